@@ -1,0 +1,55 @@
+# Everything here works from a bare python3 >= 3.11: the environment is made on the first call and stamped by the locks'
+# hash, so that later calls are quick and need no network. Another interpreter: `make PYTHON=python3.12 ...`.
+PYTHON ?= python3
+BIN := .venv/bin
+# `required` makes a missing service a failure instead of a skipped test.
+export HEADWATER_SERVICES ?= optional
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint bench lock clean environment preflight
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: environment ## make the environment and run the best example so far
+	@$(BIN)/headwater demo
+
+test: environment lint ## everything: style, types, layers, and all tests with the services they need
+	$(BIN)/pytest -m "not bench"
+
+check: environment lint ## what to run before a commit: style, types, layers and the fast tests
+	$(BIN)/pytest -m "not slow and not service and not bench" --timeout 60
+
+lint: environment
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: environment ## the long test tier and every figure: writes bench/results/*.json
+	$(BIN)/pytest -m bench --timeout 0
+	@for script in $$(grep -l '^if __name__ == "__main__"' bench/*.py); do \
+		echo "$$script"; $(BIN)/python -m bench.$$(basename $$script .py) || exit 1; \
+	done
+
+environment: preflight ## .venv, made from the locks
+	@$(PYTHON) tools/environment.py
+
+test bench: NEEDS := --services $(if $(filter required,$(HEADWATER_SERVICES)),--strict)
+preflight:
+	@$(PYTHON) tools/preflight.py $(NEEDS)
+
+# uv does not read pip's configuration, so it is handed the index; the locks themselves name none.
+lock: environment ## resolve pyproject.toml anew: versions and hashes for every platform, no index addresses
+	@index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}"; \
+	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+	compile="$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links"; \
+	$$compile pyproject.toml --group test --group lint --group types --group bench \
+		--custom-compile-command "make lock" --output-file requirements.lock && \
+	$$compile --group build --constraints requirements.lock \
+		--custom-compile-command "make lock" --output-file requirements-build.lock
+	@$(PYTHON) tools/environment.py
+
+clean: ## remove what was made, the environment too
+	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find src tests bench tools examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

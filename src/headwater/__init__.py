@@ -1,0 +1,43 @@
+"""Headwater: event streams end to end for Python teams.
+
+One package in which an append-only log is the truth. `import headwater as hw` loads nothing heavy: each public name is
+resolved when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log as Log
+    from headwater.log.log import open_log as open_log
+    from headwater.log.topic import Topic as Topic
+    from headwater.model.errors import HeadwaterError as HeadwaterError
+    from headwater.model.event import Event as Event
+    from headwater.model.position import Position as Position
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Event": "headwater.model.event",
+    "HeadwaterError": "headwater.model.errors",
+    "Log": "headwater.log.log",
+    "Position": "headwater.model.position",
+    "Topic": "headwater.log.topic",
+    "errors": "headwater.model.errors",
+    "open_log": "headwater.log.log",
+}
+__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+    module = import_module(home)
+    return module if home.endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,1 @@
+"""People at a terminal: the command line."""

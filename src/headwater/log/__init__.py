@@ -1,0 +1,1 @@
+"""The log: the append-only truth from which everything else is derived."""

@@ -1,0 +1,77 @@
+"""The catalog: the topics of a local log, one folder each, with a readable file that says what the topic is.
+
+`topics/<name>/topic` is text: a first line `headwater topic <format> <crc32c of the rest, hex>`, then JSON. It is replaced
+whole (written beside, synced, renamed). A topic's folder is made complete under a name that starts with a dot and then
+renamed, and renamed back to such a name before it is removed, so that a crash leaves a whole topic or none.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.log.disk import Disk
+from headwater.log.topic import Topic
+from headwater.model.ddl import schema_from_json, schema_to_json
+from headwater.model.errors import Damaged, FormatTooNew
+
+FORMAT = 1
+
+
+def topic_to_json(topic: Topic) -> dict[str, Any]:
+    """The topic as its file holds it."""
+    fields = {name: getattr(topic, name) for name in topic.__struct_fields__}
+    return fields | {"schemas": [schema_to_json(schema) for schema in topic.schemas]}
+
+
+def topic_from_json(fields: dict[str, Any]) -> Topic:
+    """The topic from its file."""
+    schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
+    return Topic(**(fields | {"schemas": schemas}))
+
+
+def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
+    """Replaces a readable file as a whole."""
+    body = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
+    file = disk.open(f"{path}.new", "create")
+    try:
+        file.truncate(0)
+        file.write_at(0, [f"headwater {kind} {FORMAT} {crc32c(body):08x}\n".encode("ascii"), body])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(f"{path}.new", path)
+    disk.sync_folder(path.rpartition("/")[0])
+
+
+def read_text(disk: Disk, path: str, kind: str) -> Any:
+    """What `write_text` wrote; `Damaged` where its checksum fails, `FileNotFoundError` where it is missing."""
+    file = disk.open(path)
+    try:
+        raw = file.read_at(0, file.size())
+    finally:
+        file.close()
+    first, _, body = raw.partition(b"\n")
+    words = first.split(b" ")
+    if len(words) != 4 or words[0] != b"headwater" or words[1] != kind.encode("ascii"):
+        raise _damaged(path, kind)
+    if words[2].isdigit() and int(words[2]) > FORMAT:
+        raise FormatTooNew(
+            f"{path} has format {int(words[2])}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+        )
+    if words[3] != f"{crc32c(body):08x}".encode("ascii"):
+        raise _damaged(path, kind)
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        raise _damaged(path, kind) from None
+
+
+def _damaged(path: str, kind: str) -> Damaged:
+    return Damaged(
+        f"{path} is damaged: it is not a whole {kind} file.",
+        advice="Restore this one file from a backup or a mirror; the events beside it are untouched.",
+    )

@@ -1,0 +1,297 @@
+"""The commit log: what makes an append over several partitions and topics all or nothing.
+
+Two files in the log's folder. `state` is a slot file (magic "HWLOGS") with one fact: boot id, incarnation, sequence,
+pending, end, last transaction, chain, failed. `commits` holds the commit records one after the other:
+
+    file:   magic "HWCMTS", format u16, floor u64 (every transaction up to it was decided before this file began)
+    record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of body and chain, then the body (msgpack)
+
+A transaction holds the append and sync locks of all its partitions, in a fixed order. It writes its frames behind the
+published ends, syncs them, and then, under the lock of `state`: sets `pending` to the place of its record, writes and syncs
+the record, publishes every partition's new end, and clears `pending`.
+
+Invariants:
+- the record is the decision. Until it is whole on disk nothing was published; from then on the transaction happened;
+- `pending` is set before the record is written, so whoever holds a partition's lock and finds `pending` set knows that its
+  owner is dead, and finishes the transaction (the record is whole) or forgets it (it is not);
+- a reader that finds `pending` set uses the ends from before the transaction, so it sees all of it or nothing;
+- when a record's sync fails the outcome is unknown to the disk: the partitions stay closed to appends (poisoned) until a
+  new `commits` without that record has replaced the file.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.log.disk import Disk, File
+from headwater.log.head import Mark
+from headwater.log.slots import SlotFile, create_slot_file
+from headwater.model.errors import Damaged, FormatTooNew, Poisoned, StorageError
+
+FORMAT = 1
+COMMITS_BYTES_MAX = 4 << 20
+
+_STATE_MAGIC = b"HWLOGS"
+_STATE = struct.Struct("<36sqqqqqII")
+_FILE_MAGIC = b"HWCMTS"
+_FILE = struct.Struct("<6sHQ")
+_RECORD_MAGIC = b"HWC1"
+_RECORD = struct.Struct("<4sIQII")
+
+
+class State(msgspec.Struct, frozen=True, gc=False):
+    """What the processes of one log share beside the heads. `pending` is the record's place plus one, or 0."""
+
+    boot_id: bytes
+    incarnation: int
+    sequence: int
+    pending: int
+    end: int
+    transaction: int
+    chain: int
+    failed: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One partition's share of a transaction: from offset `start` on, and the mark behind it."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    mark: Mark
+
+
+class CommitLog:
+    """The commit log of one log, opened by one process."""
+
+    def __init__(self, disk: Disk, folder: str, *, writable: bool) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._mutex = threading.RLock()
+        self._depth = 0
+        self._file: File | None = None
+        self._state = SlotFile(
+            disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=FORMAT, shapes=(_STATE,), writable=writable
+        )
+        self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of `state`; taken last, by holders of partitions' locks too."""
+        with self._mutex:
+            if self._depth == 0:
+                self._lock.lock()
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._lock.unlock()
+
+    def state(self) -> State:
+        """The shared state as it was at one moment."""
+        return State(*self._state.read(0))
+
+    def is_torn(self) -> bool:
+        """Whether the state that counts is damaged as a power loss does it: the one before it is whole."""
+        return len(self._state.read_all(0)) == 1
+
+    def set_state(self, state: State) -> None:
+        """Changes the shared state; the caller holds the lock."""
+        self._state.write(0, *msgspec.structs.astuple(state))
+
+    def next_transaction(self, now: int) -> int:
+        """A number for a new transaction, greater than all before it."""
+        with self.locked():
+            state = self.state()
+            number = max(state.transaction + 1, now)
+            self.set_state(msgspec.structs.replace(state, transaction=number))
+            return number
+
+    def commit(self, transaction: int, parts: Sequence[Part], *, publish: Callable[[Sequence[Part]], None]) -> None:
+        """Decides a transaction whose frames are written and synced, and publishes it."""
+        with self.locked():
+            self.settle(publish=publish)
+            state = self.state()
+            if state.failed:
+                raise _failed(self._folder)
+            record = _encode(transaction, parts, state.chain)
+            file = self._commits()
+            self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
+            self._disk.reach("commit: intended")
+            try:
+                file.write_at(state.end, [record])
+                self._disk.reach("commit: written")
+                file.sync()
+            except StorageError:
+                self.set_state(msgspec.structs.replace(state, failed=1))
+                raise
+            self._disk.reach("commit: recorded")
+            publish(parts)
+            self._finish(len(record), record)
+            self._disk.reach("commit: done")
+
+    def settle(self, *, publish: Callable[[Sequence[Part]], None]) -> None:
+        """Finishes or forgets what a dead process left pending. Cheap when nothing is."""
+        if not self.state().pending:
+            return
+        with self.locked():
+            state = self.state()
+            if not state.pending:
+                return
+            found = _decode(self._read_all()[state.pending - 1 :], state.chain)
+            if found is None:
+                self.set_state(msgspec.structs.replace(state, pending=0))
+                return
+            _, parts, record = found
+            try:
+                self._commits().sync()
+            except StorageError:
+                self.set_state(msgspec.structs.replace(state, pending=0, failed=1))
+                raise
+            self._disk.reach("settle: before publish")
+            publish(parts)
+            self._finish(len(record), record)
+
+    def pending_parts(self, state: State) -> Sequence[Part]:
+        """The partitions a pending transaction is publishing; readers use their ends from before it."""
+        if not state.pending:
+            return ()
+        found = _decode(self._read_all()[state.pending - 1 :], state.chain)
+        return found[1] if found else ()
+
+    def decided(self) -> tuple[int, dict[int, Sequence[Part]]]:
+        """The floor, and every recorded transaction with its parts, from the file alone."""
+        data = self._read_all()
+        floor = self._check_file(data)
+        position, chain, found = _FILE.size, 0, {}
+        while (record := _decode(data[position:], chain)) is not None:
+            transaction, parts, raw = record
+            found[transaction] = parts
+            position += len(raw)
+            chain = _chain(raw)
+        return floor, found
+
+    def begin_again(self, *, floor: int) -> None:
+        """Replaces `commits` by an empty file; the caller has synced every head and holds the lock."""
+        self._close_file()
+        create_commits(self._disk, self._folder, floor=floor)
+        state = self.state()
+        self.set_state(msgspec.structs.replace(state, pending=0, end=_FILE.size, chain=0, failed=0))
+
+    def recovered(self, *, boot_id: str, incarnation: int, floor: int) -> None:
+        """Begins again after a recovery; the boot id comes last, since it says that all is done."""
+        create_commits(self._disk, self._folder, floor=floor)
+        state = State(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
+        self.set_state(state)
+        self._state.sync()
+        self._disk.reach("recovery: begun again")
+        self.set_state(msgspec.structs.replace(state, boot_id=_boot_bytes(boot_id)))
+        self._state.sync()
+
+    def is_long(self) -> bool:
+        """Whether it is time to begin again."""
+        return self.state().end > COMMITS_BYTES_MAX
+
+    def close(self) -> None:
+        """Frees everything."""
+        self._close_file()
+        self._lock.close()
+        self._state.close()
+
+    def _finish(self, length: int, record: bytes) -> None:
+        state = self.state()
+        self.set_state(
+            msgspec.structs.replace(
+                state, sequence=state.sequence + 1, pending=0, end=state.end + length, chain=_chain(record)
+            )
+        )
+
+    def _commits(self) -> File:
+        """The file that has the name now: another process may have begun again."""
+        self._close_file()
+        self._file = self._disk.open(f"{self._folder}/commits", "write")
+        return self._file
+
+    def _read_all(self) -> bytes:
+        file = self._disk.open(f"{self._folder}/commits")
+        try:
+            return file.read_at(0, file.size())
+        finally:
+            file.close()
+
+    def _check_file(self, data: bytes) -> int:
+        path = f"{self._folder}/commits"
+        if len(data) < _FILE.size or data[:6] != _FILE_MAGIC:
+            raise Damaged(f"{path} is damaged at byte 0.", advice="Run `headwater doctor --repair`.")
+        _, version, floor = _FILE.unpack_from(data)
+        if version > FORMAT:
+            raise FormatTooNew(
+                f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+            )
+        return int(floor)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def create_state(disk: Disk, folder: str, *, boot_id: str, incarnation: int = 0, transaction: int = 0) -> None:
+    """The shared state of a new log, or of one whose state was lost."""
+    values = (_boot_bytes(boot_id), incarnation, 0, 0, _FILE.size, transaction, 0, 0)
+    create_slot_file(disk, f"{folder}/state", magic=_STATE_MAGIC, version=FORMAT, facts=((_STATE, values),))
+
+
+def create_commits(disk: Disk, folder: str, *, floor: int = 0) -> None:
+    """An empty `commits`, in place of the old one if there is one."""
+    path = f"{folder}/commits"
+    file = disk.open(f"{path}.new", "create")
+    try:
+        file.truncate(0)
+        file.write_at(0, [_FILE.pack(_FILE_MAGIC, FORMAT, floor)])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(f"{path}.new", path)
+    disk.sync_folder(folder)
+
+
+def _boot_bytes(boot_id: str) -> bytes:
+    return boot_id.encode("ascii")[:36].ljust(36, b"\0")
+
+
+def _encode(transaction: int, parts: Sequence[Part], chain: int) -> bytes:
+    body = msgspec.msgpack.encode(list(parts))
+    crc = crc32c(body, chain)
+    return _RECORD.pack(_RECORD_MAGIC, len(body), transaction, chain, crc) + body
+
+
+def _decode(data: bytes, chain: int) -> tuple[int, Sequence[Part], bytes] | None:
+    """The first record in the data, or None where no whole one with the right chain stands."""
+    if len(data) < _RECORD.size:
+        return None
+    magic, length, transaction, before, crc = _RECORD.unpack_from(data)
+    body = data[_RECORD.size : _RECORD.size + length]
+    if magic != _RECORD_MAGIC or len(body) != length or before != chain or crc32c(body, chain) != crc:
+        return None
+    return transaction, msgspec.msgpack.decode(body, type=tuple[Part, ...]), data[: _RECORD.size + length]
+
+
+def _chain(record: bytes) -> int:
+    return int(_RECORD.unpack_from(record)[4])
+
+
+def _failed(folder: str) -> Poisoned:
+    return Poisoned(
+        f"The commit log of {folder} could not be synced before.",
+        advice="Check the disk, then open the log again: it is checked and takes transactions again.",
+    )

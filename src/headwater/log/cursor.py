@@ -1,0 +1,186 @@
+"""A cursor: a place in one local partition from which a reader goes on, through segments of both kinds.
+
+It never looks behind the end it is given, so it needs no lock: everything before a published end is whole and never
+changes. A segment may be sealed (replaced by another file with the same events) while it is read; the mapped file stays
+valid, and a file that vanished before it was opened is looked for again.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.log.disk import Disk
+from headwater.log.frame import damaged
+from headwater.log.partition import Partition
+from headwater.log.sealed import Sealed
+from headwater.log.segment import Segment
+from headwater.log.store import Chunk, TimeKind
+from headwater.log.topic import Topic
+from headwater.model.errors import Damaged
+
+_LOOKS_MAX = 5
+
+
+class Partitions(Protocol):
+    """What a cursor needs of its store."""
+
+    @property
+    def disk(self) -> Disk:
+        """The disk below."""
+
+    def topic(self, name: str) -> Topic:
+        """A topic as this process knows it."""
+
+    def refresh(self, name: str) -> Topic:
+        """A topic from its file."""
+
+    def partition(self, name: str, number: int) -> Partition:
+        """A partition, opened."""
+
+
+class LocalCursor:
+    """A cursor in a local partition."""
+
+    def __init__(self, store: Partitions, name: str, number: int, *, offset: int) -> None:
+        self.offset = offset
+        self._store = store
+        self._name = name
+        self._number = number
+        self._segment: Segment | Sealed | None = None
+        self._place = 0
+        self._rest: Chunk | None = None
+
+    def read(self, end: int, *, events_max: int) -> list[Chunk]:
+        """The next events below the offset `end`, at most `events_max`."""
+        chunks = []
+        while self.offset < end and events_max > 0:
+            chunk = self._rest or self._next()
+            stop = min(chunk.end_offset, end, self.offset + events_max)
+            self._rest = chunk if stop < chunk.end_offset else None
+            if self.offset != chunk.base_offset or stop != chunk.end_offset:
+                chunk = chunk.slice(self.offset, stop)
+            chunks.append(chunk)
+            events_max -= stop - self.offset
+            self.offset = stop
+        return chunks
+
+    def _next(self) -> Chunk:
+        """The whole chunk that holds the offset."""
+        for _ in range(_LOOKS_MAX):
+            if self._segment is None:
+                self._segment = open_segment(self._store, self._name, self._number, self.offset)
+                self._place = _find(self._segment, self.offset, self._store.partition(self._name, self._number))
+            found = self._read(self._segment)
+            if found is not None:
+                chunk, self._place = found
+                if not chunk.base_offset <= self.offset < chunk.end_offset:
+                    break
+                return chunk
+            behind, self._segment = self._segment, None
+            behind.close()
+        raise damaged(
+            self._segment.path if self._segment else self._store.partition(self._name, self._number).folder,
+            self._place,
+            f"event {self.offset} is not where it should be",
+        )
+
+    def _read(self, segment: Segment | Sealed) -> tuple[Chunk, int] | None:
+        topic = self._store.topic(self._name)
+        try:
+            return segment.read(self._place, topic=topic, partition=self._number)
+        except Damaged:
+            fresh = self._store.refresh(self._name)
+            if fresh.schema_id == topic.schema_id:
+                raise
+            return segment.read(self._place, topic=fresh, partition=self._number)
+
+
+def open_segment(store: Partitions, name: str, number: int, offset: int) -> Segment | Sealed:
+    """The segment that holds an offset."""
+    partition = store.partition(name, number)
+    for _ in range(_LOOKS_MAX):
+        active = partition.visible().base
+        try:
+            if offset >= active:
+                return Segment(store.disk, partition.folder, active)
+            bases = segments(store.disk, partition.folder)
+            base = max((base for base in bases if base <= offset), default=None)
+            if base is None:
+                break
+            return bases[base](store.disk, partition.folder, base)
+        except FileNotFoundError:
+            continue
+    raise damaged(partition.folder, 0, f"no segment holds event {offset}")
+
+
+def segments(disk: Disk, folder: str) -> dict[int, type[Segment] | type[Sealed]]:
+    """The base offsets of all segments and what kind each is; a sealed one stands for its frames."""
+    found: dict[int, type[Segment] | type[Sealed]] = {}
+    for name in disk.names(folder):
+        base, _, kind = name.partition(".")
+        if kind == "arrow":
+            found[int(base)] = Sealed
+        elif kind == "frames":
+            found.setdefault(int(base), Segment)
+    return found
+
+
+def offset_at(store: Partitions, name: str, number: int, *, time: int, by: TimeKind) -> int:
+    """The first offset whose event (or append) time is at or after `time`, among visible events; the end if none is."""
+    topic = store.topic(name)
+    by = by if topic.time is not None else "appended"
+    partition = store.partition(name, number)
+    end = partition.visible().end
+    kinds = segments(store.disk, partition.folder)
+    bases = sorted(base for base in kinds if base < end)
+    low, high = 0, len(bases)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _reached_before(kinds[bases[middle]](store.disk, partition.folder, bases[middle]), by) >= time:
+            high = middle
+        else:
+            low = middle
+    for base in bases[low : low + 2]:
+        segment = kinds[base](store.disk, partition.folder, base)
+        place = _place_at(segment, partition, time, by)
+        if place is not None and (found := segment.read(place, topic=topic, partition=number)) is not None:
+            chunk = found[0]
+            return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
+    return end
+
+
+def _find(segment: Segment | Sealed, offset: int, partition: Partition) -> int:
+    if isinstance(segment, Sealed):
+        return segment.find(offset)
+    return segment.find(offset, end=_end_position(segment, partition))
+
+
+def _end_position(segment: Segment, partition: Partition) -> int:
+    mark = partition.visible()
+    return mark.position if mark.base == segment.base else segment.size()
+
+
+def _reached_before(segment: Segment | Sealed, by: TimeKind) -> int:
+    """The greatest time the partition had reached when the segment began."""
+    if isinstance(segment, Segment):
+        return segment.header.running if by == "time" else segment.header.appended
+    first = segment.batches[0]
+    return first.running_before if by == "time" else first.appended_min - 1
+
+
+def _place_at(segment: Segment | Sealed, partition: Partition, time: int, by: TimeKind) -> int | None:
+    column = "running" if by == "time" else "appended"
+    if isinstance(segment, Sealed):
+        return segment.batch_at(time, by=column)
+    return segment.index(end=_end_position(segment, partition)).position_at(time, by=column)
+
+
+def _first_row(chunk: Chunk, topic: Topic, time: int, by: TimeKind) -> int:
+    if by == "appended" and chunk.appended is not None:
+        return 0
+    column = chunk.batch.column(topic.time if by == "time" and topic.time else "_appended")
+    times = np.asarray(column.cast(pa.int64()).fill_null(-(2**63)))
+    return int(np.argmax(times >= time))

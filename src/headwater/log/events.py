@@ -1,0 +1,126 @@
+"""Chunks as readers want them: `Event` objects, or Arrow batches with the columns that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.log.rows import to_values
+from headwater.log.store import Chunk
+from headwater.log.topic import Topic
+from headwater.model.errors import InvalidInput
+from headwater.model.event import Event
+from headwater.model.schema import HEADERS
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_OPTIONAL = ("_headers", "_deleted", "_appended")
+
+
+def to_events(chunk: Chunk, topic: Topic) -> list[Event]:
+    """The events of a chunk, in order."""
+    batch = chunk.batch
+    names = batch.schema.names
+    count = batch.num_rows
+    appended = _appended_us(chunk)
+    keys = batch.column(topic.key).to_pylist() if topic.key else repeat(None)
+    deleted = batch.column("_deleted").to_pylist() if "_deleted" in names else None
+    if topic.has_schema:
+        values: list[Any] = to_values(batch.select(topic.schema.names))
+        if deleted is not None:
+            values = [None if gone else value for value, gone in zip(values, deleted, strict=True)]
+    else:
+        values = batch.column("value").to_pylist()
+    times = _times_us(batch, topic, appended)
+    headers: Any = repeat(None)
+    if "_headers" in names:
+        headers = [None if pairs is None else dict(pairs) for pairs in batch.column("_headers").to_pylist()]
+    offsets = range(chunk.base_offset, chunk.base_offset + count)
+    return list(
+        map(Event, keys, values, times, appended, repeat(topic.name), repeat(chunk.partition), offsets, headers)
+    )
+
+
+def output_schema(topic: Topic, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of Arrow batches with these columns; all of the topic's own where none are named."""
+    if columns is None:
+        return topic.schema
+    fields = []
+    for name in columns:
+        field = _meta_field(topic, name)
+        if field is None:
+            known = ", ".join([*topic.schema.names, "_key", "_time", "_appended", "_partition", "_offset", "_topic"])
+            raise InvalidInput(
+                f"Topic {topic.name!r} has no column {name!r}.", advice=f"Choose from {known}, _headers, _deleted."
+            )
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def to_batch_of(chunk: Chunk, topic: Topic, schema: pa.Schema) -> pa.RecordBatch:
+    """The chunk's events with the columns of `schema` (see `output_schema`)."""
+    batch = chunk.batch
+    if schema is topic.schema and batch.num_columns == len(schema):
+        return batch
+    return pa.RecordBatch.from_arrays([_column(chunk, topic, field) for field in schema], schema=schema)
+
+
+def _column(chunk: Chunk, topic: Topic, field: pa.Field) -> pa.Array:
+    batch, count = chunk.batch, chunk.batch.num_rows
+    match field.name:
+        case "_offset":
+            return pa.array(np.arange(chunk.base_offset, chunk.base_offset + count, dtype=np.int64))
+        case "_partition":
+            return pa.array(np.full(count, chunk.partition, dtype=np.int32))
+        case "_topic":
+            return pa.repeat(pa.scalar(topic.name), count)
+        case "_key":
+            return batch.column(topic.key) if topic.key else pa.nulls(count, field.type)
+        case "_time" if topic.time is not None:
+            return batch.column(topic.time).cast(_TIMESTAMP)
+        case "_appended" | "_time":
+            if chunk.appended is None:
+                return batch.column("_appended")
+            return pa.array(np.full(count, chunk.appended, dtype=np.int64)).cast(_TIMESTAMP)
+        case "_headers" | "_deleted" if field.name not in batch.schema.names:
+            return pa.repeat(pa.scalar(False), count) if field.name == "_deleted" else pa.nulls(count, field.type)
+        case "_deleted":
+            return batch.column("_deleted").fill_null(False)
+    return batch.column(field.name)
+
+
+def _meta_field(topic: Topic, name: str) -> pa.Field | None:
+    if name in topic.schema.names:
+        return topic.schema.field(name)
+    key = topic.schema.field(topic.key).type if topic.key else pa.binary()
+    fields = {
+        "_key": pa.field("_key", key),
+        "_time": pa.field("_time", _TIMESTAMP),
+        "_appended": pa.field("_appended", _TIMESTAMP),
+        "_partition": pa.field("_partition", pa.int32()),
+        "_offset": pa.field("_offset", pa.int64()),
+        "_topic": pa.field("_topic", pa.string()),
+        "_headers": HEADERS,
+        "_deleted": pa.field("_deleted", pa.bool_()),
+    }
+    return fields.get(name)
+
+
+def _appended_us(chunk: Chunk) -> Any:
+    """The append time of each event; without end where all have the same."""
+    if chunk.appended is not None:
+        return repeat(chunk.appended)
+    return chunk.batch.column("_appended").cast(pa.int64()).to_pylist()
+
+
+def _times_us(batch: pa.RecordBatch, topic: Topic, appended: Any) -> Any:
+    if topic.time is None:
+        return appended
+    column = batch.column(topic.time)
+    times = column.cast(pa.int64()).to_pylist()
+    if column.null_count:
+        return [log if time is None else time for time, log in zip(times, appended, strict=False)]
+    return times

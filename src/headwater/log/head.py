@@ -1,0 +1,103 @@
+"""A partition's head: how far it is written and how far it is on disk, shared by all processes.
+
+Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned` and `deleted`. The
+first two are marks: a place between two frames, with all that is needed to go on from there.
+
+Invariants:
+- `written` and `deleted` change only under the partition's append lock, `durable` and `poisoned` under its sync lock;
+- `durable.end` never passes what fdatasync has covered. It may therefore be believed even after a power loss, whichever
+  version of this page reached the disk; `written` may not;
+- readers see events below `durable.end` (below `written.end` with `durability="os"`), and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from headwater.log.disk import Disk
+from headwater.log.frame import NO_TIME
+from headwater.log.slots import SlotFile, create_slot_file
+
+FORMAT = 1
+
+_MAGIC = b"HWHEAD"
+_MARK = struct.Struct("<qqqqqI")
+_FLAG = struct.Struct("<Q")
+_SHAPES = (_MARK, _MARK, _FLAG, _FLAG)
+_WRITTEN, _DURABLE, _POISONED, _DELETED = range(4)
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """A place between two frames: offsets below `end` lie before it, the next frame goes to `position` of segment `base`.
+
+    `running` is the greatest event time so far, `appended` the last append time, `chain` the last header's checksum.
+    """
+
+    end: int = 0
+    base: int = 0
+    position: int = 0
+    running: int = NO_TIME
+    appended: int = 0
+    chain: int = 0
+
+
+class Head:
+    """The mapped head of one partition."""
+
+    def __init__(self, disk: Disk, path: str, *, writable: bool = True) -> None:
+        self._facts = SlotFile(disk, path, magic=_MAGIC, format_max=FORMAT, shapes=_SHAPES, writable=writable)
+
+    def written(self) -> Mark:
+        """How far the partition is written."""
+        return Mark(*self._facts.read(_WRITTEN))
+
+    def durable(self) -> Mark:
+        """How far the partition is on disk."""
+        return Mark(*self._facts.read(_DURABLE))
+
+    def durable_after_power_loss(self) -> Mark | None:
+        """The furthest durable mark that is whole: each one was true when it was written, and stays true."""
+        return max(
+            (Mark(*values) for values in self._facts.read_all(_DURABLE)), key=lambda mark: mark.end, default=None
+        )
+
+    def is_poisoned(self) -> bool:
+        """Whether an fsync has failed since the partition was last opened and checked."""
+        return bool(self._facts.read(_POISONED)[0])
+
+    def is_deleted(self) -> bool:
+        """Whether the topic was deleted while this head was open."""
+        return bool(self._facts.read(_DELETED)[0])
+
+    def publish_written(self, mark: Mark) -> None:
+        """Publishes what was written; the caller holds the append lock."""
+        self._facts.write(_WRITTEN, *msgspec.structs.astuple(mark))
+
+    def publish_durable(self, mark: Mark) -> None:
+        """Publishes what is on disk; the caller holds the sync lock."""
+        self._facts.write(_DURABLE, *msgspec.structs.astuple(mark))
+
+    def set_poisoned(self, *, poisoned: bool) -> None:
+        """The caller holds the sync lock."""
+        self._facts.write(_POISONED, int(poisoned))
+
+    def set_deleted(self) -> None:
+        """The caller holds the append lock."""
+        self._facts.write(_DELETED, 1)
+
+    def sync(self) -> None:
+        """Returns when the head itself is on disk."""
+        self._facts.sync()
+
+    def close(self) -> None:
+        """Ends the mapping."""
+        self._facts.close()
+
+
+def create_head(disk: Disk, path: str, mark: Mark) -> None:
+    """A new head, written and durable up to the mark."""
+    values = msgspec.structs.astuple(mark)
+    facts = ((_MARK, values), (_MARK, values), (_FLAG, (0,)), (_FLAG, (0,)))
+    create_slot_file(disk, path, magic=_MAGIC, version=FORMAT, facts=facts)

@@ -1,0 +1,86 @@
+"""An index: where the frames of a closed segment stand, by offset and by time.
+
+Format of `<base offset>.index`: magic "HWINDX", format u16, entries u64, crc32c u32 of the entries, then 40 bytes an
+entry (offset, position, end position, greatest event time of the partition so far, append time; i64 each).
+
+An index is never trusted beyond its checksum and can be deleted at any time: it is built again from the frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from headwater.log.disk import Disk
+from headwater.log.frame import Frame
+
+FORMAT = 1
+
+_MAGIC = b"HWINDX"
+_HEADER = struct.Struct("<6sHQI")
+_ENTRY = np.dtype([("offset", "<i8"), ("position", "<i8"), ("end", "<i8"), ("running", "<i8"), ("appended", "<i8")])
+
+
+class Index:
+    """The frames of one segment, in order."""
+
+    def __init__(self, entries: Any) -> None:
+        self.entries = entries
+
+    @property
+    def end(self) -> int:
+        """The position behind the last frame."""
+        return int(self.entries["end"][-1]) if len(self.entries) else 0
+
+    def find(self, offset: int) -> int:
+        """The position of the frame that holds the offset, or the end position."""
+        place = int(np.searchsorted(self.entries["offset"], offset, side="right")) - 1
+        return int(self.entries["position"][max(place, 0)]) if len(self.entries) else 0
+
+    def position_at(self, time: int, *, by: str) -> int | None:
+        """The position of the first frame that reaches a time, or None; `by` is "running" or "appended"."""
+        place = int(np.searchsorted(self.entries[by], time, side="left"))
+        return int(self.entries["position"][place]) if place < len(self.entries) else None
+
+
+def build_index(found: Iterable[tuple[int, Frame]]) -> Index:
+    """An index of the frames a scan has found."""
+    rows = [
+        (frame.base_offset, position, position + frame.stride, frame.running_after, frame.appended)
+        for position, frame in found
+    ]
+    return Index(np.array(rows, dtype=_ENTRY))
+
+
+def save_index(disk: Disk, path: str, index: Index) -> None:
+    """Writes the index beside its path and moves it there."""
+    data = index.entries.tobytes()
+    file = disk.open(f"{path}.new", "create")
+    try:
+        file.write_at(0, [_HEADER.pack(_MAGIC, FORMAT, len(index.entries), crc32c(data)), data])
+    finally:
+        file.close()
+    disk.rename(f"{path}.new", path)
+
+
+def load_index(disk: Disk, path: str) -> Index | None:
+    """The saved index, or None where there is none that can be believed."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        raw = file.read_at(0, file.size())
+    finally:
+        file.close()
+    if len(raw) < _HEADER.size:
+        return None
+    magic, version, count, crc = _HEADER.unpack_from(raw)
+    data = raw[_HEADER.size :]
+    if magic != _MAGIC or version != FORMAT or len(data) != count * _ENTRY.itemsize or crc32c(data) != crc:
+        return None
+    return Index(np.frombuffer(data, dtype=_ENTRY))

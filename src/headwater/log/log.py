@@ -1,0 +1,350 @@
+"""The log as users see it, on any store, and `open_log`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+
+from headwater.log.disk import Disk
+from headwater.log.events import output_schema, to_batch_of
+from headwater.log.placement import key_bytes, partitions_of, split
+from headwater.log.producer import Producer
+from headwater.log.reader import Reader, Start
+from headwater.log.rows import to_batch
+from headwater.log.store import Store, TimeKind, Write
+from headwater.log.table import Newest
+from headwater.log.topic import Durability, Topic, check_name, check_topic
+from headwater.model.clock import Clock, duration_us, system_clock, time_us
+from headwater.model.errors import EventTooLarge, InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
+
+SEGMENT_BYTES = 64 << 20
+EVENT_BYTES_MAX = 8 << 20
+PARTITIONS = 4
+FUTURE_MAX = "1 day"
+
+_SCAN_EVENTS = 1 << 20
+
+
+def open_log(
+    url: str,
+    *,
+    durability: Durability = "fsync",
+    create: bool = True,
+    read_only: bool = False,
+    disk: Disk | None = None,
+    clock: Clock = system_clock,
+) -> Log:
+    """Opens a log: a folder (`./data` or `file:///…`), or `memory://`.
+
+    `durability` is what topics created through this handle get by default: "fsync" (acknowledged means on disk) or "os"
+    (acknowledged means with the operating system: it survives any crash of a process, not a power loss).
+    """
+    scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
+    if not rest and scheme != "memory":
+        raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
+    match scheme:
+        case "file":
+            from headwater.log.local import LocalStore
+
+            return Log(LocalStore(rest, disk=disk, clock=clock, create=create, read_only=read_only), durability, clock)
+        case "memory":
+            from headwater.log.memory import MemoryStore
+
+            return Log(MemoryStore(clock=clock), durability, clock)
+    raise Unsupported(f"There is no log of the kind {scheme!r}.", advice="Use a folder, file:// or memory://.")
+
+
+class Log:
+    """Topics of events; the truth from which everything else is derived."""
+
+    def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
+        self._store = store
+        self._durability = durability
+        self._clock = clock
+        self._sticky = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._store.url
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        schema: str | pa.Schema | type | None = None,
+        *,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: str | timedelta = "0 seconds",
+        future_max: str | timedelta = FUTURE_MAX,
+        partitions: int = PARTITIONS,
+        durability: Durability | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        event_bytes_max: int = EVENT_BYTES_MAX,
+        exist_ok: bool = False,
+    ) -> Topic:
+        """Makes a topic. Without a schema its events are bytes, with an optional key of bytes."""
+        columns = BYTES_SCHEMA if schema is None else to_arrow_schema(schema)
+        if schema is not None and key in columns.names:
+            key_bytes(pa.array([], columns.field(key).type))
+        topic = check_topic(
+            Topic(
+                name=check_name(name),
+                id=uuid.uuid4().hex,
+                schemas=(columns,),
+                has_schema=schema is not None,
+                key="key" if schema is None else key,
+                time=time,
+                lateness_us=duration_us(lateness),
+                future_us=duration_us(future_max),
+                partitions=partitions,
+                durability=durability or self._durability,
+                segment_bytes=segment_bytes,
+                event_bytes_max=event_bytes_max,
+                created=self._clock(),
+            )
+        )
+        try:
+            return self._store.create(topic)
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return self._store.topic(name)
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        schema: str | pa.Schema | type | None = None,
+        lateness: str | timedelta | None = None,
+        future_max: str | timedelta | None = None,
+        event_bytes_max: int | None = None,
+    ) -> Topic:
+        """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls."""
+        topic = self._store.refresh(check_name(name))
+        changes: dict[str, Any] = {}
+        if schema is not None:
+            if not topic.has_schema:
+                raise InvalidInput(
+                    f"Topic {name!r} carries bytes and cannot get a schema.", advice="Create another topic."
+                )
+            wider = widen(topic.schema, to_arrow_schema(schema), key=topic.key)
+            if wider != topic.schema:
+                changes["schemas"] = (*topic.schemas, wider)
+        if lateness is not None:
+            changes["lateness_us"] = duration_us(lateness)
+        if future_max is not None:
+            changes["future_us"] = duration_us(future_max)
+        if event_bytes_max is not None:
+            changes["event_bytes_max"] = event_bytes_max
+        return self._store.replace(check_topic(msgspec.structs.replace(topic, **changes)))
+
+    def delete_topic(self, name: str) -> None:
+        """Removes a topic with all its events."""
+        self._store.delete(check_name(name))
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return self._store.topics()
+
+    def topic(self, name: str) -> Topic:
+        """What a topic is."""
+        return self._store.topic(check_name(name))
+
+    def offsets(self, topic: str) -> dict[int, range]:
+        """The offsets each partition holds."""
+        bounds = self._store.bounds([self.topic(topic).name])
+        return {number: range(bound.first, bound.end) for (_, number), bound in bounds.items()}
+
+    def offsets_at(self, topic: str, time: datetime | str | int, *, by: TimeKind = "time") -> dict[int, int]:
+        """In each partition the first offset at or after a time; the end where there is none."""
+        at = time_us(time)
+        return {
+            number: self._store.offset_at(topic, number, time=at, by=by)
+            for number in range(self.topic(topic).partitions)
+        }
+
+    # Writing
+
+    def append(self, topic: str, rows: Any, *, atomic: bool = False) -> dict[int, range]:
+        """Appends many events at once: dicts, an Arrow table or batch, a pandas or Polars frame.
+
+        Returns the offsets given in each partition once all are durable. The events of each partition become visible
+        together; with `atomic` those of all partitions do.
+        """
+        writes = self._writes(topic, rows)
+        if atomic:
+            return {
+                write.partition: span for write, span in zip(writes, self._store.write_atomically(writes), strict=True)
+            }
+        outcomes = self._store.write(writes)
+        stored = {w.partition: span for w, span in zip(writes, outcomes, strict=True) if isinstance(span, range)}
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                if stored:
+                    outcome.add_note(f"Partition {write.partition} refused; stored before that: {stored}.")
+                raise outcome
+        return stored
+
+    def transaction(self) -> Transaction:
+        """Appends to several topics that happen together or not at all: `with log.transaction() as tx: tx.append(…)`."""
+        return Transaction(self)
+
+    def producer(
+        self, *, id: str | None = None, linger_ms: float = 5.0, batches_max: int = 4, retry_s: float = 30.0
+    ) -> Producer:
+        """Sends single events in batches. With an `id` it resumes where the last producer of that id ended, and fences it."""
+        return Producer(self._store, id=id, linger_ms=linger_ms, batches_max=batches_max, retry_s=retry_s)
+
+    # Reading
+
+    def reader(
+        self, topic: str | Sequence[str], *, start: Start = "earliest", columns: Sequence[str] | None = None
+    ) -> Reader:
+        """Follows one or more topics from a place of its own."""
+        names = [topic] if isinstance(topic, str) else list(topic)
+        return Reader(self._store, [self.topic(name).name for name in names], start=start, columns=columns)
+
+    def read(
+        self,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        end: Start = "latest",
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """All events between two places, partition after partition, as one table."""
+        return self.scan(topic, start=start, end=end, columns=columns).read_all()
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        start: Start = "earliest",
+        end: Start = "latest",
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatchReader:
+        """All events between two places as a stream of batches, for topics of any size."""
+        described = self.topic(topic)
+        schema = output_schema(described, columns)
+        ends = {place.partition: place.offset for place in Reader(self._store, [topic], start=end).positions()}
+        starts = {place.partition: place.offset for place in Reader(self._store, [topic], start=start).positions()}
+        return pa.RecordBatchReader.from_batches(schema, self._batches(described, schema, starts, ends))
+
+    def table(self, topic: str, *, as_of: datetime | str | int | None = None) -> pa.Table:
+        """The newest row of each key, without those that were deleted; `as_of` an event time."""
+        described = self.topic(topic)
+        newest = Newest(described, as_of=None if as_of is None else time_us(as_of))
+        for batch in self.scan(topic, columns=newest.columns):
+            newest.add(batch)
+        return newest.table()
+
+    # Everything else
+
+    def seal(self, topic: str) -> int:
+        """Turns closed segments into standard Arrow files now; it happens by itself a while after they are closed."""
+        return self._store.seal(self.topic(topic).name)
+
+    @property
+    def store(self) -> Store:
+        """The store below."""
+        return self._store
+
+    def counters(self) -> Mapping[str, int]:
+        """What this handle has done so far: frames, bytes, fdatasyncs, rolls, duplicates …"""
+        return self._store.counters()
+
+    def close(self) -> None:
+        """Frees everything."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _writes(self, name: str, rows: Any) -> list[Write]:
+        topic = self.topic(name)
+        try:
+            batch = to_batch(rows, topic.schema)
+        except SchemaMismatch:
+            topic, before = self._store.refresh(name), topic
+            if topic.schema_id == before.schema_id:
+                raise
+            batch = to_batch(rows, topic.schema)
+        _check_size(batch, topic, 0)
+        if topic.key is None:
+            self._sticky += 1
+            placed = [(self._sticky % topic.partitions, batch)] if batch.num_rows else []
+        else:
+            placement = partitions_of(key_bytes(batch.column(topic.key)), topic.partitions)
+            if batch.num_rows and placement.min() < 0:
+                self._sticky += 1
+                placement[placement < 0] = self._sticky % topic.partitions
+            placed = split(batch, placement, topic.partitions)
+        return [Write(topic, partition, part) for partition, part in placed]
+
+    def _batches(
+        self, topic: Topic, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int]
+    ) -> Iterator[pa.RecordBatch]:
+        for partition, start in starts.items():
+            cursor = self._store.cursor(topic.name, partition, offset=start)
+            while chunks := cursor.read(ends[partition], events_max=_SCAN_EVENTS):
+                for chunk in chunks:
+                    yield to_batch_of(chunk, topic, schema)
+
+
+class Transaction:
+    """Appends that become visible together when the block ends, or not at all."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._writes: list[Write] = []
+        self.offsets: dict[str, dict[int, list[range]]] = {}
+
+    def append(self, topic: str, rows: Any) -> None:
+        """Adds events to the transaction; nothing is written before it commits."""
+        self._writes += self._log._writes(topic, rows)
+
+    def commit(self) -> None:
+        """Appends everything."""
+        writes, self._writes = self._writes, []
+        if not writes:
+            return
+        for write, span in zip(writes, self._log.store.write_atomically(writes), strict=True):
+            self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+
+
+def _check_size(batch: pa.RecordBatch, topic: Topic, first: int) -> None:
+    """Refuses an event that is too large, found by halving: a batch that is small as a whole costs nothing."""
+    if batch.nbytes <= topic.event_bytes_max or batch.num_rows == 0:
+        return
+    if batch.num_rows == 1:
+        raise EventTooLarge(
+            f"Event {first} of the batch has {batch.nbytes:,} bytes; topic {topic.name!r} takes {topic.event_bytes_max:,}.",
+            advice="Store large content elsewhere and send its address, or raise event_bytes_max.",
+        )
+    half = batch.num_rows // 2
+    _check_size(batch.slice(0, half), topic, first)
+    _check_size(batch.slice(half), topic, first + half)

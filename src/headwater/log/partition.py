@@ -1,0 +1,405 @@
+"""A partition: a totally ordered part of a topic, appended to and read by many processes without a server.
+
+A folder with `head` (see `head`), `lock`, `sync` and `seal` (lock files, never replaced) and segments. A writer takes the
+append lock, writes its frames where the head says, publishes `written`, and lets go. fdatasync happens outside that lock,
+under the sync lock, and covers whatever anybody has written so far: one sync serves all who wait.
+
+Invariants:
+- a frame is written only at `written.position`; what a dead writer left there is overwritten, and can never be taken for
+  a continuation because frames are chained;
+- lock order is append before sync, and partitions in the order of (topic, number); a holder of a sync lock takes no other;
+- threads of one process exclude each other by mutexes first, since a file lock belongs to the process's file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from headwater.log import frame as frames
+from headwater.log.disk import Disk, File
+from headwater.log.frame import NO_PRODUCER, Payload
+from headwater.log.head import Head, Mark, create_head
+from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, encode_header, segment_name
+from headwater.log.topic import Topic
+from headwater.model.clock import Clock
+from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
+
+_ROOM_FIRST = 64 << 10
+
+
+class Partition:
+    """One partition opened by one process."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        topic: Topic,
+        number: int,
+        clock: Clock,
+        counters: Counter[str],
+        settle: Callable[[], None],
+        rolled: Callable[[], None],
+        writable: bool,
+    ) -> None:
+        self.folder = folder
+        self.topic = topic
+        self.number = number
+        self._disk = disk
+        self._clock = clock
+        self._counters = counters
+        self._settle = settle
+        self._rolled = rolled
+        self._append_mutex = threading.Lock()
+        self._sync_mutex = threading.Lock()
+        self._head = Head(disk, f"{folder}/head", writable=writable)
+        self._lock_file = disk.open(f"{folder}/lock", "write" if writable else "read")
+        self._sync_file = disk.open(f"{folder}/sync", "write" if writable else "read")
+        self._active: tuple[int, File] | None = None
+        self._room = 0
+        self._producers: dict[bytes, ProducerSequence] = {}
+        self._producers_mark: tuple[int, int] = (-1, 0)
+
+    # What readers ask
+
+    def visible(self) -> Mark:
+        """How far readers see."""
+        return self._head.written() if self.topic.durability == "os" else self._head.durable()
+
+    def written(self) -> Mark:
+        """How far it is written."""
+        return self._head.written()
+
+    def durable_base(self) -> int:
+        """Where the newest segment begins; all before it are closed and whole on disk."""
+        return self._head.durable().base
+
+    def is_poisoned(self) -> bool:
+        """Whether an fsync has failed since it was last opened and checked."""
+        return self._head.is_poisoned()
+
+    # What writers do
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """Holds the append lock, with every dead transaction settled and the partition fit to be written."""
+        with self._append_mutex:
+            self._lock_file.lock()
+            try:
+                self._settle()
+                if self._head.is_deleted():
+                    raise TopicNotFound(
+                        f"Topic {self.topic.name!r} was deleted while it was open.", advice="Create it again."
+                    )
+                if self._head.is_poisoned():
+                    raise self._poisoned()
+                yield
+            finally:
+                self._lock_file.unlock()
+
+    @contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Holds the sync lock."""
+        with self._sync_mutex:
+            self._sync_file.lock()
+            try:
+                yield
+            finally:
+                self._sync_file.unlock()
+
+    def append(self, payloads: Sequence[Payload], *, epoch: Callable[[], int] | None = None) -> range:
+        """Writes payloads as frames and publishes them; they are durable once `sync_to` their end has returned.
+
+        All payloads carry the stamps of one producer. A batch that is stored already is not stored again: its offsets are
+        given as they were. `epoch` reads the producer's present epoch; a stale producer is fenced.
+        """
+        with self.appending():
+            stamp = payloads[0].stamp
+            if stamp.producer != NO_PRODUCER:
+                if epoch is not None and epoch() != stamp.epoch:
+                    raise Fenced(
+                        f"Producer epoch {stamp.epoch} was replaced by {epoch()} in {self.where()}.",
+                        advice="Another producer with the same id took over; close this one.",
+                    )
+                stored = self._stored_before(payloads, foreign=epoch is not None)
+                if stored is not None:
+                    return stored
+            mark = self._head.written()
+            after = self.stage(payloads)
+            self._disk.reach("append: written")
+            self._head.publish_written(after)
+            self._disk.reach("append: published")
+            return range(mark.end, after.end)
+
+    def stage(self, payloads: Sequence[Payload], *, transaction: int = 0) -> Mark:
+        """Writes payloads as frames behind the published end, without publishing.
+
+        The caller holds the append lock, and the sync lock too if it is a transaction.
+        """
+        mark = self._head.written()
+        total = sum(payload.stride for payload in payloads)
+        if mark.position + total > self.topic.segment_bytes and mark.end > mark.base:
+            if transaction:
+                mark = self._roll(mark)
+            else:
+                with self.syncing():
+                    mark = self._roll(mark)
+        file = self._active_file(mark.base)
+        self._make_room(file, mark.position + total)
+        appended = max(self._clock(), mark.appended)
+        buffers: list[object] = []
+        after = mark
+        for payload in payloads:
+            header, frame = frames.encode(
+                payload,
+                base_offset=after.end,
+                running=after.running,
+                future_us=self.topic.future_us,
+                appended=appended,
+                chain=after.chain,
+                transaction=transaction,
+            )
+            buffers += (header, payload.data, frames.padding(payload.data.size))
+            after = Mark(
+                end=frame.end_offset,
+                base=mark.base,
+                position=after.position + frame.stride,
+                running=frame.running_after,
+                appended=appended,
+                chain=frame.header_crc,
+            )
+        self._disk.reach("append: locked")
+        file.write_at(mark.position, buffers)
+        self._counters["frames"] += len(payloads)
+        self._counters["bytes"] += total
+        if not transaction:
+            self._remember(payloads, mark, after)
+        return after
+
+    def sync_to(self, end: int) -> None:
+        """Returns when everything below the offset `end` is on disk, through this process's fdatasync or another's."""
+        if self.topic.durability == "os" or self._head.durable().end >= end:
+            return
+        with self._sync_mutex:
+            if self._head.durable().end >= end:
+                return
+            self._sync_file.lock()
+            try:
+                if self._head.durable().end < end:
+                    self.sync_written()
+            finally:
+                self._sync_file.unlock()
+
+    def sync_written(self) -> None:
+        """fdatasync, and publishes as durable what was written before it; the caller holds the sync lock."""
+        if self._head.is_poisoned():
+            raise self._poisoned()
+        mark = self._head.written()
+        self.sync_file(mark.base)
+        self._disk.reach("sync: done")
+        self._head.publish_durable(mark)
+        self._disk.reach("sync: published")
+
+    def sync_file(self, base: int) -> None:
+        """fdatasync of a segment; a failure poisons the partition. The caller holds the sync lock."""
+        try:
+            self._active_file(base).sync()
+        except StorageError as error:
+            self._head.set_poisoned(poisoned=True)
+            raise self._poisoned() from error
+        self._counters["fdatasyncs"] += 1
+
+    def poison(self) -> None:
+        """Closes the partition to appends until it is opened again; the caller holds the sync lock."""
+        self._head.set_poisoned(poisoned=True)
+
+    def publish(self, mark: Mark) -> None:
+        """Publishes a transaction's end as written and durable; the caller holds both locks, or settles a dead one."""
+        if mark.end > self._head.written().end:
+            self._head.publish_written(mark)
+        if mark.end > self._head.durable().end:
+            self._head.publish_durable(mark)
+
+    def sequence_of(self, producer: bytes) -> ProducerSequence | None:
+        """The last that a producer has stored here."""
+        with self.appending():
+            return self._sequence(producer, foreign=True)
+
+    def heal(self) -> None:
+        """After a failed fsync: goes back to what is certainly on disk, and takes events again.
+
+        Events behind `durable` were never acknowledged and never seen by readers. With `durability="os"` readers have
+        seen them, so there they stay.
+        """
+        with self._append_mutex:
+            self._lock_file.lock()
+            try:
+                with self.syncing():
+                    if not self._head.is_poisoned():
+                        return
+                    mark = self.visible()
+                    file = self._active_file(mark.base)
+                    file.truncate(mark.position)
+                    file.sync()
+                    self._room = mark.position
+                    self._head.publish_written(mark)
+                    self._head.set_poisoned(poisoned=False)
+                    self._producers_mark = (-1, 0)
+            finally:
+                self._lock_file.unlock()
+
+    def set_deleted(self) -> None:
+        """Tells every process that has it open that the topic is gone."""
+        with self.appending():
+            self._head.set_deleted()
+
+    def sync_head(self) -> None:
+        """Returns when the head is on disk."""
+        self._head.sync()
+
+    def where(self) -> str:
+        """How errors name it."""
+        return f"partition {self.number} of topic {self.topic.name!r}"
+
+    def close(self) -> None:
+        """Frees everything."""
+        if self._active is not None:
+            self._active[1].close()
+            self._active = None
+        self._sync_file.close()
+        self._lock_file.close()
+        self._head.close()
+
+    # Segments
+
+    def _active_file(self, base: int) -> File:
+        if self._active is None or self._active[0] != base:
+            if self._active is not None:
+                self._active[1].close()
+            file = self._disk.open(f"{self.folder}/{segment_name(base)}", "write")
+            self._active = (base, file)
+            self._room = file.size()
+        return self._active[1]
+
+    def _make_room(self, file: File, length: int) -> None:
+        """Allocates ahead in growing steps: syncing into allocated room is twice as fast, and cannot find a full disk."""
+        if length <= self._room:
+            return
+        self._room = file.size()
+        if length <= self._room:
+            return
+        step = min(max(self._room, _ROOM_FIRST), max(self.topic.segment_bytes - self._room, 0))
+        room = max(length, self._room + step)
+        try:
+            file.allocate(room)
+        except StorageError:
+            if room == length:
+                raise
+            room = length
+            file.allocate(room)
+        self._room = room
+
+    def _roll(self, mark: Mark) -> Mark:
+        """Closes the active segment and begins the next one; the caller holds both locks."""
+        self.sync_file(mark.base)
+        if mark.end > self._head.durable().end:
+            self._head.publish_durable(mark)
+        self._disk.reach("roll: synced")
+        self._refresh_producers(mark)
+        header = SegmentHeader(mark.end, mark.running, mark.appended, mark.chain, self._producers)
+        position = create_segment(self._disk, self.folder, header)
+        self._disk.reach("roll: created")
+        self._active_file(mark.base).truncate(mark.position)
+        fresh = msgspec.structs.replace(mark, base=mark.end, position=position)
+        self._head.publish_written(fresh)
+        self._disk.reach("roll: written published")
+        self._head.publish_durable(fresh)
+        self._producers_mark = (fresh.base, fresh.position)
+        self._counters["rolls"] += 1
+        self._rolled()
+        return fresh
+
+    # Producers
+
+    def _stored_before(self, payloads: Sequence[Payload], *, foreign: bool) -> range | None:
+        """The offsets of a batch that is here already, because its producer did not learn so the first time."""
+        before = self._sequence(payloads[0].stamp.producer, foreign=foreign)
+        if before is None or payloads[0].stamp.sequence_first > before.last:
+            return None
+        if payloads[-1].stamp.sequence_last != before.last:
+            raise SequenceGap(
+                f"A batch with sequences {payloads[0].stamp.sequence_first} to {payloads[-1].stamp.sequence_last} came "
+                f"after sequence {before.last} was stored in {self.where()}.",
+                advice="A producer retries only its last batch; give each producer its own id.",
+            )
+        self._counters["duplicates"] += 1
+        return range(before.end_offset - sum(payload.count for payload in payloads), before.end_offset)
+
+    def _sequence(self, producer: bytes, *, foreign: bool) -> ProducerSequence | None:
+        """`foreign`: other processes may have written under the same id, so their frames must be looked at."""
+        if foreign or producer not in self._producers:
+            self._refresh_producers(self._head.written())
+        return self._producers.get(producer)
+
+    def _refresh_producers(self, mark: Mark) -> None:
+        base, position = self._producers_mark
+        if (base, position) == (mark.base, mark.position):
+            return
+        segment = Segment(self._disk, self.folder, mark.base)
+        try:
+            if base != mark.base:
+                self._producers = dict(segment.header.producers)
+                position = segment.start
+            self._producers.update(segment.producers(position, end=mark.position))
+        finally:
+            segment.close()
+        self._producers_mark = (mark.base, mark.position)
+
+    def _remember(self, payloads: Sequence[Payload], mark: Mark, after: Mark) -> None:
+        """Keeps the sequences of our own frames, so that only foreign ones are ever scanned."""
+        end = mark.end
+        for payload in payloads:
+            end += payload.count
+            if payload.stamp.producer != NO_PRODUCER:
+                stamp = payload.stamp
+                self._producers[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end)
+        if self._producers_mark == (mark.base, mark.position):
+            self._producers_mark = (after.base, after.position)
+
+    def _poisoned(self) -> Poisoned:
+        return Poisoned(
+            f"An fsync of {self.where()} failed ({self.folder}).",
+            advice="Nothing acknowledged is lost. Check the disk, then open the log again: the partition is checked and "
+            "takes events again.",
+        )
+
+
+def create_partition(disk: Disk, folder: str) -> None:
+    """The files of an empty partition."""
+    disk.make_folder(folder)
+    for name in ("lock", "sync", "seal"):
+        disk.open(f"{folder}/{name}", "create").close()
+    header = SegmentHeader(0, frames.NO_TIME, 0, 0, {})
+    position = create_segment(disk, folder, header)
+    create_head(disk, f"{folder}/head", Mark(position=position))
+    disk.sync_folder(folder)
+
+
+def create_segment(disk: Disk, folder: str, header: SegmentHeader) -> int:
+    """A new, empty segment, on disk with its name; returns where its first frame goes."""
+    file = disk.open(f"{folder}/{segment_name(header.base)}", "create")
+    try:
+        file.truncate(0)
+        data = encode_header(header)
+        file.write_at(0, [data])
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_folder(folder)
+    return len(data)

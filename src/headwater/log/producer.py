@@ -1,0 +1,431 @@
+"""A producer: gathers single events into batches, and gives a receipt for each.
+
+Events are kept as Python values and become Arrow, are hashed to their partitions and written a batch at a time. A batch goes
+out when it is full, when its first event is `linger_ms` old, at `flush`, or when somebody asks a receipt for its result.
+At most `batches_max` full batches wait; then `send` waits too (back-pressure).
+
+Each batch carries the producer's id and a sequence number for each partition, so a batch written again is stored once. A
+full disk is tried again for `retry_s`; every other failure goes to the receipts of the batch and to the next `flush`.
+
+Thread-safety: a producer may be used by many threads. Batches are written one at a time, in the order they were begun.
+After a fork it belongs to the parent; the child opens its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.log.frame import Stamp
+from headwater.log.placement import key_bytes, partitions_of, split
+from headwater.log.rows import to_batch
+from headwater.log.store import Store, Write
+from headwater.log.topic import Topic
+from headwater.model.errors import Closed, DiskFull, Fenced, HeadwaterError, InvalidInput, SchemaMismatch, TimedOut
+from headwater.model.position import Position
+from headwater.model.schema import HEADERS
+
+BATCH_EVENTS_MAX = 32_768
+BATCH_BYTES_MAX = 8 << 20
+
+_RETRY_FIRST_S = 0.01
+_RETRY_LAST_S = 0.5
+_STORED_BEFORE = -1
+
+
+class Receipt:
+    """The promise of one event's place in the log."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def result(self, *, timeout_s: float | None = None) -> Position:
+        """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
+        return self._batch.position(self._index, timeout_s)
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return self._batch.outcome is not None
+
+    def __await__(self) -> Generator[Any, None, Position]:
+        if self._batch.outcome is None:
+            loop = asyncio.get_running_loop()
+            yield from loop.run_in_executor(None, self._batch.settle, None).__await__()
+        return self._batch.position(self._index, None)
+
+
+class Batch:
+    """Events of one topic on their way, and what became of them."""
+
+    def __init__(self, topic: Topic, begun: float, send: Callable[[float | None], None]) -> None:
+        self.topic = topic
+        self.begun = begun
+        self.values: list[Any] = []
+        self.keys: list[Any] = []
+        self.headers: dict[int, Mapping[str, bytes]] = {}
+        self.sequences: list[int] | None = None
+        self.outcome: Outcome | None = None
+        self._send = send
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Sends everything up to this batch, and waits for it."""
+        if self.outcome is None:
+            self._send(timeout_s)
+
+    def position(self, index: int, timeout_s: float | None) -> Position:
+        """Where one of its events stands."""
+        self.settle(timeout_s)
+        if self.outcome is None:
+            raise TimedOut(f"The batch was not written in {timeout_s} s.", advice="Ask again; it is still on its way.")
+        return self.outcome.position(index, self.topic.name)
+
+
+class Outcome:
+    """What became of a batch: a partition and an offset for each event, and errors for partitions that refused."""
+
+    def __init__(self, partitions: Any, offsets: Any, errors: Mapping[int, Exception], incarnation: int) -> None:
+        self.partitions = partitions
+        self.offsets = offsets
+        self.errors = errors
+        self.incarnation = incarnation
+
+    def position(self, index: int, topic: str) -> Position:
+        partition = int(self.partitions[index])
+        if partition in self.errors:
+            raise self.errors[partition]
+        return Position(topic, partition, int(self.offsets[index]), self.incarnation)
+
+
+class Producer:
+    """Sends events to any topic of one log."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        id: str | None = None,
+        linger_ms: float = 5.0,
+        batch_events_max: int = BATCH_EVENTS_MAX,
+        batches_max: int = 4,
+        retry_s: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._id = id
+        self._producer, self._epoch = store.register_producer(id) if id else (os.urandom(16), 0)
+        self._linger_s = linger_ms / 1000
+        self._batch_events_max = batch_events_max
+        self._events_max: dict[str, int] = {}
+        self._batches_max = batches_max
+        self._retry_s = retry_s
+        self._next: dict[tuple[str, int], int] = {}
+        self._sticky = 0
+        self._open: dict[str, Batch] = {}
+        self._full: deque[Batch] = deque()
+        self._failure: Exception | None = None
+        self._changed = threading.Condition(threading.Lock())
+        self._writing = threading.Lock()
+        self._ticking = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Mapping[str, bytes] | None = None,
+        sequence: int | None = None,
+    ) -> Receipt:
+        """Takes one event; its receipt says later where it stands.
+
+        `value` is a dict of columns, or bytes for a topic without a schema; None says that `key` was deleted. `sequence` is
+        for producers with an id: any number that grows from event to event (a line number, a position in the source). An
+        event whose number was stored before, by this producer or one before it with the same id, is not stored again.
+        """
+        with self._changed:
+            batch = self._open.get(topic)
+            if batch is None:
+                batch = self._begin(topic)
+            values = batch.values
+            index = len(values)
+            values.append(value)
+            batch.keys.append(key)
+            if headers is not None:
+                batch.headers[index] = headers
+            if sequence is not None or batch.sequences is not None:
+                self._number(batch, sequence)
+            if index + 1 >= self._events_max.get(topic, self._batch_events_max):
+                self._close_batch(topic)
+        return Receipt(batch, index)
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Returns when every event sent so far is durable; raises the first failure since the last flush."""
+        self._check_usable()
+        with self._changed:
+            for topic in list(self._open):
+                self._full.append(self._open.pop(topic))
+        if not self._write_all(timeout_s):
+            raise TimedOut(f"Not everything was written in {timeout_s} s.", advice="Flush again; it is on its way.")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def send_async(self, topic: str, value: Any = None, **more: Any) -> Receipt:
+        """`send` for asyncio: other tasks run while it waits for room."""
+        while len(self._full) >= self._batches_max:
+            await asyncio.sleep(0.001)
+        return self.send(topic, value, **more)
+
+    async def flush_async(self, *, timeout_s: float | None = None) -> None:
+        """`flush` for asyncio."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, lambda: self.flush(timeout_s=timeout_s))
+
+    def close(self) -> None:
+        """Flushes, and ends."""
+        if self._closed or self._pid != os.getpid():
+            return
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    # Gathering; the caller holds `_changed`
+
+    def _begin(self, topic: str) -> Batch:
+        self._check_usable()
+        batch = Batch(self._store.topic(topic), time.monotonic(), self._send_now)
+        self._open[topic] = batch
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
+            self._thread.start()
+        if not self._ticking:
+            self._changed.notify_all()
+        return batch
+
+    def _close_batch(self, topic: str) -> None:
+        """A full batch goes to be written; the caller waits while too many do."""
+        self._full.append(self._open.pop(topic))
+        self._changed.notify_all()
+        while len(self._full) > self._batches_max and not self._closed:
+            self._changed.wait(0.1)
+
+    def _number(self, batch: Batch, sequence: int | None) -> None:
+        if self._id is None or sequence is None or (batch.sequences is None and len(batch.values) > 1):
+            batch.values.pop()
+            batch.keys.pop()
+            raise InvalidInput(
+                "`sequence` needs a producer with an id, and goes with every event or with none.",
+                advice='Open it with log.producer(id="…") and number all events.',
+            )
+        if batch.sequences is None:
+            batch.sequences = []
+        batch.sequences.append(sequence)
+
+    # Writing
+
+    def _run(self) -> None:
+        """Writes full batches, and open ones that have lingered."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                if not self._full:
+                    self._ticking = bool(self._open)
+                    self._changed.wait(self._linger_s if self._open else None)
+                    self._ticking = True
+                due = time.monotonic() - self._linger_s
+                for topic in [topic for topic, batch in self._open.items() if batch.begun <= due]:
+                    self._full.append(self._open.pop(topic))
+            self._write_all(None)
+
+    def _send_now(self, timeout_s: float | None) -> None:
+        with self._changed:
+            for topic in list(self._open):
+                self._full.append(self._open.pop(topic))
+        self._write_all(timeout_s)
+
+    def _write_all(self, timeout_s: float | None) -> bool:
+        """Writes every full batch in order, unless another thread does; False when the time ran out before."""
+        if not self._writing.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            return False
+        try:
+            while self._full:
+                batch = self._full[0]
+                try:
+                    batch.outcome = self._write(batch)
+                    failure = next(iter(batch.outcome.errors.values()), None)
+                except HeadwaterError as error:
+                    failure = error
+                    batch.outcome = _refused(batch, error)
+                self._failure = self._failure or failure
+                with self._changed:
+                    self._full.popleft()
+                    self._changed.notify_all()
+        finally:
+            self._writing.release()
+        return True
+
+    def _write(self, batch: Batch) -> Outcome:
+        topic, rows = self._rows(batch)
+        placement = self._place(rows, topic)
+        self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
+        offsets = np.full(rows.num_rows, _STORED_BEFORE, dtype=np.int64)
+        writes, places = self._writes(batch, topic, rows, placement)
+        outcomes = self._write_with_retry(writes)
+        errors = {}
+        for write, outcome, place in zip(writes, outcomes, places, strict=True):
+            if isinstance(outcome, Exception):
+                errors[write.partition] = outcome
+            else:
+                offsets[place] = np.arange(outcome.start, outcome.stop)
+                self._next[topic.name, write.partition] = write.stamp.sequence_last + 1
+        return Outcome(placement, offsets, errors, self._store.incarnation())
+
+    def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch]:
+        try:
+            return batch.topic, _to_rows(batch, batch.topic)
+        except SchemaMismatch:
+            fresh = self._store.refresh(batch.topic.name)
+            if fresh.schema_id == batch.topic.schema_id:
+                raise
+            return fresh, _to_rows(batch, fresh)
+
+    def _place(self, rows: pa.RecordBatch, topic: Topic) -> Any:
+        if topic.key is None:
+            placement = np.full(rows.num_rows, -1, dtype=np.int32)
+        else:
+            placement = partitions_of(key_bytes(rows.column(topic.key)), topic.partitions)
+        if len(placement) and placement.min() < 0:
+            placement = np.where(placement < 0, np.int32(self._sticky % topic.partitions), placement)
+            self._sticky += 1
+        return placement
+
+    def _writes(
+        self, batch: Batch, topic: Topic, rows: pa.RecordBatch, placement: Any
+    ) -> tuple[list[Write], list[Any]]:
+        """One write for each partition, and the places of its rows in the batch."""
+        numbers = None if batch.sequences is None else np.asarray(batch.sequences, dtype=np.int64)
+        writes, places = [], []
+        for partition, part in split(rows, placement, topic.partitions):
+            place = (
+                np.flatnonzero(placement == partition) if part.num_rows < rows.num_rows else np.arange(len(placement))
+            )
+            first = self._next_sequence(topic.name, partition)
+            if numbers is not None:
+                fresh = numbers[place] >= first
+                part, place = part.filter(pa.array(fresh)), place[fresh]
+                if not len(place):
+                    continue
+                stamp = self._stamp(int(numbers[place[0]]), int(numbers[place[-1]]))
+            else:
+                stamp = self._stamp(first, first + part.num_rows - 1)
+            writes.append(Write(topic, partition, part, stamp))
+            places.append(place)
+        return writes, places
+
+    def _stamp(self, first: int, last: int) -> Stamp:
+        return Stamp(producer=self._producer, epoch=self._epoch, sequence_first=first, sequence_last=last)
+
+    def _next_sequence(self, topic: str, partition: int) -> int:
+        """The sequence number that comes next in a partition; a named producer goes on where the one before ended."""
+        known = self._next.get((topic, partition))
+        if known is None:
+            stored = self._store.sequence_of(topic, partition, producer=self._producer) if self._id else None
+            known = self._next[topic, partition] = 0 if stored is None else stored + 1
+        return known
+
+    def _write_with_retry(self, writes: list[Write]) -> list[range | Exception]:
+        outcomes = self._store.write(writes)
+        pause, deadline = _RETRY_FIRST_S, time.monotonic() + self._retry_s
+        while time.monotonic() < deadline:
+            again = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, DiskFull)]
+            if not again:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_LAST_S)
+            for number, outcome in zip(again, self._store.write([writes[number] for number in again]), strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed("This producer belongs to the process that forked this one.", advice="Open one here.")
+        if self._closed:
+            raise Closed("The producer was closed.", advice="Open another with log.producer().")
+        if isinstance(self._failure, Fenced):
+            raise self._failure
+
+
+def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
+    """The batch's columns, from values as users give them."""
+    if topic.has_schema:
+        rows = [
+            value if value is not None else {topic.key: key, "_deleted": True}
+            for value, key in zip(batch.values, batch.keys, strict=True)
+        ]
+        columns = to_batch(rows, topic.schema)
+    else:
+        columns = _bytes_rows(batch, topic)
+    if batch.headers:
+        headers = [
+            None if (pairs := batch.headers.get(n)) is None else list(pairs.items()) for n in range(len(batch.values))
+        ]
+        columns = columns.append_column(HEADERS, pa.array(headers, HEADERS.type))
+    return columns
+
+
+def _bytes_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
+    try:
+        arrays = [pa.array(batch.keys, pa.binary()), pa.array(batch.values, pa.binary())]
+    except (pa.ArrowTypeError, pa.ArrowInvalid, TypeError):
+        bad = next(v for v in (*batch.keys, *batch.values) if not isinstance(v, (bytes, bytearray, str, type(None))))
+        raise SchemaMismatch(
+            f"Topic {topic.name!r} has no schema, so keys and values are bytes; got {type(bad).__name__} {bad!r:.60}.",
+            advice="Encode it, or create the topic with a schema.",
+        ) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=topic.schema)
+
+
+def _events_for(rows: pa.RecordBatch, events_max: int) -> int:
+    """How many events like these make a batch of a good size."""
+    return max(1, min(events_max, BATCH_BYTES_MAX * rows.num_rows // max(rows.nbytes, 1)))
+
+
+def _refused(batch: Batch, error: Exception) -> Outcome:
+    nowhere = np.full(len(batch.values), -1, dtype=np.int64)
+    return Outcome(nowhere, nowhere, {-1: error}, 0)

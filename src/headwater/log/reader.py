@@ -1,0 +1,227 @@
+"""A reader: follows topics from a place of its own, without a group and without commits.
+
+Thread-safety: none; give each thread its own reader. Events of one partition come in order; each poll takes one snapshot
+of the log's ends, so it sees all of a transaction or nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from headwater.log.events import output_schema, to_batch_of, to_events
+from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
+from headwater.model.clock import time_us
+from headwater.model.errors import Closed, InvalidInput, PositionLost
+from headwater.model.event import Event
+from headwater.model.position import Position
+
+Start = str | int | datetime | Mapping[int, int] | Sequence[Position]
+"""Where to begin: "earliest", "latest", an offset, a time, an offset for each partition, or saved positions."""
+
+_ASYNC_POLL_S = 0.005
+_WAIT_S_MAX = 1.0
+
+
+class Reader:
+    """A follower of one or more topics."""
+
+    def __init__(
+        self, store: Store, topics: Sequence[str], *, start: Start = "earliest", columns: Sequence[str] | None = None
+    ) -> None:
+        self._store = store
+        self._names = list(topics)
+        self._columns = columns
+        self._closed = False
+        self._waiter: Waiter | None = None
+        self._cursors: dict[tuple[str, int], Cursor] = {}
+        self._turn = 0
+        for name in self._names:
+            output_schema(store.topic(name), columns)
+        self.seek(start)
+
+    def poll(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Event]:
+        """The next events; an empty list when none came in time."""
+        return self._events(self._wait_for_chunks(events_max, timeout_s))
+
+    def poll_arrow(self, *, events_max: int = 1_000_000, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
+        """The next events as Arrow batches, each of one partition; an empty list when none came in time."""
+        return self._batches(self._wait_for_chunks(events_max, timeout_s))
+
+    async def poll_async(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Event]:
+        """`poll` for asyncio: other tasks run while it waits."""
+        return self._events(await self._wait_for_chunks_async(events_max, timeout_s))
+
+    async def poll_arrow_async(self, *, events_max: int = 1_000_000, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
+        """`poll_arrow` for asyncio."""
+        return self._batches(await self._wait_for_chunks_async(events_max, timeout_s))
+
+    def seek(self, start: Start) -> None:
+        """Goes on from another place."""
+        self._check_open()
+        bounds = self._store.bounds(self._names)
+        self._cursors = {
+            (name, number): self._store.cursor(name, number, offset=self._offset(start, name, number, bound))
+            for (name, number), bound in bounds.items()
+        }
+
+    def positions(self) -> list[Position]:
+        """The place after the last event read of each partition; `seek` and `start=` take it."""
+        incarnation = self._store.incarnation()
+        return [Position(name, number, cursor.offset, incarnation) for (name, number), cursor in self._cursors.items()]
+
+    def lag(self) -> int:
+        """How many events are there to be read now."""
+        bounds = self._store.bounds(self._names)
+        return sum(bounds[place].end - cursor.offset for place, cursor in self._cursors.items())
+
+    def close(self) -> None:
+        """Frees what it waits on."""
+        self._closed = True
+        if self._waiter is not None:
+            self._waiter.close()
+            self._waiter = None
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._closed:
+            yield from self.poll()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while not self._closed:
+            for event in await self.poll_async():
+                yield event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _events(self, chunks: list[Chunk]) -> list[Event]:
+        events: list[Event] = []
+        for chunk in chunks:
+            events += to_events(chunk, self._store.topic(chunk.topic))
+        return events
+
+    def _batches(self, chunks: list[Chunk]) -> list[pa.RecordBatch]:
+        batches = []
+        for chunk in chunks:
+            topic = self._store.topic(chunk.topic)
+            batches.append(to_batch_of(chunk, topic, output_schema(topic, self._columns)))
+        return batches
+
+    def _wait_for_chunks(self, events_max: int, timeout_s: float) -> list[Chunk]:
+        chunks = self._chunks(events_max)
+        if chunks or timeout_s <= 0:
+            return chunks
+        waiter = self._watch()
+        deadline = time.monotonic() + timeout_s
+        while not (chunks := self._chunks(events_max)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            waiter.wait(min(left, _WAIT_S_MAX))
+        return chunks
+
+    async def _wait_for_chunks_async(self, events_max: int, timeout_s: float) -> list[Chunk]:
+        chunks = self._chunks(events_max)
+        if chunks or timeout_s <= 0:
+            await asyncio.sleep(0)
+            return chunks
+        waiter = self._watch()
+        deadline = time.monotonic() + timeout_s
+        while not (chunks := self._chunks(events_max)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            await _wait_async(waiter, min(left, _WAIT_S_MAX))
+        return chunks
+
+    def _chunks(self, events_max: int) -> list[Chunk]:
+        """What can be read now, beginning with another partition each time so that none starves."""
+        self._check_open()
+        bounds = self._store.bounds(self._names)
+        places = list(self._cursors)
+        chunks: list[Chunk] = []
+        for step in range(len(places)):
+            place = places[(self._turn + step) % len(places)]
+            cursor = self._cursors[place]
+            found = cursor.read(bounds[place].end, events_max=events_max)
+            events_max -= sum(chunk.batch.num_rows for chunk in found)
+            chunks += found
+            if events_max <= 0:
+                self._turn = (self._turn + step) % len(places)
+                return chunks
+        self._turn = (self._turn + 1) % max(len(places), 1)
+        return chunks
+
+    def _watch(self) -> Waiter:
+        if self._waiter is None:
+            self._waiter = self._store.waiter(self._names)
+        return self._waiter
+
+    def _offset(self, start: Start, name: str, number: int, bound: Bounds) -> int:
+        if isinstance(start, str) and start in ("earliest", "latest"):
+            return bound.first if start == "earliest" else bound.end
+        if isinstance(start, int):
+            return self._checked(start, name, number, bound)
+        if isinstance(start, (datetime, str)):
+            return self._store.offset_at(name, number, time=time_us(start), by="time")
+        if isinstance(start, Mapping):
+            return self._checked(start.get(number, bound.first), name, number, bound)
+        for position in start:
+            if (position.topic, position.partition) == (name, number):
+                self._check_not_lost(position)
+                return self._checked(position.offset, name, number, bound)
+        return bound.first
+
+    def _checked(self, offset: int, name: str, number: int, bound: Bounds) -> int:
+        if not bound.first <= offset <= bound.end:
+            raise InvalidInput(
+                f"Offset {offset} is not in partition {number} of topic {name!r}.",
+                advice=f'It holds offsets {bound.first} to {bound.end}; use "earliest" or "latest" for its ends.',
+            )
+        return offset
+
+    def _check_not_lost(self, position: Position) -> None:
+        lost = self._store.lost_after(position.topic, position.partition, incarnation=position.incarnation)
+        if lost is not None and position.offset > lost:
+            raise PositionLost(
+                f"Offset {position.offset} of partition {position.partition} of topic {position.topic!r} was taken back: "
+                f"the machine stopped uncleanly and the partition went on from offset {lost}.",
+                advice=f"Read again from offset {lost}; what you made of events {lost} to {position.offset - 1} is void.",
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("The reader was closed.", advice="Open another with log.reader(…).")
+
+
+async def _wait_async(waiter: Waiter, timeout_s: float) -> None:
+    handle = waiter.fileno()
+    if handle is None:
+        await asyncio.sleep(min(timeout_s, _ASYNC_POLL_S))
+        return
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(handle, _wake, woken)
+    try:
+        await asyncio.wait_for(woken, timeout_s)
+    except TimeoutError:
+        return
+    finally:
+        loop.remove_reader(handle)
+    waiter.wait(0)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,218 @@
+"""A segment of frames: the file that a partition's events are appended to.
+
+Format of `<base offset, 20 digits>.frames`: a header, then frames (see `frame`) one after the other.
+
+    0  magic "HWSEGM"    6  format u16       8  base offset i64   16  running i64    24  appended i64
+   32  chain u32        36  header bytes u32 40  producers u32    44  crc32c u32, of the whole header with this word 0
+   48  producers, 36 bytes each: id 16 bytes, epoch u32, last sequence i64, offset after its last event i64
+
+The header repeats what the partition knew when the segment began (running maximum of event time, append time, chain,
+the last sequence number of each recent producer), so opening a partition never reads an older segment.
+
+Invariants: every segment but the newest is whole and on disk before the next one is created; room is allocated ahead of
+the frames, so the file is longer than its content until it is closed, and only the head says where the content ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import pyarrow as pa
+from crc32c import crc32c
+
+from headwater.log import frame as frames
+from headwater.log.disk import Disk, File
+from headwater.log.frame import Frame
+from headwater.log.index import Index, build_index, load_index, save_index
+from headwater.log.store import Chunk
+from headwater.log.topic import Topic
+from headwater.model.errors import FormatTooNew, StorageError
+from headwater.model.schema import project
+
+FORMAT = 1
+PRODUCERS_MAX = 1000
+
+_MAGIC = b"HWSEGM"
+_HEADER = struct.Struct("<6sHqqqIII")
+_CRC_AT = _HEADER.size
+_PRODUCER = struct.Struct("<16sIqq")
+_PRODUCERS_AT = _CRC_AT + 4
+_ALIGNMENT = 64
+_WORTH_SAVING = 100
+_SKIM = struct.Struct("<8xQqI44x16sI12xq")
+
+
+class ProducerSequence(msgspec.Struct, frozen=True, gc=False):
+    """The last that a producer has stored in a partition."""
+
+    epoch: int
+    last: int
+    end_offset: int
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """What the partition knew when the segment began."""
+
+    base: int
+    running: int
+    appended: int
+    chain: int
+    producers: Mapping[bytes, ProducerSequence]
+
+
+def segment_name(base: int) -> str:
+    """The file's name, so that names sort as offsets do."""
+    return f"{base:020d}.frames"
+
+
+def index_name(base: int) -> str:
+    """The name of its index."""
+    return f"{base:020d}.index"
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """The header's bytes; of the producers the most recent ones."""
+    recent = sorted(header.producers.items(), key=lambda item: item[1].end_offset)[-PRODUCERS_MAX:]
+    size = _PRODUCERS_AT + _PRODUCER.size * len(recent)
+    size += -size % _ALIGNMENT
+    data = bytearray(size)
+    _HEADER.pack_into(
+        data, 0, _MAGIC, FORMAT, header.base, header.running, header.appended, header.chain, size, len(recent)
+    )
+    for number, (producer, sequence) in enumerate(recent):
+        at = _PRODUCERS_AT + number * _PRODUCER.size
+        _PRODUCER.pack_into(data, at, producer, sequence.epoch, sequence.last, sequence.end_offset)
+    struct.pack_into("<I", data, _CRC_AT, crc32c(data))
+    return bytes(data)
+
+
+class Segment:
+    """One `.frames` file opened for reading."""
+
+    def __init__(self, disk: Disk, folder: str, base: int) -> None:
+        self.base = base
+        self.path = f"{folder}/{segment_name(base)}"
+        self._disk = disk
+        self._file: File = disk.open(self.path)
+        self._view: pa.Buffer = pa.py_buffer(b"")
+        self._bytes = memoryview(self._view)
+        self._index: Index | None = None
+        self.header, self.start = self._read_header()
+
+    def size(self) -> int:
+        """The file's length: for a closed segment also the end of its frames."""
+        return self._file.size()
+
+    def scan(self, position: int, *, end: int | None = None) -> Iterator[tuple[int, Frame]]:
+        """The intact headers from `position` on, each chained to the one before it if that one was seen here."""
+        before: Frame | None = None
+        while end is None or position < end:
+            frame = self.frame_at(position)
+            if frame is None or (
+                before and (frame.chain != before.header_crc or frame.base_offset != before.end_offset)
+            ):
+                return
+            yield position, frame
+            position += frame.stride
+            before = frame
+
+    def frame_at(self, position: int) -> Frame | None:
+        """The header at a position, or None where no intact one stands."""
+        if position + frames.HEADER_BYTES > self._view.size:
+            self._map_again()
+        return frames.decode(self._bytes, position)
+
+    def producers(self, position: int, *, end: int) -> dict[bytes, ProducerSequence]:
+        """The last sequence of each producer in the frames between two positions.
+
+        Checks nothing and unpacks little: it runs under the append lock, over frames that are published.
+        """
+        self._reach(end)
+        found = {}
+        while position < end:
+            size, base, count, producer, epoch, last = _SKIM.unpack_from(self._bytes, position)
+            if producer != frames.NO_PRODUCER:
+                found[producer] = ProducerSequence(epoch, last, base + count)
+            position += frames.stride_of(size)
+        return found
+
+    def is_intact(self, frame: Frame, position: int) -> bool:
+        """Whether the frame's payload is whole."""
+        self._reach(position + frame.stride)
+        return frames.is_intact(frame, self._view, position)
+
+    def find(self, offset: int, *, end: int) -> int:
+        """The position of the frame that holds an offset, of a segment written up to the position `end`."""
+        if self._index is None or self._index.end < min(end, self.size()):
+            self._index = self._load_index(end)
+        return self._index.find(offset)
+
+    def index(self, *, end: int) -> Index:
+        """Offsets, positions and times of all frames up to the position `end`."""
+        self.find(self.base, end=end)
+        assert self._index is not None
+        return self._index
+
+    def read(self, position: int, *, topic: Topic, partition: int) -> tuple[Chunk, int] | None:
+        """The frame at a position as a chunk, and the next position; None at the end of the file."""
+        frame = self.frame_at(position)
+        if frame is None:
+            return None
+        if frame.schema_id > topic.schema_id:
+            raise frames.damaged(self.path, position, f"schema {frame.schema_id} is unknown")
+        self._reach(position + frame.stride)
+        schema = topic.schemas[frame.schema_id]
+        batch = frames.load(frame, self._view, position, schema=schema, path=self.path)
+        if frame.schema_id != topic.schema_id:
+            batch = project(batch, frames.physical_schema(topic.schema, frame.flags))
+        chunk = Chunk(topic.name, partition, frame.base_offset, batch, frame.appended)
+        return chunk, position + frame.stride
+
+    def close(self) -> None:
+        """Closes the file; chunks already read stay valid."""
+        self._file.close()
+
+    def _read_header(self) -> tuple[SegmentHeader, int]:
+        raw = self._file.read_at(0, 4096)
+        fields = _HEADER.unpack_from(raw) if len(raw) >= _PRODUCERS_AT else (b"", 0, 0, 0, 0, 0, 0, 0)
+        magic, version, base, running, appended, chain, size, count = fields
+        if magic == _MAGIC and version > FORMAT:
+            raise FormatTooNew(
+                f"{self.path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+            )
+        if size > len(raw):
+            raw = self._file.read_at(0, size)
+        data = bytearray(raw[:size])
+        crc = data[_CRC_AT:_PRODUCERS_AT]
+        data[_CRC_AT:_PRODUCERS_AT] = bytes(4)
+        if magic != _MAGIC or base != self.base or struct.pack("<I", crc32c(data)) != crc:
+            raise frames.damaged(self.path, 0, "the segment's header")
+        producers = {}
+        for number in range(count):
+            producer, *rest = _PRODUCER.unpack_from(data, _PRODUCERS_AT + number * _PRODUCER.size)
+            producers[producer] = ProducerSequence(*rest)
+        return SegmentHeader(base, running, appended, chain, producers), size
+
+    def _load_index(self, end: int) -> Index:
+        """The index up to a position; that of a closed segment with many frames is kept for the next process."""
+        path = self.path.removesuffix(segment_name(self.base)) + index_name(self.base)
+        saved = load_index(self._disk, path)
+        if saved is not None and saved.end >= min(end, self.size()):
+            return saved
+        index = build_index(self.scan(self.start, end=end))
+        if len(index.entries) >= _WORTH_SAVING and index.end == self.size():
+            try:
+                save_index(self._disk, path, index)
+            except StorageError:
+                return index
+        return index
+
+    def _reach(self, length: int) -> None:
+        if length > self._view.size:
+            self._map_again()
+
+    def _map_again(self) -> None:
+        self._view = self._file.view(self._file.size())
+        self._bytes = memoryview(self._view)

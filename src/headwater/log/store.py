@@ -1,0 +1,143 @@
+"""A store: what a kind of log has to provide; `Log` puts the API that users see on top of it.
+
+`file://` (`local`), `memory://` (`memory`) and `kafka://` are the three stores. All pass the contract suite of
+`headwater.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from headwater.log.frame import Stamp
+from headwater.log.topic import Topic
+
+TimeKind = Literal["time", "appended"]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Some consecutive events of one partition, as a store hands them out.
+
+    `batch` holds the topic's present columns, then `_headers` and `_deleted` where any event has them, and `_appended`
+    where `appended` is None. Offsets run from `base_offset` without gaps.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    batch: pa.RecordBatch
+    appended: int | None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last event."""
+        return self.base_offset + self.batch.num_rows
+
+    def slice(self, start: int, end: int) -> Chunk:
+        """The events with offsets from `start` to `end`."""
+        batch = self.batch.slice(start - self.base_offset, end - start)
+        return msgspec.structs.replace(self, base_offset=start, batch=batch)
+
+
+class Write(msgspec.Struct, frozen=True):
+    """A batch on its way to one partition: the topic's columns in order, then `_headers` and `_deleted` if any."""
+
+    topic: Topic
+    partition: int
+    batch: pa.RecordBatch
+    stamp: Stamp = Stamp()
+
+
+class Bounds(msgspec.Struct, frozen=True, gc=False):
+    """The offsets a partition holds: from `first` up to, and not with, `end`."""
+
+    first: int
+    end: int
+
+
+class Cursor(Protocol):
+    """A place in one partition from which a reader goes on."""
+
+    offset: int
+
+    def read(self, end: int, *, events_max: int) -> list[Chunk]:
+        """The next events below the offset `end`, at least one if there is one, at most `events_max`."""
+
+
+class Waiter(Protocol):
+    """Sleeps until some topic may have new events."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when something was appended, or after the time; it may also return for nothing."""
+
+    def fileno(self) -> int | None:
+        """A descriptor that becomes readable when something was appended, or None where there is none."""
+
+    def close(self) -> None:
+        """Frees the descriptor."""
+
+
+class Store(Protocol):
+    """A kind of log."""
+
+    url: str
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+
+    def topic(self, name: str) -> Topic:
+        """One topic as this handle knows it; `TopicNotFound`."""
+
+    def refresh(self, name: str) -> Topic:
+        """One topic as it is now, even if another process changed it a moment ago."""
+
+    def create(self, topic: Topic) -> Topic:
+        """Makes a topic; `TopicExists`."""
+
+    def replace(self, topic: Topic) -> Topic:
+        """Stores a changed topic."""
+
+    def delete(self, name: str) -> None:
+        """Removes a topic with all its events."""
+
+    def write(self, writes: Sequence[Write]) -> list[range | Exception]:
+        """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable."""
+
+    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+        """Appends all batches or none of them: readers see all or nothing, after any crash."""
+
+    def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
+        """The visible offsets of every partition of these topics, as one consistent snapshot."""
+
+    def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
+        """A cursor at an offset."""
+
+    def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
+        """The first offset whose event (or append) time is at or after `time`; the end if there is none."""
+
+    def waiter(self, names: Sequence[str]) -> Waiter:
+        """Something to wait on for new events in these topics."""
+
+    def seal(self, name: str) -> int:
+        """Puts what was appended long ago into its final form; returns how many files were written."""
+
+    def register_producer(self, name: str) -> tuple[bytes, int]:
+        """Id and epoch for a named producer; every earlier producer of that name is fenced from now on."""
+
+    def sequence_of(self, name: str, partition: int, *, producer: bytes) -> int | None:
+        """The last sequence number a producer has stored in a partition."""
+
+    def incarnation(self) -> int:
+        """How many unclean stops of its machine the log has lived through."""
+
+    def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
+        """The first offset that later unclean stops took back from what a reader of `incarnation` may have seen."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What this handle has done so far."""
+
+    def close(self) -> None:
+        """Frees everything."""

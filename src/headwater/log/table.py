@@ -1,0 +1,67 @@
+"""A table: the newest row of each key of a topic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.log.topic import Topic
+from headwater.model.errors import InvalidInput
+
+_MERGE_ROWS = 1 << 18
+
+
+class Newest:
+    """Takes a topic's events in order and keeps the last of each key.
+
+    New rows are gathered and merged when there are as many as rows kept, so the work stays linear and memory is bounded by
+    twice the number of keys.
+    """
+
+    def __init__(self, topic: Topic, *, as_of: int | None) -> None:
+        if topic.key is None:
+            raise InvalidInput(
+                f"Topic {topic.name!r} has no key, so it has no newest row per key.", advice="Create it with key=…."
+            )
+        self._topic = topic
+        self._as_of = as_of
+        self._kept: pa.Table | None = None
+        self._new: list[pa.RecordBatch] = []
+        self._new_rows = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `add` needs."""
+        return [*self._topic.schema.names, "_time", "_deleted"]
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next events."""
+        if self._as_of is not None:
+            batch = batch.filter(pc.less_equal(batch.column("_time").cast(pa.int64()), self._as_of))
+        self._new.append(batch)
+        self._new_rows += batch.num_rows
+        if self._new_rows >= max(_MERGE_ROWS, self._kept.num_rows if self._kept is not None else 0):
+            self._merge()
+
+    def table(self) -> pa.Table:
+        """The newest row of each key that is not deleted, with the topic's own columns."""
+        self._merge()
+        if self._kept is None:
+            return self._topic.schema.empty_table()
+        gone = self._kept.column("_deleted")
+        if not self._topic.has_schema:
+            gone = pc.or_(gone, self._kept.column("value").is_null())
+        return self._kept.filter(pc.invert(gone)).select(self._topic.schema.names)
+
+    def _merge(self) -> None:
+        if not self._new:
+            return
+        new = pa.Table.from_batches(self._new)
+        rows = new if self._kept is None else pa.concat_tables([self._kept, new])
+        key = self._topic.key
+        numbered = rows.select([key]).append_column("_row", pa.array(np.arange(rows.num_rows, dtype=np.int64)))
+        last = numbered.group_by(key, use_threads=False).aggregate([("_row", "max")])
+        last = last.filter(last.column(key).is_valid())
+        self._kept = rows.take(last.column("_row_max").sort()).combine_chunks()
+        self._new, self._new_rows = [], 0

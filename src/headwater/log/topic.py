@@ -1,0 +1,84 @@
+"""A topic: a named, partitioned sequence of events with one schema."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from headwater.model.errors import InvalidInput, InvalidName
+
+Durability = Literal["fsync", "os"]
+
+NAME_CHARACTERS_MAX = 200
+PARTITIONS_MAX = 4096
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it was created and altered. `schemas` holds every version; the last one is in force."""
+
+    name: str
+    id: str
+    schemas: tuple[pa.Schema, ...]
+    has_schema: bool
+    key: str | None
+    time: str | None
+    lateness_us: int
+    future_us: int
+    partitions: int
+    durability: Durability
+    segment_bytes: int
+    event_bytes_max: int
+    created: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of an event, as they are now."""
+        return self.schemas[-1]
+
+    @property
+    def schema_id(self) -> int:
+        """The number of the present schema."""
+        return len(self.schemas) - 1
+
+
+def check_name(name: object) -> str:
+    """The name itself if a topic may have it: letters, digits, `.`, `_` and `-`, as in Kafka."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
+        shown = name if isinstance(name, str) and len(name) <= 60 else f"{str(name)[:60]}…"
+        raise InvalidName(
+            f"{shown!r} cannot be a topic's name.",
+            advice=f"Use up to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' and '-', not starting with '.' or '-'.",
+        )
+    return name
+
+
+def check_topic(topic: Topic) -> Topic:
+    """The topic itself if its settings fit together."""
+    check_name(topic.name)
+    if not 1 <= topic.partitions <= PARTITIONS_MAX:
+        raise InvalidInput(
+            f"Topic {topic.name!r} cannot have {topic.partitions} partitions.", advice=f"Use 1 to {PARTITIONS_MAX}."
+        )
+    for role, column in (("key", topic.key), ("time", topic.time)):
+        if column is not None and column not in topic.schema.names:
+            raise InvalidInput(
+                f"Topic {topic.name!r} has no column {column!r} to be its {role}.",
+                advice=f"Its columns are {', '.join(topic.schema.names)}.",
+            )
+    if topic.time is not None and not pa.types.is_timestamp(topic.schema.field(topic.time).type):
+        raise InvalidInput(
+            f"Column {topic.time!r} of topic {topic.name!r} is {topic.schema.field(topic.time).type}, not a time.",
+            advice="Declare it as TIMESTAMP.",
+        )
+    if topic.durability not in ("fsync", "os"):
+        raise InvalidInput(
+            f"Unknown durability {topic.durability!r}.", advice='Use "fsync" (the default) or "os" (faster, unsafe).'
+        )
+    if topic.segment_bytes < 4096:
+        raise InvalidInput(f"segment_bytes={topic.segment_bytes} is too small.", advice="Use 4096 or more.")
+    return topic

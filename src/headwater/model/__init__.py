@@ -1,0 +1,1 @@
+"""The nouns that cross every border; imports nothing else of Headwater."""

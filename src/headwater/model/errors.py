@@ -1,0 +1,202 @@
+"""Every error a user of Headwater can meet.
+
+Each one says what happened, where (topic, partition, offset, file) and what to do next. `code` is stable and meant for
+programs; `retriable` says whether the same call may succeed later without anybody changing anything.
+
+    HeadwaterError
+    ├── InvalidInput             the caller gave something that can never work
+    │   ├── InvalidName          a topic name the log refuses
+    │   ├── InvalidSchema        a schema that cannot be read or stored
+    │   ├── SchemaMismatch       rows that do not fit the topic's schema
+    │   ├── SchemaConflict       a schema change that old events would not survive
+    │   ├── EventTooLarge        one event above the topic's `event_bytes_max`
+    │   └── Unsupported          this log cannot do that
+    ├── NotFound
+    │   ├── LogNotFound          no log at that URL
+    │   └── TopicNotFound        no such topic
+    ├── TopicExists
+    ├── Closed                   the handle was closed, or belongs to the process that forked this one
+    ├── Conflict
+    │   ├── Fenced               another producer with the same id took over
+    │   └── SequenceGap          a producer's sequence went backwards inside one batch
+    ├── Overloaded               a bounded buffer is full and the caller asked not to wait
+    ├── TimedOut
+    ├── PositionLost             the offset existed, and a power loss took it back
+    └── StorageError
+        ├── DiskFull
+        ├── NoAccess             the operating system refused
+        ├── Damaged              bytes on disk fail their checksum
+        ├── FormatTooNew         written by a newer Headwater
+        └── Poisoned             an fsync failed; the partition takes no more events until it is re-opened
+"""
+
+from __future__ import annotations
+
+
+class HeadwaterError(Exception):
+    """The root of the tree: what happened, and in `advice` what to do next."""
+
+    code = "headwater"
+    retriable = False
+
+    def __init__(self, what: str, *, advice: str = "") -> None:
+        super().__init__(f"{what} {advice}".strip())
+        self.what = what
+        self.advice = advice
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.advice))
+
+
+def _rebuild(kind: type[HeadwaterError], what: str, advice: str) -> HeadwaterError:
+    """Errors cross process borders (pools, Spark workers): rebuild them without knowing each signature."""
+    error = kind.__new__(kind)
+    HeadwaterError.__init__(error, what, advice=advice)
+    return error
+
+
+class InvalidInput(HeadwaterError):
+    """The caller gave something that can never work."""
+
+    code = "invalid_input"
+
+
+class InvalidName(InvalidInput):
+    """A topic name the log refuses."""
+
+    code = "invalid_name"
+
+
+class InvalidSchema(InvalidInput):
+    """A schema that cannot be read or stored."""
+
+    code = "invalid_schema"
+
+
+class SchemaMismatch(InvalidInput):
+    """Rows that do not fit the topic's schema."""
+
+    code = "schema_mismatch"
+
+
+class SchemaConflict(InvalidInput):
+    """A schema change that old events would not survive."""
+
+    code = "schema_conflict"
+
+
+class EventTooLarge(InvalidInput):
+    """One event above the topic's `event_bytes_max`."""
+
+    code = "event_too_large"
+
+
+class Unsupported(InvalidInput):
+    """This log cannot do that."""
+
+    code = "unsupported"
+
+
+class NotFound(HeadwaterError):
+    """What was named does not exist."""
+
+    code = "not_found"
+
+
+class LogNotFound(NotFound):
+    """There is no log at that URL."""
+
+    code = "log_not_found"
+
+
+class TopicNotFound(NotFound):
+    """There is no such topic in the log."""
+
+    code = "topic_not_found"
+
+
+class TopicExists(HeadwaterError):
+    """The topic is there already."""
+
+    code = "topic_exists"
+
+
+class Closed(HeadwaterError):
+    """The handle was closed, or belongs to the process that forked this one."""
+
+    code = "closed"
+
+
+class Conflict(HeadwaterError):
+    """Somebody else's write came first."""
+
+    code = "conflict"
+
+
+class Fenced(Conflict):
+    """Another producer with the same id took over."""
+
+    code = "fenced"
+
+
+class SequenceGap(Conflict):
+    """A producer's sequence went backwards inside one batch."""
+
+    code = "sequence_gap"
+
+
+class Overloaded(HeadwaterError):
+    """A bounded buffer is full and the caller asked not to wait."""
+
+    code = "overloaded"
+    retriable = True
+
+
+class TimedOut(HeadwaterError):
+    """The deadline passed first."""
+
+    code = "timed_out"
+    retriable = True
+
+
+class PositionLost(HeadwaterError):
+    """The offset existed, and a power loss took it back."""
+
+    code = "position_lost"
+
+
+class StorageError(HeadwaterError):
+    """The disk, or the operating system above it, did not do as asked."""
+
+    code = "storage"
+
+
+class DiskFull(StorageError):
+    """No room is left on the device."""
+
+    code = "disk_full"
+    retriable = True
+
+
+class NoAccess(StorageError):
+    """The operating system refused access."""
+
+    code = "no_access"
+
+
+class Damaged(StorageError):
+    """Bytes on disk fail their checksum; they are named and never served."""
+
+    code = "damaged"
+
+
+class FormatTooNew(StorageError):
+    """The file was written by a newer Headwater."""
+
+    code = "format_too_new"
+
+
+class Poisoned(StorageError):
+    """An fsync failed; the partition takes no more events until it is re-opened and checked."""
+
+    code = "poisoned"

@@ -1,0 +1,38 @@
+"""The real services of the tests: started for the first test that asks, stopped after the last.
+
+A test that uses one is marked `service("<name>")`. Where the service cannot be had the test is skipped with the reason,
+or fails when `HEADWATER_SERVICES=required` says that nothing may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from bench.peers import PeerError
+from bench.peers.kafka import KafkaPeer
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaPeer]:
+    """A real Kafka broker."""
+    peer = KafkaPeer()
+    try:
+        peer.start()
+    except PeerError as error:
+        unavailable("kafka", error)
+    try:
+        yield peer
+    finally:
+        peer.stop()
+
+
+def unavailable(service: str, reason: object) -> NoReturn:
+    """End a test whose service cannot be had: skipped with the reason, or failed where services are required."""
+    text = f"service {service}: {reason}"
+    if os.environ.get("HEADWATER_SERVICES") == "required":
+        pytest.fail(text, pytrace=False)
+    pytest.skip(text)

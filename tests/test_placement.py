@@ -1,0 +1,147 @@
+"""Placement: the partition of a key is Kafka's, for every way in which a batch of keys can look."""
+
+from __future__ import annotations
+
+import random
+import struct
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.log.placement import key_bytes, murmur2, partitions_of, split
+from headwater.model.errors import InvalidSchema
+from headwater.model.schema import to_arrow_schema
+
+KAFKAS_OWN = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def java_murmur2(data: bytes) -> int:
+    """Kafka's `Utils.murmur2`, statement by statement."""
+
+    def int32(number: int) -> int:
+        return struct.unpack(">i", struct.pack(">I", number & 0xFFFFFFFF))[0]
+
+    def unsigned_shift(number: int, bits: int) -> int:
+        return (number & 0xFFFFFFFF) >> bits
+
+    length, m = len(data), 0x5BD1E995
+    h = int32(0x9747B28C ^ length)
+    for i in range(length // 4):
+        k = data[i * 4] + (data[i * 4 + 1] << 8) + (data[i * 4 + 2] << 16) + (data[i * 4 + 3] << 24)
+        k = int32(k * m)
+        k ^= unsigned_shift(k, 24)
+        k = int32(k * m)
+        h = int32(h * m)
+        h = int32(h ^ k)
+    rest, remaining = length & ~3, length % 4
+    if remaining == 3:
+        h ^= data[rest + 2] << 16
+    if remaining >= 2:
+        h ^= data[rest + 1] << 8
+    if remaining >= 1:
+        h ^= data[rest]
+        h = int32(h * m)
+    h = int32(h ^ unsigned_shift(h, 13))
+    h = int32(h * m)
+    return int32(h ^ unsigned_shift(h, 15))
+
+
+@pytest.mark.parametrize("copies", [1, 100])
+def test_hashes_are_kafkas(copies: int) -> None:
+    """The vectors of Kafka's own tests, by the path for few keys and by the one for many."""
+    keys = pa.array(list(KAFKAS_OWN) * copies, pa.binary())
+    assert murmur2(keys).tolist() == list(KAFKAS_OWN.values()) * copies
+    for key, expected in KAFKAS_OWN.items():
+        assert murmur2(pa.array([key] * copies, pa.binary())).tolist() == [expected] * copies
+
+
+@given(
+    st.lists(st.none() | st.binary(max_size=40), max_size=60),
+    st.integers(0, 20),
+    st.integers(1, 5),
+    st.integers(1, 300),
+)
+def test_every_batch_of_keys_is_placed_as_kafka_places_it(
+    keys: list[bytes | None], skipped: int, repeated: int, partitions: int
+) -> None:
+    """Any mix of lengths, slices, nulls and empty keys agrees with the Java code; no key says -1."""
+    column = pa.array(keys * repeated, pa.binary()).slice(skipped)
+    expected = [-1 if key is None else (java_murmur2(key) & 0x7FFFFFFF) % partitions for key in column.to_pylist()]
+    assert partitions_of(column, partitions).tolist() == expected
+
+
+def test_blocks_and_very_long_keys_agree() -> None:
+    """More keys than one block holds, and a few keys that are a thousand times as long as the others."""
+    rng = random.Random(7)
+    keys = [rng.randbytes(rng.choice([0, 3, 8, 10, 11, 100])) for _ in range(70_000)]
+    for at in (5, 40_000, 40_001):
+        keys[at] = rng.randbytes(70_001)
+    column = pa.array(keys, pa.binary())
+    hashes = murmur2(column)
+    for at in [5, 40_000, 40_001, *rng.sample(range(len(keys)), 2_000)]:
+        assert hashes[at] == java_murmur2(keys[at])
+    same = pa.array([b"%010d" % at for at in range(70_000)], pa.binary())
+    assert murmur2(same)[69_999] == java_murmur2(b"0000069999")
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value", "expected"),
+    [
+        ("STRING", "grün", "grün".encode()),
+        ("BINARY", b"\x00\xff", b"\x00\xff"),
+        ("TINYINT", -1, b"\xff" * 8),
+        ("INT", 1, b"\x00" * 7 + b"\x01"),
+        ("BIGINT", -(2**63), b"\x80" + b"\x00" * 7),
+        ("BOOLEAN", True, b"true"),
+        ("DOUBLE", 1.5, b"1.5"),
+        ("DECIMAL(5,2)", Decimal("1.50"), b'"1.50"'),
+        ("DATE", date(2026, 1, 31), b'"2026-01-31"'),
+        ("TIMESTAMP", datetime(2026, 1, 31, 12, tzinfo=UTC), b'"2026-01-31T12:00:00Z"'),
+        ("TIMESTAMP_NTZ", datetime(2026, 1, 31, 12, 0, 0, 500_000), b'"2026-01-31T12:00:00.500000"'),  # noqa: DTZ001
+        ("ARRAY<STRING>", ["ü", None], '["ü",null]'.encode()),
+        ("STRUCT<b: INT, a: BINARY>", {"b": 1, "a": b"x"}, b'{"a":"eA==","b":1}'),
+    ],
+)
+def test_the_bytes_of_a_key_are_fixed(ddl: str, value: Any, expected: bytes) -> None:
+    """Stored behaviour: partitions of existing topics depend on these bytes."""
+    column = pa.array([value, value, None, value], to_arrow_schema(f"k {ddl}").field(0).type)
+    assert key_bytes(column).to_pylist() == [expected, expected, None, expected]
+    assert key_bytes(column.slice(1)).to_pylist() == [expected, None, expected]
+    assert key_bytes(column.slice(0, 0)).to_pylist() == []
+    key_bytes(column).validate(full=True)
+
+
+def test_a_map_is_no_key() -> None:
+    """Its entries have no order, so equal maps could part."""
+    with pytest.raises(InvalidSchema, match="cannot be a key"):
+        key_bytes(pa.array([], to_arrow_schema("k STRUCT<m: ARRAY<MAP<STRING, INT>>>").field(0).type))
+
+
+@given(st.integers(1, 400), st.data())
+def test_split_groups_rows_by_partition_in_order(partitions: int, data: st.DataObject) -> None:
+    """Every row goes to its own partition, none is lost, and rows of one partition keep their order."""
+    placement = data.draw(st.lists(st.integers(0, partitions - 1), max_size=50))
+    batch = pa.record_batch({"n": pa.array(range(len(placement)), pa.int64()), "s": [str(p) for p in placement]})
+    parts = split(batch, np.array(placement, np.int32), partitions)
+    expected = [(p, [n for n, at in enumerate(placement) if at == p]) for p in sorted(set(placement))]
+    assert [(p, part["n"].to_pylist()) for p, part in parts] == expected
+    assert all(set(part["s"].to_pylist()) == {str(p)} for p, part in parts)
+
+
+def test_split_does_not_copy_what_stays_together() -> None:
+    """The usual single event, or a batch of one key, is handed on as it is."""
+    batch = pa.record_batch({"n": [1, 2]})
+    assert split(batch, np.array([3, 3], np.int32), 4)[0][1] is batch
