@@ -1,11 +1,12 @@
 """The harness: measures both sides of a figure, holds the figures, writes and prints them.
 
-``bench/results/<name>.json`` is a list of rows ``{name, unit, ours, peer, peer_value, ratio, target, met}`` with more keys behind them;
-``bench/results/machine.json`` beside it says on what they were measured.
+`bench/results/<name>.json` is a list of rows `{name, unit, ours, peer, peer_value, ratio, target, met}` with more
+keys behind them; `bench/results/machine.json` beside it says on what they were measured.
 
-A run counts only while nothing else runs: each one is watched, and one during which other programs took more than ``FOREIGN_CPU_MAX``
-of the machine is repeated, up to twice as many runs as asked for. When no run was quiet the best of the others is kept and the row says
-``quiet: false``. The two sides of a figure take turns, so that a slow spell of the machine meets both.
+A run counts only while nothing else runs: each one is watched, and one during which other programs took more than
+`FOREIGN_CPU_MAX` of the machine is repeated, up to twice as many runs as asked for. When no run was quiet the best
+of the others is kept and the row says `quiet: false`. The two sides of a figure take turns, so that a slow spell of
+the machine meets both.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ Bench = Callable[[Options], list[Figure]]
 def measure(
     options: Options, ours: Callable[[], float], peer: Callable[[], float] | None = None, *, better: Better = "higher"
 ) -> Pair:
-    """Run both sides in turns, ``options.runs`` times each; each call sets up for itself and returns its own figure."""
+    """Run both sides in turns, `options.runs` times each; each call sets up for itself and returns its own figure."""
     (pair,) = measure_each(options, lambda: (ours(),), peer and (lambda: (peer(),)), better=better)
     return pair
 
@@ -149,7 +150,7 @@ def measure_each(
     *,
     better: Better = "higher",
 ) -> list[Pair]:
-    """Like ``measure`` for runs that return several figures at once; one pair of samples for each."""
+    """Like `measure` for runs that return several figures at once; one pair of samples for each."""
     sides = {"ours": ours if options.wants("ours") else None, "peer": peer if options.wants("peer") else None}
     runs: dict[str, list[tuple[tuple[float, ...], bool]]] = {"ours": [], "peer": []}
     for attempt in range(2 * options.runs):
@@ -158,8 +159,10 @@ def measure_each(
             if side is None or enough:
                 continue
             gc.collect()
+            gc.freeze()  # or each collection during the run walks through the payload, which halves a consumer's rate
             with watch() as watched:
                 values = side()
+            gc.unfreeze()
             runs[name].append((values, watched.quiet))
     count = max(len(values) for side in runs.values() for values, _ in side)
     return [(_sample(runs["ours"], index, better), _sample(runs["peer"], index, better)) for index in range(count)]
@@ -186,7 +189,7 @@ def watch() -> Iterator[Watched]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder on the disk that is measured (``TMPDIR`` chooses it), removed afterwards."""
+    """A temporary folder on the disk that is measured (`TMPDIR` chooses it), removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
         yield Path(folder)
 
@@ -220,7 +223,7 @@ def main(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None =
 
 
 def write(name: str, rows: list[dict[str, Any]], *, whole: bool) -> None:
-    """Write the rows and the machine; with ``whole`` false only the rows measured now replace their old selves."""
+    """Write the rows and the machine; with `whole` false only the rows measured now replace their old selves."""
     path = RESULTS / f"{name}.json"
     if not whole and path.exists():
         fresh = {row["name"]: row for row in rows}

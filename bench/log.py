@@ -1,7 +1,8 @@
-"""The log's figures beside a real Kafka: ``python -m bench.log`` writes ``bench/results/log.json``.
+"""The log's figures beside a real Kafka: `python -m bench.log` writes `bench/results/log.json`.
 
-Events of 10-byte key and 100-byte value; ours with default durability (each acknowledged event is on disk), Kafka with acks=1 (it is in
-the broker's page cache). ``--only send`` runs one group, ``--quick`` shrinks everything, ``--side peer`` measures the peers alone.
+Events of 10-byte key and 100-byte value; ours with default durability (each acknowledged event is on disk), Kafka
+with acks=1 (it is in the broker's page cache). `--only send` runs one group, `--quick` shrinks everything,
+`--side peer` measures the peers alone.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _fill_segments(folder: Path, table: pa.Table) -> None:
 
 
 def _alone(function: Callable[..., float], folder: Path) -> float:
-    """What ``function`` returns in a fresh process."""
+    """What `function` returns in a fresh process."""
     return float(run_together((function, (str(folder),)))[0])
 
 

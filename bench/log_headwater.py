@@ -1,4 +1,4 @@
-"""Our side of the log's figures, written as a user would write it; the mirror of ``log_kafka``."""
+"""Our side of the log's figures, written as a user would write it; the mirror of `log_kafka`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def read_events(log: hw.Log, events: int) -> float:
 
 
 def read_arrow(log: hw.Log, events: int, *, times: int) -> float:
-    """Take every event in Arrow batches, and of each batch the column of values, ``times`` over; events per second."""
+    """Take every event in Arrow batches, and of each batch the column of values, `times` over; events per second."""
     start = time.perf_counter()
     for _ in range(times):
         _read_arrow(log, events)

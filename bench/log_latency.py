@@ -1,7 +1,8 @@
 """Latency: one event at a time, 1,000 a second, from one process to another; and one fdatasync to hold it against.
 
-The sender writes the time into the event just before it sends, the receiver looks at the same clock when it holds the value. When a
-slow send makes the sender late, the next events carry the time they were due, so waiting is never left out.
+The sender writes the time into the event just before it sends, the receiver looks at the same clock when it holds the
+value. When a slow send makes the sender late, the next events carry the time they were due, so waiting is never left
+out.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _figures(durability: str, pairs: list[Pair], peer: str, times_max: float) ->
 def measure_latency(
     open_sender: Opener, open_receiver: Opener, address: tuple[str, ...], payload: Payload
 ) -> tuple[float, float]:
-    """p50 and p99 in milliseconds; the openers are called with ``address`` in processes of their own."""
+    """p50 and p99 in milliseconds; the openers are called with `address` in processes of their own."""
     values = [value[_STAMP.size :] for value in payload.values]
     receiver = (_receive, (open_receiver, address, len(values)))
     sender = (_send, (open_sender, address, payload.keys, values))

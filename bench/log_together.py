@@ -64,7 +64,7 @@ def _figures(options: Options, *, partitions: int) -> list[Figure]:
 def _send_and_flush(
     ready: Callable[[], None], folder: str, keys: list[bytes], values: list[bytes], seconds: float
 ) -> tuple[int, int]:
-    """Events acknowledged within ``seconds``, and the fdatasyncs this process did for them."""
+    """Events acknowledged within `seconds`, and the fdatasyncs this process did for them."""
     with open_log(Path(folder)) as log, log.producer(linger_ms=0) as producer:
         producer.send(TOPIC, values[0], key=keys[0])
         producer.flush()

@@ -50,7 +50,7 @@ def filesystem(folder: Path) -> str:
 
 
 def cpu_s() -> tuple[float, float, float]:
-    """CPU seconds since boot: spent by all, spent by this program and its children (and the kernel for them), and idle."""
+    """CPU seconds since boot: of all, of this program with its children (and the kernel for them), and idle."""
     user, nice, system, idle, iowait, irq, softirq, steal, *_ = (
         int(word) for word in _first_line("/proc/stat").split()[1:]
     )
@@ -59,7 +59,7 @@ def cpu_s() -> tuple[float, float, float]:
 
 
 def foreign_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """The share of the machine's CPU that other programs took between two readings of ``cpu_s``."""
+    """The share of the machine's CPU that other programs took between two readings of `cpu_s`."""
     busy, own, idle = (late - early for early, late in zip(before, after, strict=True))
     return max(0.0, busy - own) / (busy + idle) if busy + idle > 0 else 0.0
 

@@ -28,7 +28,7 @@ class Payload:
         return len(self.keys)
 
     def tables(self, rows: int) -> list[pa.Table]:
-        """The table in pieces of ``rows``."""
+        """The table in pieces of `rows`."""
         return [self.table.slice(start, rows) for start in range(0, len(self), rows)]
 
 

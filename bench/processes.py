@@ -25,8 +25,8 @@ class WorkerFailed(RuntimeError):
 def run_together(*workers: Worker, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """What each worker returns, in order.
 
-    A worker ``(function, arguments)`` is called as ``function(ready, *arguments)``. ``ready()`` returns in all of them at once, when
-    each has called it: to begin together and, called again, to end together.
+    A worker `(function, arguments)` is called as `function(ready, *arguments)`. `ready()` returns in all of
+    them at once, when each has called it: to begin together and, called again, to end together.
     """
     context = multiprocessing.get_context("spawn")
     gate = context.Barrier(len(workers))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.placement import key_bytes, murmur2, partitions_of, split
+from headwater.log.placement import Placement, key_bytes, murmur2, partitions_of, place
 from headwater.model.errors import InvalidSchema
 from headwater.model.schema import to_arrow_schema
 
@@ -131,17 +131,24 @@ def test_a_map_is_no_key() -> None:
 
 
 @given(st.integers(1, 400), st.data())
-def test_split_groups_rows_by_partition_in_order(partitions: int, data: st.DataObject) -> None:
+def test_rows_are_grouped_by_partition_in_order(partitions: int, data: st.DataObject) -> None:
     """Every row goes to its own partition, none is lost, and rows of one partition keep their order."""
-    placement = data.draw(st.lists(st.integers(0, partitions - 1), max_size=50))
-    batch = pa.record_batch({"n": pa.array(range(len(placement)), pa.int64()), "s": [str(p) for p in placement]})
-    parts = split(batch, np.array(placement, np.int32), partitions)
-    expected = [(p, [n for n, at in enumerate(placement) if at == p]) for p in sorted(set(placement))]
-    assert [(p, part["n"].to_pylist()) for p, part in parts] == expected
-    assert all(set(part["s"].to_pylist()) == {str(p)} for p, part in parts)
+    places = data.draw(st.lists(st.integers(0, partitions - 1), max_size=50))
+    groups = Placement(np.array(places, np.int32), partitions).groups()
+    expected = [(p, [n for n, at in enumerate(places) if at == p]) for p in sorted(set(places))]
+    everything = list(range(len(places)))
+    assert [(p, everything if rows is None else rows.tolist()) for p, rows in groups] == expected
 
 
-def test_split_does_not_copy_what_stays_together() -> None:
+def test_what_stays_together_is_not_picked_apart() -> None:
     """The usual single event, or a batch of one key, is handed on as it is."""
-    batch = pa.record_batch({"n": [1, 2]})
-    assert split(batch, np.array([3, 3], np.int32), 4)[0][1] is batch
+    assert Placement(np.array([3, 3], np.int32), 4).groups() == [(3, None)]
+
+
+def test_rows_without_a_key_go_together_to_the_sticky_partition() -> None:
+    """Null keys and topics without a key follow `sticky`; keyed rows do not."""
+    rows = pa.record_batch({"k": pa.array([b"21", None, b"21", None])})
+    placed = place(rows, "k", 4, sticky=7).partitions
+    assert placed[[1, 3]].tolist() == [3, 3]
+    assert placed[[0, 2]].tolist() == partitions_of(pa.array([b"21", b"21"]), 4).tolist()
+    assert place(rows, None, 4, sticky=6).partitions.tolist() == [2] * 4

@@ -6,8 +6,8 @@ from __future__ import annotations
 class PeerError(RuntimeError):
     """A peer could not be fetched, started or kept alive.
 
-    ``code`` is stable and one of ``java_missing``, ``maven_missing``, ``download_failed``, ``port_in_use``, ``format_failed``,
-    ``died``, ``not_ready``; the text says what to do next.
+    `code` is stable and one of `java_missing`, `maven_missing`, `download_failed`, `port_in_use`,
+    `format_failed`, `died`, `not_ready`; the text says what to do next.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -1,11 +1,11 @@
 """The guard: runs one service as its child and ends it when the program that asked for it ends, however that happens.
 
-``python guard.py FOLDER COMMAND…`` prints the service's pid, then waits. When its standard input closes (the parent stopped it, or
-died, even by SIGKILL) or it is told to terminate, it ends the service by pid and removes FOLDER. It exits with the service's status
-when the service ends first, and then leaves FOLDER for the parent to read. Should the guard itself be killed, the kernel kills the
-service (PR_SET_PDEATHSIG).
+`python guard.py FOLDER COMMAND…` prints the service's pid, then waits. When its standard input closes (the parent
+stopped it, or died, even by SIGKILL) or it is told to terminate, it ends the service by pid and removes FOLDER. It
+exits with the service's status when the service ends first, and then leaves FOLDER for the parent to read. Should the
+guard itself be killed, the kernel kills the service (PR_SET_PDEATHSIG).
 
-A file of its own with only the standard library, so that it starts in some 20 ms with ``python -I -S``.
+A file of its own with only the standard library, so that it starts in some 20 ms with `python -I -S`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process ``number`` when the thread that started it ends."""
+    """Ask the kernel to send this process `number` when the thread that started it ends."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
@@ -31,7 +31,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def main(folder: str, command: list[str]) -> int:
-    """Run ``command`` in ``folder`` until it ends or must end."""
+    """Run `command` in `folder` until it ends or must end."""
     stop_read, stop_write = os.pipe()
     os.set_blocking(stop_write, False)
     signal.set_wakeup_fd(stop_write)

@@ -3,9 +3,9 @@
     with KafkaPeer() as kafka:
         Producer({"bootstrap.servers": kafka.bootstrap})
 
-The jars come from Maven Central once, by a pom written into ``$HEADWATER_CACHE`` (default ``~/.cache/headwater``), and later starts
-need no network. The folder is formatted anew at each start and removed at the stop. The broker ends with the program that started it,
-even when that is killed (see ``guard``).
+The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`),
+and later starts need no network. The folder is formatted anew at each start and removed at the stop. The broker ends
+with the program that started it, even when that is killed (see `guard`).
 
 One object serves one start after another, from one thread at a time.
 """
@@ -81,7 +81,7 @@ _PROPERTIES = {
 
 
 class KafkaPeer:
-    """One Kafka broker, running between ``start`` and ``stop`` (or inside ``with``)."""
+    """One Kafka broker, running between `start` and `stop` (or inside `with`)."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class KafkaPeer:
         version: str = VERSION,
         start_timeout_s: float = 60.0,
     ) -> None:
-        """``settings`` are broker properties laid over ours; ``parent_folder`` holds the temporary folder."""
+        """`settings` are broker properties laid over ours; `parent_folder` holds the temporary folder."""
         self._size = size
         self._port = port
         self._settings = dict(settings or {})
@@ -242,7 +242,7 @@ def _find_java() -> str:
 
 
 def _ports(port: int | None) -> tuple[int, int]:
-    """A port for clients (``port`` if it is free) and one for the controller."""
+    """A port for clients (`port` if it is free) and one for the controller."""
     with socket.socket() as client, socket.socket() as controller:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

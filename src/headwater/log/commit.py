@@ -4,7 +4,7 @@ Two files in the log's folder. `state` is a slot file (magic "HWLOGS") with one 
 pending, end, last transaction, chain, failed. `commits` holds the commit records one after the other:
 
     file:   magic "HWCMTS", format u16, floor u64 (every transaction up to it was decided before this file began)
-    record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of body and chain, then the body (msgpack)
+    record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of all the rest, then the body (msgpack)
 
 A transaction holds the append and sync locks of all its partitions, in a fixed order. It writes its frames behind the
 published ends, syncs them, and then, under the lock of `state`: sets `pending` to the place of its record, writes and syncs
@@ -101,8 +101,8 @@ class CommitLog:
         return State(*self._state.read(0))
 
     def is_torn(self) -> bool:
-        """Whether the state that counts is damaged as a power loss does it: the one before it is whole."""
-        return len(self._state.read_all(0)) == 1
+        """Whether a whole state is left although the one that counts is damaged: so a power loss leaves it."""
+        return bool(self._state.read_all(0))
 
     def set_state(self, state: State) -> None:
         """Changes the shared state; the caller holds the lock."""
@@ -116,8 +116,18 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, transaction=number))
             return number
 
-    def commit(self, transaction: int, parts: Sequence[Part], *, publish: Callable[[Sequence[Part]], None]) -> None:
-        """Decides a transaction whose frames are written and synced, and publishes it."""
+    def commit(
+        self,
+        transaction: int,
+        parts: Sequence[Part],
+        *,
+        publish: Callable[[Sequence[Part]], None],
+        poison: Callable[[], None],
+    ) -> None:
+        """Decides a transaction whose frames are written and synced, and publishes it.
+
+        `poison` closes its partitions when nobody can say whether the record is on disk.
+        """
         with self.locked():
             self.settle(publish=publish)
             state = self.state()
@@ -125,15 +135,17 @@ class CommitLog:
                 raise _failed(self._folder)
             record = _encode(transaction, parts, state.chain)
             file = self._commits()
+            file.allocate(state.end + len(record))
             self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
             self._disk.reach("commit: intended")
             try:
                 file.write_at(state.end, [record])
                 self._disk.reach("commit: written")
                 file.sync()
-            except StorageError:
+            except StorageError as error:
+                poison()
                 self.set_state(msgspec.structs.replace(state, failed=1))
-                raise
+                raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
             publish(parts)
             self._finish(len(record), record)
@@ -271,8 +283,8 @@ def _boot_bytes(boot_id: str) -> bytes:
 
 def _encode(transaction: int, parts: Sequence[Part], chain: int) -> bytes:
     body = msgspec.msgpack.encode(list(parts))
-    crc = crc32c(body, chain)
-    return _RECORD.pack(_RECORD_MAGIC, len(body), transaction, chain, crc) + body
+    head = _RECORD.pack(_RECORD_MAGIC, len(body), transaction, chain, 0)[:-4]
+    return head + struct.pack("<I", crc32c(body, crc32c(head))) + body
 
 
 def _decode(data: bytes, chain: int) -> tuple[int, Sequence[Part], bytes] | None:
@@ -281,7 +293,8 @@ def _decode(data: bytes, chain: int) -> tuple[int, Sequence[Part], bytes] | None
         return None
     magic, length, transaction, before, crc = _RECORD.unpack_from(data)
     body = data[_RECORD.size : _RECORD.size + length]
-    if magic != _RECORD_MAGIC or len(body) != length or before != chain or crc32c(body, chain) != crc:
+    expected = crc32c(body, crc32c(data[: _RECORD.size - 4]))
+    if magic != _RECORD_MAGIC or len(body) != length or before != chain or expected != crc:
         return None
     return transaction, msgspec.msgpack.decode(body, type=tuple[Part, ...]), data[: _RECORD.size + length]
 
@@ -292,6 +305,6 @@ def _chain(record: bytes) -> int:
 
 def _failed(folder: str) -> Poisoned:
     return Poisoned(
-        f"The commit log of {folder} could not be synced before.",
-        advice="Check the disk, then open the log again: it is checked and takes transactions again.",
+        f"A commit record could not be synced in {folder}.",
+        advice="Whether that transaction happened is decided when the log is opened again: check the disk, then do so.",
     )

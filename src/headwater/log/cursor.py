@@ -14,52 +14,62 @@ import pyarrow as pa
 
 from headwater.log.disk import Disk
 from headwater.log.frame import damaged
+from headwater.log.gate import Gate
+from headwater.log.handles import Handles
 from headwater.log.partition import Partition
 from headwater.log.sealed import Sealed
 from headwater.log.segment import Segment
 from headwater.log.store import Chunk, TimeKind
 from headwater.log.topic import Topic
-from headwater.model.errors import Damaged
+from headwater.model.errors import Damaged, TopicNotFound
 
 _LOOKS_MAX = 5
 
 
-class Partitions(Protocol):
+class Opened(Protocol):
     """What a cursor needs of its store."""
 
     @property
-    def disk(self) -> Disk:
-        """The disk below."""
+    def handles(self) -> Handles:
+        """The files this process has open."""
 
-    def topic(self, name: str) -> Topic:
-        """A topic as this process knows it."""
-
-    def refresh(self, name: str) -> Topic:
-        """A topic from its file."""
-
-    def partition(self, name: str, number: int) -> Partition:
-        """A partition, opened."""
+    @property
+    def gate(self) -> Gate:
+        """Passed by whoever uses them."""
 
 
 class LocalCursor:
     """A cursor in a local partition."""
 
-    def __init__(self, store: Partitions, name: str, number: int, *, offset: int) -> None:
+    def __init__(self, store: Opened, name: str, number: int, *, offset: int) -> None:
         self.offset = offset
         self._store = store
         self._name = name
         self._number = number
+        self._topic_id = store.handles.topic(name).id
         self._segment: Segment | Sealed | None = None
-        self._place = 0
+        self._place = self._after = 0
         self._rest: Chunk | None = None
 
     def read(self, end: int, *, events_max: int) -> list[Chunk]:
         """The next events below the offset `end`, at most `events_max`."""
-        chunks = []
+        with self._store.gate:
+            return self._read_on(end, events_max)
+
+    def _read_on(self, end: int, events_max: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        if self._store.handles.topic(self._name).id != self._topic_id:
+            raise TopicNotFound(
+                f"Topic {self._name!r} was deleted and created again while it was read.", advice="Open another reader."
+            )
         while self.offset < end and events_max > 0:
+            if self._rest is not None and self._rest.topic is not self._store.handles.topic(self._name):
+                self._rest = None
             chunk = self._rest or self._next()
             stop = min(chunk.end_offset, end, self.offset + events_max)
             self._rest = chunk if stop < chunk.end_offset else None
+            if self._rest is None:
+                self._place = self._after
             if self.offset != chunk.base_offset or stop != chunk.end_offset:
                 chunk = chunk.slice(self.offset, stop)
             chunks.append(chunk)
@@ -71,48 +81,54 @@ class LocalCursor:
         """The whole chunk that holds the offset."""
         for _ in range(_LOOKS_MAX):
             if self._segment is None:
-                self._segment = open_segment(self._store, self._name, self._number, self.offset)
-                self._place = _find(self._segment, self.offset, self._store.partition(self._name, self._number))
-            found = self._read(self._segment)
+                self._segment = open_segment(self._store.handles, self._name, self._number, self.offset)
+                self._place = _find(self._segment, self.offset, self._store.handles.partition(self._name, self._number))
+            found = self._read_place(self._segment)
             if found is not None:
-                chunk, self._place = found
+                chunk, self._after = found
                 if not chunk.base_offset <= self.offset < chunk.end_offset:
                     break
                 return chunk
             behind, self._segment = self._segment, None
             behind.close()
         raise damaged(
-            self._segment.path if self._segment else self._store.partition(self._name, self._number).folder,
+            self._segment.path if self._segment else self._store.handles.partition(self._name, self._number).folder,
             self._place,
             f"event {self.offset} is not where it should be",
         )
 
-    def _read(self, segment: Segment | Sealed) -> tuple[Chunk, int] | None:
-        topic = self._store.topic(self._name)
+    def _read_place(self, segment: Segment | Sealed) -> tuple[Chunk, int] | None:
+        topic = self._store.handles.topic(self._name)
         try:
             return segment.read(self._place, topic=topic, partition=self._number)
         except Damaged:
-            fresh = self._store.refresh(self._name)
+            fresh = self._store.handles.refresh(self._name)
             if fresh.schema_id == topic.schema_id:
                 raise
             return segment.read(self._place, topic=fresh, partition=self._number)
 
 
-def open_segment(store: Partitions, name: str, number: int, offset: int) -> Segment | Sealed:
+def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segment | Sealed:
     """The segment that holds an offset."""
-    partition = store.partition(name, number)
+    partition = handles.partition(name, number)
     for _ in range(_LOOKS_MAX):
         active = partition.visible().base
         try:
             if offset >= active:
-                return Segment(store.disk, partition.folder, active)
-            bases = segments(store.disk, partition.folder)
-            base = max((base for base in bases if base <= offset), default=None)
-            if base is None:
-                break
-            return bases[base](store.disk, partition.folder, base)
+                segment: Segment | Sealed = Segment(handles.disk, partition.folder, active)
+            else:
+                bases = segments(handles.disk, partition.folder)
+                base = max((base for base in bases if base <= offset), default=None)
+                if base is None:
+                    break
+                segment = bases[base](handles.disk, partition.folder, base)
         except FileNotFoundError:
             continue
+        if partition.is_deleted():
+            break
+        return segment
+    if partition.is_deleted():
+        raise TopicNotFound(f"Topic {name!r} was deleted while it was read.", advice="Create it again.")
     raise damaged(partition.folder, 0, f"no segment holds event {offset}")
 
 
@@ -128,23 +144,23 @@ def segments(disk: Disk, folder: str) -> dict[int, type[Segment] | type[Sealed]]
     return found
 
 
-def offset_at(store: Partitions, name: str, number: int, *, time: int, by: TimeKind) -> int:
+def offset_at(handles: Handles, name: str, number: int, *, time: int, by: TimeKind) -> int:
     """The first offset whose event (or append) time is at or after `time`, among visible events; the end if none is."""
-    topic = store.topic(name)
+    topic = handles.topic(name)
     by = by if topic.time is not None else "appended"
-    partition = store.partition(name, number)
+    partition = handles.partition(name, number)
     end = partition.visible().end
-    kinds = segments(store.disk, partition.folder)
+    kinds = segments(handles.disk, partition.folder)
     bases = sorted(base for base in kinds if base < end)
     low, high = 0, len(bases)
     while high - low > 1:
         middle = (low + high) // 2
-        if _reached_before(kinds[bases[middle]](store.disk, partition.folder, bases[middle]), by) >= time:
+        if _reached_before(kinds[bases[middle]](handles.disk, partition.folder, bases[middle]), by) >= time:
             high = middle
         else:
             low = middle
     for base in bases[low : low + 2]:
-        segment = kinds[base](store.disk, partition.folder, base)
+        segment = kinds[base](handles.disk, partition.folder, base)
         place = _place_at(segment, partition, time, by)
         if place is not None and (found := segment.read(place, topic=topic, partition=number)) is not None:
             chunk = found[0]
@@ -183,4 +199,8 @@ def _first_row(chunk: Chunk, topic: Topic, time: int, by: TimeKind) -> int:
         return 0
     column = chunk.batch.column(topic.time if by == "time" and topic.time else "_appended")
     times = np.asarray(column.cast(pa.int64()).fill_null(-(2**63)))
-    return int(np.argmax(times >= time))
+    reached = times >= time
+    if by == "time":
+        appended = chunk.appended or np.asarray(chunk.batch.column("_appended").cast(pa.int64()))
+        reached &= times <= appended + topic.future_us
+    return int(np.argmax(reached))

@@ -194,7 +194,10 @@ class RealDisk:
             raise storage_error(error, path) from error
 
     def free_bytes(self, path: str) -> int:
-        return shutil.disk_usage(path).free
+        try:
+            return shutil.disk_usage(path).free
+        except OSError as error:
+            raise storage_error(error, path) from error
 
     def reach(self, point: str) -> None:
         """Nothing happens on a real disk."""
@@ -248,7 +251,7 @@ class RealFile:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise storage_error(error, self.path) from error
             if self.size() < length:
-                os.ftruncate(self._handle, length)
+                self.truncate(length)
 
     def truncate(self, length: int) -> None:
         try:
@@ -290,6 +293,9 @@ class RealFile:
             os.close(self._handle)
             self._handle = -1
 
+    def __del__(self) -> None:
+        self.close()
+
 
 class _RealMap:
     def __init__(self, path: str, length: int, *, writable: bool) -> None:
@@ -327,5 +333,9 @@ def storage_error(error: OSError, path: str) -> StorageError:
         return NoAccess(
             f"The operating system refused access to {path}: {os.strerror(error.errno)}.",
             advice="Check the owner and rights of the log's folder, or open it with read_only=True.",
+        )
+    if error.errno == errno.ENOTDIR:
+        return NoAccess(
+            f"{path} cannot be there: something above it is a file, not a folder.", advice="Check the log's path."
         )
     return StorageError(f"{path}: {error.strerror or error}.", advice="Run `headwater doctor` on this log.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.log.rows import to_values
 from headwater.log.store import Chunk
@@ -17,12 +18,11 @@ from headwater.model.event import Event
 from headwater.model.schema import HEADERS
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
-_OPTIONAL = ("_headers", "_deleted", "_appended")
 
 
-def to_events(chunk: Chunk, topic: Topic) -> list[Event]:
+def to_events(chunk: Chunk) -> list[Event]:
     """The events of a chunk, in order."""
-    batch = chunk.batch
+    batch, topic = chunk.batch, chunk.topic
     names = batch.schema.names
     count = batch.num_rows
     appended = _appended_us(chunk)
@@ -60,16 +60,16 @@ def output_schema(topic: Topic, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema(fields)
 
 
-def to_batch_of(chunk: Chunk, topic: Topic, schema: pa.Schema) -> pa.RecordBatch:
+def to_batch_of(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     """The chunk's events with the columns of `schema` (see `output_schema`)."""
     batch = chunk.batch
-    if schema is topic.schema and batch.num_columns == len(schema):
+    if schema is chunk.topic.schema and batch.num_columns == len(schema):
         return batch
-    return pa.RecordBatch.from_arrays([_column(chunk, topic, field) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([_column(chunk, field) for field in schema], schema=schema)
 
 
-def _column(chunk: Chunk, topic: Topic, field: pa.Field) -> pa.Array:
-    batch, count = chunk.batch, chunk.batch.num_rows
+def _column(chunk: Chunk, field: pa.Field) -> pa.Array:
+    batch, topic, count = chunk.batch, chunk.topic, chunk.batch.num_rows
     match field.name:
         case "_offset":
             return pa.array(np.arange(chunk.base_offset, chunk.base_offset + count, dtype=np.int64))
@@ -80,16 +80,21 @@ def _column(chunk: Chunk, topic: Topic, field: pa.Field) -> pa.Array:
         case "_key":
             return batch.column(topic.key) if topic.key else pa.nulls(count, field.type)
         case "_time" if topic.time is not None:
-            return batch.column(topic.time).cast(_TIMESTAMP)
+            times = batch.column(topic.time).cast(_TIMESTAMP)
+            return pc.coalesce(times, _appended(chunk)) if times.null_count else times
         case "_appended" | "_time":
-            if chunk.appended is None:
-                return batch.column("_appended")
-            return pa.array(np.full(count, chunk.appended, dtype=np.int64)).cast(_TIMESTAMP)
+            return _appended(chunk)
         case "_headers" | "_deleted" if field.name not in batch.schema.names:
             return pa.repeat(pa.scalar(False), count) if field.name == "_deleted" else pa.nulls(count, field.type)
         case "_deleted":
             return batch.column("_deleted").fill_null(False)
-    return batch.column(field.name)
+    return batch.column(field.name).cast(field.type)
+
+
+def _appended(chunk: Chunk) -> pa.Array:
+    if chunk.appended is None:
+        return chunk.batch.column("_appended")
+    return pa.array(np.full(chunk.batch.num_rows, chunk.appended, dtype=np.int64)).cast(_TIMESTAMP)
 
 
 def _meta_field(topic: Topic, name: str) -> pa.Field | None:

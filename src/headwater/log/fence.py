@@ -48,6 +48,15 @@ class Fence:
         self._facts.close()
 
 
+def check_fence(disk: Disk, path: str) -> None:
+    """Raises what is wrong with a fence's file."""
+    fence = Fence(disk, path, b"")
+    try:
+        fence.epoch()
+    finally:
+        fence.close()
+
+
 def open_fence(disk: Disk, folder: str, name: str) -> Fence:
     """The fence of a producer name, made at its first use."""
     producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()

@@ -45,6 +45,7 @@ CONTINUES = 4
 
 _MAGIC = b"HWF1"
 _ALIGNMENT = 64
+_CHECKED_BYTES = HEADER_BYTES - 4
 _HEADER = struct.Struct("<4sIQqIIqqqqq16sIIqqQI")
 _CHECKSUM = struct.Struct("<I")
 _PADDING = bytes(_ALIGNMENT)
@@ -199,14 +200,18 @@ def padding(payload_bytes: int) -> bytes:
 
 def decode(data: memoryview, position: int) -> Frame | None:
     """The header at `position`, or None where no intact header stands (the end, or a torn write)."""
-    raw = data[position : position + HEADER_BYTES]
-    if raw.nbytes < HEADER_BYTES or raw[:4] != _MAGIC:
+    if not has_intact_header(data, position):
         return None
-    (crc,) = _CHECKSUM.unpack_from(raw, HEADER_BYTES - 4)
-    if crc32c(raw[: HEADER_BYTES - 4]) != crc:
-        return None
-    fields = (*_HEADER.unpack_from(raw), crc)
+    fields = (*_HEADER.unpack_from(data, position), *_CHECKSUM.unpack_from(data, position + _CHECKED_BYTES))
     return Frame(*fields)
+
+
+def has_intact_header(data: memoryview, position: int) -> bool:
+    """Whether a whole header stands at `position`."""
+    if position + HEADER_BYTES > data.nbytes or data[position : position + 4] != _MAGIC:
+        return False
+    (crc,) = _CHECKSUM.unpack_from(data, position + _CHECKED_BYTES)
+    return bool(crc32c(data[position : position + _CHECKED_BYTES]) == crc)
 
 
 def load(frame: Frame, source: pa.Buffer, position: int, *, schema: pa.Schema, path: str) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from headwater.log.slots import SlotFile, create_slot_file
 FORMAT = 1
 
 _MAGIC = b"HWHEAD"
-_MARK = struct.Struct("<qqqqqI")
+_MARK = struct.Struct("<qqqqqIIq")
 _FLAG = struct.Struct("<Q")
 _SHAPES = (_MARK, _MARK, _FLAG, _FLAG)
 _WRITTEN, _DURABLE, _POISONED, _DELETED = range(4)
@@ -33,6 +33,9 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """A place between two frames: offsets below `end` lie before it, the next frame goes to `position` of segment `base`.
 
     `running` is the greatest event time so far, `appended` the last append time, `chain` the last header's checksum.
+    `heals` counts how often the partition went back to what was on disk, so that nobody trusts what it remembers from
+    before. While a writer begins another segment, `rolling` is that segment's base; a writer that finds it set removes what
+    the one before it, which died, has begun.
     """
 
     end: int = 0
@@ -41,6 +44,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     running: int = NO_TIME
     appended: int = 0
     chain: int = 0
+    heals: int = 0
+    rolling: int = -1
 
 
 class Head:

@@ -18,27 +18,32 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 
-from headwater.log.catalog import read_text, topic_from_json, topic_to_json, write_text
-from headwater.log.commit import CommitLog, Part, create_commits, create_state
+import pyarrow as pa
+
+from headwater.log.catalog import read_text, topic_to_json, write_text
+from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
-from headwater.log.disk import Disk, File, RealDisk
-from headwater.log.fence import Fence, open_fence
+from headwater.log.disk import Disk, RealDisk
 from headwater.log.frame import Payload, prepare
-from headwater.log.partition import Partition, create_partition
+from headwater.log.gate import Gate
+from headwater.log.handles import Handles
+from headwater.log.partition import Partition, create_partition, is_marked_deleted, mark_deleted
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.seal import Sealer, seal_partition
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import Topic
+from headwater.log.transactions import Transactions, check_same_topic
 from headwater.log.wait import PollingWaiter, file_waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import (
-    Closed,
     HeadwaterError,
     LogNotFound,
-    Poisoned,
+    NoAccess,
     StorageError,
     TopicExists,
     TopicNotFound,
@@ -46,8 +51,8 @@ from headwater.model.errors import (
 
 FRAME_EVENTS_MAX = 65_536
 FRAME_BYTES_MAX = 16 << 20
-
-_SNAPSHOTS_MAX = 10_000
+PARALLEL_EVENTS = 65_536
+WRITERS = 4
 
 
 class LocalStore:
@@ -57,44 +62,33 @@ class LocalStore:
         self.folder = os.path.abspath(folder)
         self.url = f"file://{self.folder}"
         self._disk: Disk = disk or RealDisk()
+        self._is_real = isinstance(self._disk, RealDisk)
+        self.gate: Gate
         self._clock = clock
         self._writable = not read_only
         self._counters: Counter[str] = Counter()
-        self._mutex = threading.RLock()
-        self._closed = False
         self._open_files(create=create and not read_only)
-        os.register_at_fork(after_in_child=_reopen_in_child(weakref.ref(self)))
+        _stores_to_reopen().add(self)
 
     # Topics
 
     def topics(self) -> list[str]:
-        self._check_open()
-        return sorted(name for name in self._disk.names(f"{self.folder}/topics") if not name.startswith("."))
+        with self.gate:
+            return self.handles.names()
 
     def topic(self, name: str) -> Topic:
-        with self._mutex:
-            self._check_open()
-            return self._topics.get(name) or self.refresh(name)
+        with self.gate:
+            return self.handles.topic(name)
 
     def refresh(self, name: str) -> Topic:
-        """The topic from its file: another process may have changed it."""
-        try:
-            topic = topic_from_json(read_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic"))
-        except FileNotFoundError:
-            raise self._not_found(name) from None
-        with self._mutex:
-            if (known := self._topics.get(name)) is not None and known.id != topic.id:
-                self._forget(name)
-            self._topics[name] = topic
-            for (of, _), partition in self._partitions.items():
-                if of == name:
-                    partition.topic = topic
-        return topic
+        with self.gate:
+            return self.handles.refresh(name)
 
     def create(self, topic: Topic) -> Topic:
-        self._check_writable()
         topics = f"{self.folder}/topics"
-        with self._catalog():
+        with self.gate, self._catalog():
+            if self._is_half_deleted(topic.name):
+                self._remove(topic.name)
             if self._disk.exists(f"{topics}/{topic.name}"):
                 raise TopicExists(
                     f"Topic {topic.name!r} exists already.",
@@ -106,7 +100,9 @@ class LocalStore:
                 for number in range(topic.partitions):
                     create_partition(self._disk, f"{fresh}/{number}")
                     self._disk.reach("create: partition made")
-                self._disk.open(f"{fresh}/signal", "create").close()
+                signal = self._disk.open(f"{fresh}/signal", "create")
+                signal.write_at(0, [b"!"])
+                signal.close()
                 write_text(self._disk, f"{fresh}/topic", "topic", topic_to_json(topic))
                 self._disk.reach("create: written")
                 self._disk.rename(fresh, f"{topics}/{topic.name}")
@@ -115,165 +111,97 @@ class LocalStore:
             except StorageError:
                 self._disk.remove_folder(fresh)
                 raise
-        return self.refresh(topic.name)
+            return self.handles.refresh(topic.name)
 
     def replace(self, topic: Topic) -> Topic:
-        self._check_writable()
-        with self._catalog():
-            if self.refresh(topic.name).id != topic.id:
-                raise self._not_found(topic.name)
+        with self.gate, self._catalog():
+            if self.handles.refresh(topic.name).id != topic.id:
+                raise TopicNotFound(f"Topic {topic.name!r} was deleted and created again.", advice="Look at it anew.")
             write_text(self._disk, f"{self.folder}/topics/{topic.name}/topic", "topic", topic_to_json(topic))
-        return self.refresh(topic.name)
+            return self.handles.refresh(topic.name)
 
     def delete(self, name: str) -> None:
-        self._check_writable()
-        with self._catalog():
-            topic = self.refresh(name)
-            for number in range(topic.partitions):
-                self.partition(name, number).set_deleted()
-            self._disk.reach("delete: marked")
-            gone = f"{self.folder}/topics/.deleted.{topic.id}"
-            self._disk.rename(f"{self.folder}/topics/{name}", gone)
-            self._disk.sync_folder(f"{self.folder}/topics")
-            self._disk.reach("delete: renamed")
-            self._forget(name)
-            self._disk.remove_folder(gone)
+        with self.gate, self._catalog():
+            for number in range(self.handles.refresh(name).partitions):
+                mark_deleted(self._disk, f"{self.folder}/topics/{name}/{number}")
+                self._disk.reach("delete: marked one")
+            self._remove(name)
 
     # Writing
 
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
-        self._check_writable()
-        outcomes: list[range | Exception] = []
-        for write in writes:
-            try:
-                outcomes.append(self._append(write))
-            except HeadwaterError as error:
-                outcomes.append(error)
-        for number, (write, outcome) in enumerate(zip(writes, outcomes, strict=True)):
-            if isinstance(outcome, range):
-                try:
-                    self.partition(write.topic.name, write.partition).sync_to(outcome.stop)
-                except HeadwaterError as error:
-                    outcomes[number] = error
-        for name in {write.topic.name for write in writes}:
-            self._signal(name)
-        return outcomes
+        with self.gate:
+            self._check_writable()
+            if len(writes) > 1 and self._is_real and sum(write.count for write in writes) >= PARALLEL_EVENTS:
+                outcomes = list(self._writers().map(lambda write: self._synced(write, self._appended(write)), writes))
+            else:
+                outcomes = [self._appended(write) for write in writes]
+                outcomes = [self._synced(write, outcome) for write, outcome in zip(writes, outcomes, strict=True)]
+            for name in sorted({write.topic.name for write in writes}):
+                self.handles.signal(name)
+            return outcomes
 
     def write_atomically(self, writes: Sequence[Write]) -> list[range]:
-        self._check_writable()
-        ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
-        merged: dict[tuple[str, int], list[Payload]] = {}
-        for number in ordered:
-            write = writes[number]
-            merged.setdefault((write.topic.name, write.partition), []).extend(_payloads(write))
-        transaction = self._commits.next_transaction(self._clock())
-        with ExitStack() as locks:
-            parts = []
-            for (name, number), payloads in merged.items():
-                partition = self.partition(name, number)
-                locks.enter_context(partition.appending())
-                locks.enter_context(partition.syncing())
-                start = partition.written()
-                mark = partition.stage(payloads, transaction=transaction)
-                parts.append(Part(name, partition.topic.id, number, start.end, mark))
-            self._disk.reach("transaction: staged")
-            for part in parts:
-                self.partition(part.topic, part.partition).sync_file(part.mark.base)
-            self._disk.reach("transaction: synced")
-            try:
-                self._commits.commit(transaction, parts, publish=self._publish)
-            except StorageError as error:
-                for part in parts:
-                    self.partition(part.topic, part.partition).poison()
-                raise Poisoned(
-                    f"The commit record of a transaction could not be synced in {self.folder}.",
-                    advice="Whether it happened is decided when the log is opened again. Check the disk and re-open.",
-                ) from error
-        self._begin_again_if_long()
-        for name in {part.topic for part in parts}:
-            self._signal(name)
-        starts = {(part.topic, part.partition): part.start for part in parts}
+        with self.gate:
+            self._check_writable()
+            ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
+            merged: dict[tuple[str, int, str], list[Payload]] = {}
+            for number in ordered:
+                write = writes[number]
+                merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
+            starts = self._transactions.append(merged)
+            for name in sorted({name for name, _, _ in merged}):
+                self.handles.signal(name)
         ranges: dict[int, range] = {}
         for number in ordered:
             place = (writes[number].topic.name, writes[number].partition)
-            ranges[number] = range(starts[place], starts[place] + writes[number].batch.num_rows)
+            ranges[number] = range(starts[place], starts[place] + writes[number].count)
             starts[place] = ranges[number].stop
         return [ranges[number] for number in range(len(writes))]
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
-        self._check_writable()
-        fence = open_fence(self._disk, f"{self.folder}/producers", name)
-        with self._mutex:
-            self._fences[fence.producer] = fence
-        return fence.producer, fence.raise_epoch()
+        with self.gate:
+            self._check_writable()
+            fence = self.handles.open_fence(name)
+            return fence.producer, fence.raise_epoch()
 
     def sequence_of(self, name: str, partition: int, *, producer: bytes) -> int | None:
-        found = self.partition(name, partition).sequence_of(producer)
-        return None if found is None else found.last
+        with self.gate:
+            found = self.handles.usable_partition(name, partition).sequence_of(producer)
+            return None if found is None else found.last
 
     # Reading
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
-        self._check_open()
-        partitions = [self.partition(name, n) for name in names for n in range(self.topic(name).partitions)]
-        for _ in range(_SNAPSHOTS_MAX):
-            before = self._commits.state()
-            ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
-            masks = self._commits.pending_parts(before)
-            after = self._commits.state()
-            if (after.sequence, after.pending) == (before.sequence, before.pending):
-                break
-        else:
-            raise StorageError("No consistent view of the log's heads could be had.", advice="Try again.")
-        for part in masks:
-            place = (part.topic, part.partition)
-            if place in ends and self.topic(part.topic).id == part.topic_id:
-                ends[place] = min(ends[place], part.start)
-        return {place: Bounds(first=0, end=end) for place, end in ends.items()}
+        with self.gate:
+            handles = self.handles
+            return self._transactions.bounds(
+                [handles.partition(name, n) for name in names for n in range(handles.topic(name).partitions)]
+            )
 
     def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
         return LocalCursor(self, name, partition, offset=offset)
 
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
-        return offset_at(self, name, partition, time=time, by=by)
+        with self.gate:
+            return offset_at(self.handles, name, partition, time=time, by=by)
 
     def waiter(self, names: Sequence[str]) -> Waiter:
-        self._check_open()
-        if not isinstance(self._disk, RealDisk):
+        if not self._is_real:
             return PollingWaiter()
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
 
     # Everything else
 
     def seal(self, name: str) -> int:
-        self._check_writable()
-        return sum(seal_partition(self._disk, self.partition(name, n)) for n in range(self.topic(name).partitions))
-
-    def partition(self, name: str, number: int) -> Partition:
-        """A partition, opened at its first use; a poisoned one is checked then."""
-        with self._mutex:
-            self._check_open()
-            found = self._partitions.get((name, number))
-            if found is not None:
-                return found
-            topic = self.topic(name)
-            if not 0 <= number < topic.partitions:
-                raise TopicNotFound(
-                    f"Topic {name!r} has no partition {number}.",
-                    advice=f"It has partitions 0 to {topic.partitions - 1}.",
-                )
-            try:
-                partition = self._open_partition(topic, number)
-            except FileNotFoundError:
-                self._forget(name)
-                raise self._not_found(name) from None
-            if self._writable and partition.is_poisoned():
-                partition.heal()
-            self._partitions[name, number] = partition
-            return partition
+        with self.gate:
+            self._check_writable()
+            partitions = [self.handles.partition(name, n) for n in range(self.handles.topic(name).partitions)]
+            return sum(seal_partition(self._disk, partition) for partition in partitions)
 
     def incarnation(self) -> int:
-        return self._commits.state().incarnation
+        with self.gate:
+            return self._commits.state().incarnation
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         ends = [
@@ -286,53 +214,67 @@ class LocalStore:
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
-    @property
-    def disk(self) -> Disk:
-        """The disk below."""
-        return self._disk
-
     def close(self) -> None:
-        with self._mutex:
-            if self._closed:
-                return
-            self._closed = True
-            sealer = self._sealer
-        if sealer is not None:
-            sealer.close()
-        with self._mutex:
+        if self._sealer is not None:
+            self._sealer.close()
+        if self.gate.close():
+            if self._pool is not None:
+                self._pool.shutdown()
             self._close_files()
+            self._closed = True
 
     def reopen(self) -> None:
         """In a forked child: the parent's locks are not ours, and a copy of its files would keep them after its death."""
         if not self._closed:
             self._close_files()
-            self._mutex = threading.RLock()
             self._open_files(create=False)
 
     # Opening
 
     def _open_files(self, *, create: bool) -> None:
-        self._topics: dict[str, Topic] = {}
-        self._partitions: dict[tuple[str, int], Partition] = {}
-        self._signals: dict[str, File] = {}
-        self._fences: dict[bytes, Fence] = {}
-        self._sealer: Sealer | None = None
+        self._closed = False
+        self.gate = Gate(f"The log {self.folder}", "Open it again with open_log.")
+        self._mutex = threading.RLock()
         self._catalog_depth = 0
+        self._sealer: Sealer | None = None
+        self._pool: ThreadPoolExecutor | None = None
         try:
             read_text(self._disk, f"{self.folder}/headwater", "log")
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             if not create:
                 raise LogNotFound(
                     f"There is no log in {self.folder}.", advice="Check the path, or open it with create=True."
                 ) from None
             self._create_log()
         self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "write" if self._writable else "read")
-        if self._writable and last_boot_id(self._disk, self.folder) != self._disk.boot_id():
-            with self._catalog():
-                self._counters += recover_log(self._disk, self.folder, clock=self._clock)
+        self._check_recovered()
         self._commits = CommitLog(self._disk, self.folder, writable=self._writable)
-        if self._writable and self._commits.state().failed:
-            self._replace_failed_commits()
+        self.handles = Handles(
+            self._disk,
+            self.folder,
+            clock=self._clock,
+            counters=self._counters,
+            writable=self._writable,
+            settle=self._settle,
+            rolled=self._seal_later,
+            mend=self._mend,
+        )
+        self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
+
+    def _check_recovered(self) -> None:
+        """After an unclean stop the first to open the log puts it in order."""
+        if self._writable:
+            self._disk.sync_folder(os.path.dirname(self.folder))
+            self._disk.sync_folder(self.folder)
+        if last_boot_id(self._disk, self.folder) == self._disk.boot_id():
+            return
+        if not self._writable:
+            raise NoAccess(
+                f"The machine was restarted since {self.folder} was last used, and the log has to be put in order first.",
+                advice="Open it once without read_only=True, as a user who may write to it.",
+            )
+        with self._catalog():
+            self._counters += recover_log(self._disk, self.folder, clock=self._clock)
 
     def _create_log(self) -> None:
         missing, above = [], self.folder
@@ -341,6 +283,8 @@ class LocalStore:
             above = os.path.dirname(above)
         self._disk.make_folder(f"{self.folder}/topics")
         self._disk.make_folder(f"{self.folder}/producers")
+        for folder in missing:
+            self._disk.sync_folder(os.path.dirname(folder))
         self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "create")
         with self._catalog():
             if not self._disk.exists(f"{self.folder}/headwater"):
@@ -349,107 +293,74 @@ class LocalStore:
                 create_state(self._disk, self.folder, boot_id=self._disk.boot_id())
                 self._disk.reach("open: state made")
                 write_text(self._disk, f"{self.folder}/headwater", "log", {"id": uuid.uuid4().hex})
-        for folder in missing:
-            self._disk.sync_folder(os.path.dirname(folder))
         self._catalog_file.close()
 
-    def _replace_failed_commits(self) -> None:
-        """A commit record's sync failed: nobody can append to its partitions until this has succeeded."""
-        with self._catalog():
-            for name in self.topics():
-                for number in range(self.topic(name).partitions):
-                    self._partitions.setdefault(
-                        (name, number), self._open_partition(self.topic(name), number)
-                    ).sync_head()
-            with self._commits.locked():
-                if self._commits.state().failed:
-                    self._commits.begin_again(floor=self._commits.state().transaction)
-            for name in self.topics():
-                self._forget(name)
-
-    # Small things
-
     def _close_files(self) -> None:
-        for name in {name for name, _ in self._partitions}:
-            self._forget(name)
-        for signal in self._signals.values():
-            signal.close()
-        for fence in self._fences.values():
-            fence.close()
+        self.handles.close()
         self._commits.close()
         self._catalog_file.close()
 
-    def _append(self, write: Write) -> range:
-        partition = self.partition(write.topic.name, write.partition)
-        fence = self._fences.get(write.stamp.producer)
-        return partition.append(list(_payloads(write)), epoch=fence.epoch if fence else None)
-
-    def _publish(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            try:
-                partition = self.partition(part.topic, part.partition)
-            except TopicNotFound:
-                continue
-            if partition.topic.id == part.topic_id:
-                partition.publish(part.mark)
-                self._disk.reach("commit: published one")
-
-    def _begin_again_if_long(self) -> None:
-        if not self._commits.is_long():
-            return
-        with self._commits.locked():
-            self._commits.settle(publish=self._publish)
-            for name in self.topics():
-                for number in range(self.topic(name).partitions):
-                    self.partition(name, number).sync_head()
-            self._commits.begin_again(floor=self._commits.state().transaction)
+    # Small things
 
     def _settle(self) -> None:
-        self._commits.settle(publish=self._publish)
+        self._transactions.settle()
+
+    def _mend(self, partition: Partition) -> None:
+        """Takes a poisoned partition back into use, after the commit log: a record in it may still speak of its frames."""
+        with self._catalog():
+            self._transactions.replace_failed_commits()
+            partition.heal()
+
+    def _is_half_deleted(self, name: str) -> bool:
+        folder = f"{self.folder}/topics/{name}"
+        if not self._disk.exists(folder):
+            return False
+        return any(is_marked_deleted(self._disk, f"{folder}/{n}") for n in self._disk.names(folder) if n.isdigit())
+
+    def _remove(self, name: str) -> None:
+        """Removes a topic's folder, whose partitions are marked; the caller holds the lock of the catalog."""
+        gone = f"{self.folder}/topics/.deleted.{uuid.uuid4().hex}"
+        self._disk.rename(f"{self.folder}/topics/{name}", gone)
+        self._disk.sync_folder(f"{self.folder}/topics")
+        self._disk.reach("delete: renamed")
+        self.handles.forget(name)
+        self._disk.remove_folder(gone)
+
+    def _appended(self, write: Write) -> range | Exception:
+        try:
+            partition = self.handles.usable_partition(write.topic.name, write.partition)
+            check_same_topic(partition, write.topic.id)
+            fence = self.handles.fence(write.stamp.producer)
+            return partition.append(list(_payloads(write)), epoch=fence.epoch if fence else None)
+        except HeadwaterError as error:
+            return error
+
+    def _synced(self, write: Write, outcome: range | Exception) -> range | Exception:
+        if isinstance(outcome, range):
+            try:
+                self.handles.partition(write.topic.name, write.partition).sync_to(outcome.stop)
+            except HeadwaterError as error:
+                return error
+        return outcome
+
+    def _writers(self) -> ThreadPoolExecutor:
+        with self._mutex:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="headwater-writer")
+            return self._pool
 
     def _seal_later(self) -> None:
         """Only on a real disk: a simulated history stays in one thread."""
-        if isinstance(self._disk, RealDisk):
+        if self._is_real:
             with self._mutex:
                 if self._sealer is None:
                     self._sealer = Sealer(lambda: [self.seal(name) for name in self.topics()])
                 self._sealer.later()
 
-    def _signal(self, name: str) -> None:
-        """Wakes the readers; they would find the events without it, only later."""
-        with self._mutex:
-            signal = self._signals.get(name)
-            if signal is None:
-                try:
-                    signal = self._disk.open(f"{self.folder}/topics/{name}/signal", "write")
-                except FileNotFoundError:
-                    return
-                self._signals[name] = signal
-        signal.write_at(0, [b"!"])
-
-    def _open_partition(self, topic: Topic, number: int) -> Partition:
-        return Partition(
-            self._disk,
-            f"{self.folder}/topics/{topic.name}/{number}",
-            topic=topic,
-            number=number,
-            clock=self._clock,
-            counters=self._counters,
-            settle=self._settle,
-            rolled=self._seal_later,
-            writable=self._writable,
-        )
-
-    def _forget(self, name: str) -> None:
-        for place in [place for place in self._partitions if place[0] == name]:
-            self._partitions.pop(place).close()
-        if name in self._signals:
-            self._signals.pop(name).close()
-        self._topics.pop(name, None)
-
     @contextmanager
     def _catalog(self) -> Iterator[None]:
         """Holds the lock of the list of topics."""
+        self._check_writable()
         with self._mutex:
             if self._catalog_depth == 0:
                 self._catalog_file.lock()
@@ -461,35 +372,33 @@ class LocalStore:
                 if self._catalog_depth == 0:
                     self._catalog_file.unlock()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"The log {self.folder} was closed.", advice="Open it again with open_log.")
-
     def _check_writable(self) -> None:
-        self._check_open()
         if not self._writable:
-            raise StorageError(f"The log {self.folder} was opened read-only.", advice="Open it without read_only=True.")
-
-    def _not_found(self, name: str) -> TopicNotFound:
-        known = ", ".join(self.topics()[:10]) or "none yet"
-        return TopicNotFound(f"There is no topic {name!r} in {self.folder}.", advice=f"Topics here: {known}.")
+            raise NoAccess(f"The log {self.folder} was opened read-only.", advice="Open it without read_only=True.")
 
 
 def _payloads(write: Write) -> Iterator[Payload]:
-    """The batch cut into frames of a size that is good to read, all with the batch's stamp."""
-    batch, stamp = write.batch, write.stamp
-    rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * batch.num_rows // max(batch.nbytes, 1)))
-    schema_id = write.topic.schema_id
-    for start in range(0, batch.num_rows, rows):
-        piece = batch.slice(start, rows)
-        continues = start + rows < batch.num_rows
-        yield prepare(piece, schema_id=schema_id, time_column=write.topic.time, stamp=stamp, continues=continues)
+    """The events cut into frames of a size that is good to read, all with the batch's stamp."""
+    size = pa.ipc.get_record_batch_size(write.batch)
+    rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
+    for start in range(0, write.count, rows):
+        yield prepare(
+            write.rows(start, rows),
+            schema_id=write.topic.schema_id,
+            time_column=write.topic.time,
+            stamp=write.stamp,
+            continues=start + rows < write.count,
+        )
 
 
-def _reopen_in_child(store: weakref.ref[LocalStore]) -> Callable[[], None]:
+@cache
+def _stores_to_reopen() -> weakref.WeakSet[LocalStore]:
+    """The stores of this process, which a forked child opens again; the hook is set once and cannot be taken back."""
+    stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
+
     def reopen() -> None:
-        found = store()
-        if found is not None:
-            found.reopen()
+        for store in list(stores):
+            store.reopen()
 
-    return reopen
+    os.register_at_fork(after_in_child=reopen)
+    return stores

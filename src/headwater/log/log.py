@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,15 +14,15 @@ import pyarrow as pa
 
 from headwater.log.disk import Disk
 from headwater.log.events import output_schema, to_batch_of
-from headwater.log.placement import key_bytes, partitions_of, split
+from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
 from headwater.log.reader import Reader, Start
-from headwater.log.rows import to_batch
+from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, Topic, check_name, check_topic
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
-from headwater.model.errors import EventTooLarge, InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.errors import InvalidInput, SchemaMismatch, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 SEGMENT_BYTES = 64 << 20
@@ -33,7 +34,7 @@ _SCAN_EVENTS = 1 << 20
 
 
 def open_log(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     durability: Durability = "fsync",
     create: bool = True,
@@ -46,6 +47,7 @@ def open_log(
     `durability` is what topics created through this handle get by default: "fsync" (acknowledged means on disk) or "os"
     (acknowledged means with the operating system: it survives any crash of a process, not a power loss).
     """
+    url = os.fspath(url)
     scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
     if not rest and scheme != "memory":
         raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
@@ -234,15 +236,14 @@ class Log:
         columns: Sequence[str] | None = None,
     ) -> pa.RecordBatchReader:
         """All events between two places as a stream of batches, for topics of any size."""
-        described = self.topic(topic)
-        schema = output_schema(described, columns)
-        ends = {place.partition: place.offset for place in Reader(self._store, [topic], start=end).positions()}
-        starts = {place.partition: place.offset for place in Reader(self._store, [topic], start=start).positions()}
-        return pa.RecordBatchReader.from_batches(schema, self._batches(described, schema, starts, ends))
+        ends = {place.partition: place.offset for place in self.reader(topic, start=end).positions()}
+        starts = {place.partition: place.offset for place in self.reader(topic, start=start).positions()}
+        schema = output_schema(self._store.refresh(topic), columns)
+        return pa.RecordBatchReader.from_batches(schema, self._batches(topic, schema, starts, ends))
 
     def table(self, topic: str, *, as_of: datetime | str | int | None = None) -> pa.Table:
         """The newest row of each key, without those that were deleted; `as_of` an event time."""
-        described = self.topic(topic)
+        described = self._store.refresh(check_name(topic))
         newest = Newest(described, as_of=None if as_of is None else time_us(as_of))
         for batch in self.scan(topic, columns=newest.columns):
             newest.add(batch)
@@ -284,26 +285,19 @@ class Log:
             if topic.schema_id == before.schema_id:
                 raise
             batch = to_batch(rows, topic.schema)
-        _check_size(batch, topic, 0)
-        if topic.key is None:
-            self._sticky += 1
-            placed = [(self._sticky % topic.partitions, batch)] if batch.num_rows else []
-        else:
-            placement = partitions_of(key_bytes(batch.column(topic.key)), topic.partitions)
-            if batch.num_rows and placement.min() < 0:
-                self._sticky += 1
-                placement[placement < 0] = self._sticky % topic.partitions
-            placed = split(batch, placement, topic.partitions)
-        return [Write(topic, partition, part) for partition, part in placed]
+        check_size(batch, topic)
+        self._sticky += 1
+        placement = place(batch, topic.key, topic.partitions, sticky=self._sticky)
+        return [Write(topic, partition, batch, indices) for partition, indices in placement.groups()]
 
     def _batches(
-        self, topic: Topic, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int]
+        self, topic: str, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> Iterator[pa.RecordBatch]:
         for partition, start in starts.items():
-            cursor = self._store.cursor(topic.name, partition, offset=start)
+            cursor = self._store.cursor(topic, partition, offset=start)
             while chunks := cursor.read(ends[partition], events_max=_SCAN_EVENTS):
                 for chunk in chunks:
-                    yield to_batch_of(chunk, topic, schema)
+                    yield to_batch_of(chunk, schema)
 
 
 class Transaction:
@@ -334,17 +328,3 @@ class Transaction:
     ) -> None:
         if kind is None:
             self.commit()
-
-
-def _check_size(batch: pa.RecordBatch, topic: Topic, first: int) -> None:
-    """Refuses an event that is too large, found by halving: a batch that is small as a whole costs nothing."""
-    if batch.nbytes <= topic.event_bytes_max or batch.num_rows == 0:
-        return
-    if batch.num_rows == 1:
-        raise EventTooLarge(
-            f"Event {first} of the batch has {batch.nbytes:,} bytes; topic {topic.name!r} takes {topic.event_bytes_max:,}.",
-            advice="Store large content elsewhere and send its address, or raise event_bytes_max.",
-        )
-    half = batch.num_rows // 2
-    _check_size(batch.slice(0, half), topic, first)
-    _check_size(batch.slice(half), topic, first + half)

@@ -37,6 +37,7 @@ class MemoryStore:
         self._closed = False
 
     def topics(self) -> list[str]:
+        self._check_open()
         return sorted(self._topics)
 
     def topic(self, name: str) -> Topic:
@@ -108,7 +109,7 @@ class MemoryStore:
         with self._changed:
             chunk = next(chunk for chunk in self._partition(name, partition).chunks if offset < chunk.end_offset)
             schema = physical_schema(self.topic(name).schema, flags_of(chunk.batch))
-            return msgspec.structs.replace(chunk, batch=project(chunk.batch, schema))
+            return msgspec.structs.replace(chunk, topic=self.topic(name), batch=project(chunk.batch, schema))
 
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
         with self._changed:
@@ -155,7 +156,7 @@ class MemoryStore:
 
     def _append(self, write: Write) -> range:
         partition = self._partition(write.topic.name, write.partition)
-        stamp, count = write.stamp, write.batch.num_rows
+        stamp, count = write.stamp, write.count
         if stamp.producer != NO_PRODUCER:
             if stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
                 raise Fenced("Another producer with the same id took over.", advice="Close this one.")
@@ -170,7 +171,7 @@ class MemoryStore:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         appended = max(self._clock(), partition.appended)
         start = partition.end
-        partition.chunks.append(Chunk(write.topic.name, write.partition, start, write.batch, appended))
+        partition.chunks.append(Chunk(write.topic, write.partition, start, write.rows(), appended))
         partition.end += count
         partition.appended = appended
         return range(start, partition.end)

@@ -27,7 +27,7 @@ from headwater.log.head import Head, Mark, create_head
 from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, encode_header, segment_name
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
+from headwater.model.errors import Damaged, Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
 
 _ROOM_FIRST = 64 << 10
 
@@ -64,7 +64,7 @@ class Partition:
         self._active: tuple[int, File] | None = None
         self._room = 0
         self._producers: dict[bytes, ProducerSequence] = {}
-        self._producers_mark: tuple[int, int] = (-1, 0)
+        self._producers_mark: tuple[int, int, int] = (-1, 0, 0)
 
     # What readers ask
 
@@ -79,6 +79,10 @@ class Partition:
     def durable_base(self) -> int:
         """Where the newest segment begins; all before it are closed and whole on disk."""
         return self._head.durable().base
+
+    def is_deleted(self) -> bool:
+        """Whether its topic was deleted."""
+        return self._head.is_deleted()
 
     def is_poisoned(self) -> bool:
         """Whether an fsync has failed since it was last opened and checked."""
@@ -142,7 +146,7 @@ class Partition:
 
         The caller holds the append lock, and the sync lock too if it is a transaction.
         """
-        mark = self._head.written()
+        mark = self._written_in_order()
         total = sum(payload.stride for payload in payloads)
         if mark.position + total > self.topic.segment_bytes and mark.end > mark.base:
             if transaction:
@@ -173,6 +177,7 @@ class Partition:
                 running=frame.running_after,
                 appended=appended,
                 chain=frame.header_crc,
+                heals=mark.heals,
             )
         self._disk.reach("append: locked")
         file.write_at(mark.position, buffers)
@@ -227,9 +232,12 @@ class Partition:
             self._head.publish_durable(mark)
 
     def sequence_of(self, producer: bytes) -> ProducerSequence | None:
-        """The last that a producer has stored here."""
+        """The last that a producer has stored here, on disk before the answer."""
         with self.appending():
-            return self._sequence(producer, foreign=True)
+            found = self._sequence(producer, foreign=True)
+        if found is not None:
+            self.sync_to(found.end_offset)
+        return found
 
     def heal(self) -> None:
         """After a failed fsync: goes back to what is certainly on disk, and takes events again.
@@ -244,20 +252,15 @@ class Partition:
                     if not self._head.is_poisoned():
                         return
                     mark = self.visible()
+                    mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1)
                     file = self._active_file(mark.base)
                     file.truncate(mark.position)
                     file.sync()
                     self._room = mark.position
                     self._head.publish_written(mark)
                     self._head.set_poisoned(poisoned=False)
-                    self._producers_mark = (-1, 0)
             finally:
                 self._lock_file.unlock()
-
-    def set_deleted(self) -> None:
-        """Tells every process that has it open that the topic is gone."""
-        with self.appending():
-            self._head.set_deleted()
 
     def sync_head(self) -> None:
         """Returns when the head is on disk."""
@@ -277,6 +280,16 @@ class Partition:
         self._head.close()
 
     # Segments
+
+    def _written_in_order(self) -> Mark:
+        """The written mark, after what a writer that died while rolling has begun is removed."""
+        mark = self._head.written()
+        if mark.rolling >= 0:
+            self._disk.remove(f"{self.folder}/{segment_name(mark.rolling)}")
+            self._disk.sync_folder(self.folder)
+            mark = msgspec.structs.replace(mark, rolling=-1)
+            self._head.publish_written(mark)
+        return mark
 
     def _active_file(self, base: int) -> File:
         if self._active is None or self._active[0] != base:
@@ -306,21 +319,28 @@ class Partition:
         self._room = room
 
     def _roll(self, mark: Mark) -> Mark:
-        """Closes the active segment and begins the next one; the caller holds both locks."""
+        """Closes the active segment and begins the next one; the caller holds both locks.
+
+        The old segment is cut and synced first: what a dead writer left behind its end must not come back by a power loss
+        once the next segment stands.
+        """
+        self._active_file(mark.base).truncate(mark.position)
+        self._room = mark.position
         self.sync_file(mark.base)
         if mark.end > self._head.durable().end:
             self._head.publish_durable(mark)
         self._disk.reach("roll: synced")
         self._refresh_producers(mark)
         header = SegmentHeader(mark.end, mark.running, mark.appended, mark.chain, self._producers)
+        self._head.publish_written(msgspec.structs.replace(mark, rolling=mark.end))
+        self._disk.reach("roll: begun")
         position = create_segment(self._disk, self.folder, header)
         self._disk.reach("roll: created")
-        self._active_file(mark.base).truncate(mark.position)
         fresh = msgspec.structs.replace(mark, base=mark.end, position=position)
         self._head.publish_written(fresh)
         self._disk.reach("roll: written published")
         self._head.publish_durable(fresh)
-        self._producers_mark = (fresh.base, fresh.position)
+        self._producers_mark = (fresh.base, fresh.position, fresh.heals)
         self._counters["rolls"] += 1
         self._rolled()
         return fresh
@@ -343,23 +363,24 @@ class Partition:
 
     def _sequence(self, producer: bytes, *, foreign: bool) -> ProducerSequence | None:
         """`foreign`: other processes may have written under the same id, so their frames must be looked at."""
-        if foreign or producer not in self._producers:
-            self._refresh_producers(self._head.written())
+        mark = self._head.written()
+        if foreign or producer not in self._producers or self._producers_mark[2] != mark.heals:
+            self._refresh_producers(mark)
         return self._producers.get(producer)
 
     def _refresh_producers(self, mark: Mark) -> None:
-        base, position = self._producers_mark
-        if (base, position) == (mark.base, mark.position):
+        base, position, heals = self._producers_mark
+        if (base, position, heals) == (mark.base, mark.position, mark.heals):
             return
         segment = Segment(self._disk, self.folder, mark.base)
         try:
-            if base != mark.base:
+            if (base, heals) != (mark.base, mark.heals):
                 self._producers = dict(segment.header.producers)
                 position = segment.start
             self._producers.update(segment.producers(position, end=mark.position))
         finally:
             segment.close()
-        self._producers_mark = (mark.base, mark.position)
+        self._producers_mark = (mark.base, mark.position, mark.heals)
 
     def _remember(self, payloads: Sequence[Payload], mark: Mark, after: Mark) -> None:
         """Keeps the sequences of our own frames, so that only foreign ones are ever scanned."""
@@ -369,8 +390,8 @@ class Partition:
             if payload.stamp.producer != NO_PRODUCER:
                 stamp = payload.stamp
                 self._producers[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end)
-        if self._producers_mark == (mark.base, mark.position):
-            self._producers_mark = (after.base, after.position)
+        if self._producers_mark == (mark.base, mark.position, mark.heals):
+            self._producers_mark = (after.base, after.position, after.heals)
 
     def _poisoned(self) -> Poisoned:
         return Poisoned(
@@ -378,6 +399,32 @@ class Partition:
             advice="Nothing acknowledged is lost. Check the disk, then open the log again: the partition is checked and "
             "takes events again.",
         )
+
+
+def mark_deleted(disk: Disk, folder: str) -> None:
+    """Tells every process that has the partition open that its topic is gone."""
+    lock = disk.open(f"{folder}/lock", "write")
+    try:
+        lock.lock()
+        head = Head(disk, f"{folder}/head")
+        head.set_deleted()
+        head.close()
+    finally:
+        lock.close()
+
+
+def is_marked_deleted(disk: Disk, folder: str) -> bool:
+    """Whether a deletion of its topic was begun."""
+    try:
+        head = Head(disk, f"{folder}/head", writable=False)
+    except (Damaged, FileNotFoundError):
+        return False
+    try:
+        return head.is_deleted()
+    except Damaged:
+        return False
+    finally:
+        head.close()
 
 
 def create_partition(disk: Disk, folder: str) -> None:

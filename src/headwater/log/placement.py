@@ -83,25 +83,35 @@ def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
     return places
 
 
-def split(batch: pa.RecordBatch, placement: npt.NDArray[np.int32], partitions: int) -> list[tuple[int, pa.RecordBatch]]:
-    """The batch cut by partition, in the order of partitions; within each the rows keep their order."""
-    if not batch.num_rows:
-        return []
-    first = int(placement[0])
-    if (placement == first).all():
-        assert 0 <= first < partitions, f"partition {first} of {partitions}"
-        return [(first, batch)]
-    assert int(placement.min()) >= 0, "the caller decides where events without a key go"
-    # Stable sorts of 8- and 16-bit numbers are radix sorts: a few nanoseconds a row.
-    small = placement.astype(np.uint8 if partitions <= 256 else np.uint16 if partitions <= 65_536 else np.uint32)
-    counts = np.bincount(placement, minlength=partitions)
-    assert len(counts) == partitions, f"partition {len(counts) - 1} of {partitions}"
-    ordered = batch.take(pa.array(np.argsort(small, kind="stable")))
-    parts, at = [], 0
-    for partition in np.flatnonzero(counts).tolist():
-        parts.append((partition, ordered.slice(at, int(counts[partition]))))
-        at += int(counts[partition])
-    return parts
+class Placement(msgspec.Struct, frozen=True):
+    """The partition of each row of a batch."""
+
+    partitions: npt.NDArray[np.int32]
+    count: int
+
+    def groups(self) -> list[tuple[int, npt.NDArray[np.int64] | None]]:
+        """For each partition that occurs, its rows in their order; None where one partition has them all."""
+        if not len(self.partitions):
+            return []
+        first = int(self.partitions[0])
+        if (self.partitions == first).all():
+            return [(first, None)]
+        # Stable sorts of 8- and 16-bit numbers are radix sorts: a few nanoseconds a row.
+        ordered = np.argsort(self.partitions.astype(np.uint8 if self.count <= 256 else np.uint16), kind="stable")
+        counts = np.bincount(self.partitions, minlength=self.count)
+        ends = np.cumsum(counts)
+        return [(n, ordered[ends[n] - counts[n] : ends[n]]) for n in np.flatnonzero(counts).tolist()]
+
+
+def place(rows: pa.RecordBatch, key: str | None, partitions: int, *, sticky: int) -> Placement:
+    """Where each row goes: by its key, and rows without one together to the partition `sticky` stands for."""
+    alone = np.int32(sticky % partitions)
+    if key is None:
+        return Placement(np.full(rows.num_rows, alone, np.int32), partitions)
+    places = partitions_of(key_bytes(rows.column(key)), partitions)
+    if rows.column(key).null_count:
+        places[places < 0] = alone
+    return Placement(places, partitions)
 
 
 def _big_endian(column: pa.Array) -> pa.Array:

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,12 +26,21 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import Stamp
-from headwater.log.placement import key_bytes, partitions_of, split
-from headwater.log.rows import to_batch
+from headwater.log.placement import Placement, place
+from headwater.log.receipt import STORED_BEFORE, Batch, Outcome, Receipt
+from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, Write
-from headwater.log.topic import Topic
-from headwater.model.errors import Closed, DiskFull, Fenced, HeadwaterError, InvalidInput, SchemaMismatch, TimedOut
-from headwater.model.position import Position
+from headwater.log.topic import Topic, check_name
+from headwater.model.errors import (
+    Closed,
+    DiskFull,
+    Fenced,
+    HeadwaterError,
+    InvalidInput,
+    SchemaMismatch,
+    SequenceGap,
+    TimedOut,
+)
 from headwater.model.schema import HEADERS
 
 BATCH_EVENTS_MAX = 32_768
@@ -39,73 +48,7 @@ BATCH_BYTES_MAX = 8 << 20
 
 _RETRY_FIRST_S = 0.01
 _RETRY_LAST_S = 0.5
-_STORED_BEFORE = -1
-
-
-class Receipt:
-    """The promise of one event's place in the log."""
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    def result(self, *, timeout_s: float | None = None) -> Position:
-        """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
-        return self._batch.position(self._index, timeout_s)
-
-    def done(self) -> bool:
-        """Whether the result is there."""
-        return self._batch.outcome is not None
-
-    def __await__(self) -> Generator[Any, None, Position]:
-        if self._batch.outcome is None:
-            loop = asyncio.get_running_loop()
-            yield from loop.run_in_executor(None, self._batch.settle, None).__await__()
-        return self._batch.position(self._index, None)
-
-
-class Batch:
-    """Events of one topic on their way, and what became of them."""
-
-    def __init__(self, topic: Topic, begun: float, send: Callable[[float | None], None]) -> None:
-        self.topic = topic
-        self.begun = begun
-        self.values: list[Any] = []
-        self.keys: list[Any] = []
-        self.headers: dict[int, Mapping[str, bytes]] = {}
-        self.sequences: list[int] | None = None
-        self.outcome: Outcome | None = None
-        self._send = send
-
-    def settle(self, timeout_s: float | None) -> None:
-        """Sends everything up to this batch, and waits for it."""
-        if self.outcome is None:
-            self._send(timeout_s)
-
-    def position(self, index: int, timeout_s: float | None) -> Position:
-        """Where one of its events stands."""
-        self.settle(timeout_s)
-        if self.outcome is None:
-            raise TimedOut(f"The batch was not written in {timeout_s} s.", advice="Ask again; it is still on its way.")
-        return self.outcome.position(index, self.topic.name)
-
-
-class Outcome:
-    """What became of a batch: a partition and an offset for each event, and errors for partitions that refused."""
-
-    def __init__(self, partitions: Any, offsets: Any, errors: Mapping[int, Exception], incarnation: int) -> None:
-        self.partitions = partitions
-        self.offsets = offsets
-        self.errors = errors
-        self.incarnation = incarnation
-
-    def position(self, index: int, topic: str) -> Position:
-        partition = int(self.partitions[index])
-        if partition in self.errors:
-            raise self.errors[partition]
-        return Position(topic, partition, int(self.offsets[index]), self.incarnation)
+_SMALL_BATCH = 256
 
 
 class Producer:
@@ -134,9 +77,11 @@ class Producer:
         self._open: dict[str, Batch] = {}
         self._full: deque[Batch] = deque()
         self._failure: Exception | None = None
-        self._changed = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._writing = threading.Lock()
         self._ticking = False
+        self._urgent = False
         self._closed = False
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
@@ -156,19 +101,20 @@ class Producer:
         for producers with an id: any number that grows from event to event (a line number, a position in the source). An
         event whose number was stored before, by this producer or one before it with the same id, is not stored again.
         """
-        with self._changed:
+        if value.__class__ is dict:
+            value = value.copy()
+        with self._mutex:
             batch = self._open.get(topic)
             if batch is None:
                 batch = self._begin(topic)
-            values = batch.values
-            index = len(values)
-            values.append(value)
+            if sequence is not None or batch.sequences is not None:
+                self._number(batch, sequence)
+            index = len(batch.values)
+            batch.values.append(value)
             batch.keys.append(key)
             if headers is not None:
                 batch.headers[index] = headers
-            if sequence is not None or batch.sequences is not None:
-                self._number(batch, sequence)
-            if index + 1 >= self._events_max.get(topic, self._batch_events_max):
+            if index + 1 >= batch.events_max:
                 self._close_batch(topic)
         return Receipt(batch, index)
 
@@ -228,7 +174,9 @@ class Producer:
 
     def _begin(self, topic: str) -> Batch:
         self._check_usable()
-        batch = Batch(self._store.topic(topic), time.monotonic(), self._send_now)
+        check_name(topic)
+        events_max = self._events_max.get(topic, self._batch_events_max)
+        batch = Batch(self._store.topic(topic), begun=time.monotonic(), events_max=events_max, send=self._send_now)
         self._open[topic] = batch
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
@@ -240,38 +188,43 @@ class Producer:
     def _close_batch(self, topic: str) -> None:
         """A full batch goes to be written; the caller waits while too many do."""
         self._full.append(self._open.pop(topic))
+        self._urgent = True
         self._changed.notify_all()
         while len(self._full) > self._batches_max and not self._closed:
             self._changed.wait(0.1)
 
     def _number(self, batch: Batch, sequence: int | None) -> None:
-        if self._id is None or sequence is None or (batch.sequences is None and len(batch.values) > 1):
-            batch.values.pop()
-            batch.keys.pop()
+        if self._id is None or sequence is None or (batch.sequences is None and batch.values):
             raise InvalidInput(
                 "`sequence` needs a producer with an id, and goes with every event or with none.",
                 advice='Open it with log.producer(id="…") and number all events.',
             )
         if batch.sequences is None:
             batch.sequences = []
+        if batch.sequences and sequence <= batch.sequences[-1]:
+            raise SequenceGap(
+                f"Sequence {sequence} came after {batch.sequences[-1]} from producer {self._id!r}.",
+                advice="Number the events of a producer upwards.",
+            )
         batch.sequences.append(sequence)
 
     # Writing
 
     def _run(self) -> None:
-        """Writes full batches, and open ones that have lingered."""
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                if not self._full:
+        """Writes full batches, and open ones that have lingered; what is flushed is written by who flushes."""
+        while not self._closed:
+            with self._mutex:
+                if not self._urgent and not self._closed:
                     self._ticking = bool(self._open)
                     self._changed.wait(self._linger_s if self._open else None)
                     self._ticking = True
                 due = time.monotonic() - self._linger_s
                 for topic in [topic for topic, batch in self._open.items() if batch.begun <= due]:
                     self._full.append(self._open.pop(topic))
-            self._write_all(None)
+                    self._urgent = True
+                urgent, self._urgent = self._urgent, False
+            if urgent:
+                self._write_all(None)
 
     def _send_now(self, timeout_s: float | None) -> None:
         with self._changed:
@@ -286,77 +239,77 @@ class Producer:
         try:
             while self._full:
                 batch = self._full[0]
-                try:
-                    batch.outcome = self._write(batch)
-                    failure = next(iter(batch.outcome.errors.values()), None)
-                except HeadwaterError as error:
-                    failure = error
-                    batch.outcome = _refused(batch, error)
-                self._failure = self._failure or failure
-                with self._changed:
+                batch.outcome = self._outcome(batch)
+                self._failure = self._failure or batch.outcome.error()
+                with self._mutex:
                     self._full.popleft()
                     self._changed.notify_all()
         finally:
             self._writing.release()
         return True
 
-    def _write(self, batch: Batch) -> Outcome:
-        topic, rows = self._rows(batch)
-        placement = self._place(rows, topic)
-        self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
-        offsets = np.full(rows.num_rows, _STORED_BEFORE, dtype=np.int64)
-        writes, places = self._writes(batch, topic, rows, placement)
-        outcomes = self._write_with_retry(writes)
-        errors = {}
-        for write, outcome, place in zip(writes, outcomes, places, strict=True):
-            if isinstance(outcome, Exception):
-                errors[write.partition] = outcome
-            else:
-                offsets[place] = np.arange(outcome.start, outcome.stop)
-                self._next[topic.name, write.partition] = write.stamp.sequence_last + 1
-        return Outcome(placement, offsets, errors, self._store.incarnation())
-
-    def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch]:
+    def _outcome(self, batch: Batch) -> Outcome:
         try:
-            return batch.topic, _to_rows(batch, batch.topic)
+            topic, rows, taken, refused = self._rows(batch)
+            return self._write(batch, topic, rows, taken, refused)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the receipts, and the next batch goes on
+            nowhere = np.full(len(batch.values), -1, dtype=np.int64)
+            return Outcome(nowhere, nowhere, {}, {-1: error}, 0)
+
+    def _write(
+        self, batch: Batch, topic: Topic, rows: pa.RecordBatch, taken: Any, refused: Mapping[int, Exception]
+    ) -> Outcome:
+        if rows.num_rows >= _SMALL_BATCH:
+            self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
+        self._sticky += 1
+        sticky = self._sticky if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
+        placement = place(rows, topic.key, topic.partitions, sticky=sticky)
+        partitions = np.full(len(batch.values), -1, dtype=np.int32)
+        partitions[taken] = placement.partitions
+        offsets = np.full(len(batch.values), STORED_BEFORE, dtype=np.int64)
+        failed = {}
+        writes = self._writes(batch, topic, rows, placement)
+        for write, outcome in zip(writes, self._write_with_retry(writes), strict=True):
+            if isinstance(outcome, Exception):
+                failed[write.partition] = outcome
+                self._start_over(topic.name, write.partition)
+            else:
+                mine = slice(None) if write.indices is None else write.indices
+                offsets[taken[mine] if isinstance(taken, np.ndarray) else mine] = np.arange(outcome.start, outcome.stop)
+                self._next[topic.name, write.partition] = write.stamp.sequence_last + 1
+        return Outcome(partitions, offsets, refused, failed, self._store.incarnation())
+
+    def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch, Any, dict[int, Exception]]:
+        """The batch as columns, which of its events they are, and why the others are refused."""
+        everything = slice(None)
+        try:
+            return batch.topic, _to_rows(batch, batch.topic), everything, {}
         except SchemaMismatch:
             fresh = self._store.refresh(batch.topic.name)
-            if fresh.schema_id == batch.topic.schema_id:
-                raise
-            return fresh, _to_rows(batch, fresh)
+            try:
+                return fresh, _to_rows(batch, fresh), everything, {}
+            except HeadwaterError:
+                return fresh, *_to_rows_one_by_one(batch, fresh)
+        except HeadwaterError:
+            return batch.topic, *_to_rows_one_by_one(batch, batch.topic)
 
-    def _place(self, rows: pa.RecordBatch, topic: Topic) -> Any:
-        if topic.key is None:
-            placement = np.full(rows.num_rows, -1, dtype=np.int32)
-        else:
-            placement = partitions_of(key_bytes(rows.column(topic.key)), topic.partitions)
-        if len(placement) and placement.min() < 0:
-            placement = np.where(placement < 0, np.int32(self._sticky % topic.partitions), placement)
-            self._sticky += 1
-        return placement
-
-    def _writes(
-        self, batch: Batch, topic: Topic, rows: pa.RecordBatch, placement: Any
-    ) -> tuple[list[Write], list[Any]]:
-        """One write for each partition, and the places of its rows in the batch."""
+    def _writes(self, batch: Batch, topic: Topic, rows: pa.RecordBatch, placement: Placement) -> list[Write]:
+        """One write for each partition; without the events whose sequence number was stored before."""
         numbers = None if batch.sequences is None else np.asarray(batch.sequences, dtype=np.int64)
-        writes, places = [], []
-        for partition, part in split(rows, placement, topic.partitions):
-            place = (
-                np.flatnonzero(placement == partition) if part.num_rows < rows.num_rows else np.arange(len(placement))
-            )
+        writes = []
+        for partition, indices in placement.groups():
             first = self._next_sequence(topic.name, partition)
             if numbers is not None:
-                fresh = numbers[place] >= first
-                part, place = part.filter(pa.array(fresh)), place[fresh]
-                if not len(place):
+                indices = np.arange(rows.num_rows) if indices is None else indices
+                indices = indices[numbers[indices] >= first]
+                if not len(indices):
                     continue
-                stamp = self._stamp(int(numbers[place[0]]), int(numbers[place[-1]]))
+                stamp = self._stamp(int(numbers[indices[0]]), int(numbers[indices[-1]]))
             else:
-                stamp = self._stamp(first, first + part.num_rows - 1)
-            writes.append(Write(topic, partition, part, stamp))
-            places.append(place)
-        return writes, places
+                count = rows.num_rows if indices is None else len(indices)
+                stamp = self._stamp(first, first + count - 1)
+            writes.append(Write(topic, partition, rows, indices, stamp))
+        return writes
 
     def _stamp(self, first: int, last: int) -> Stamp:
         return Stamp(producer=self._producer, epoch=self._epoch, sequence_first=first, sequence_last=last)
@@ -368,6 +321,14 @@ class Producer:
             stored = self._store.sequence_of(topic, partition, producer=self._producer) if self._id else None
             known = self._next[topic, partition] = 0 if stored is None else stored + 1
         return known
+
+    def _start_over(self, topic: str, partition: int) -> None:
+        """After a failure nobody knows whether the batch is stored: its numbers must never go to other events."""
+        if self._id is None:
+            self._producer = os.urandom(16)
+            self._next.clear()
+        else:
+            self._next.pop((topic, partition), None)
 
     def _write_with_retry(self, writes: list[Write]) -> list[range | Exception]:
         outcomes = self._store.write(writes)
@@ -402,11 +363,38 @@ def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
     else:
         columns = _bytes_rows(batch, topic)
     if batch.headers:
-        headers = [
-            None if (pairs := batch.headers.get(n)) is None else list(pairs.items()) for n in range(len(batch.values))
-        ]
-        columns = columns.append_column(HEADERS, pa.array(headers, HEADERS.type))
+        columns = columns.append_column(HEADERS, _headers_column(batch))
+    check_size(columns, topic)
     return columns
+
+
+def _to_rows_one_by_one(batch: Batch, topic: Topic) -> tuple[pa.RecordBatch, Any, dict[int, Exception]]:
+    """The slow way, once something is wrong: one bad event must not keep its neighbours out of the log."""
+    pieces, taken = [], []
+    refused: dict[int, Exception] = {}
+    for index in range(len(batch.values)):
+        try:
+            pieces.append(_to_rows(batch.only(index), topic))
+            taken.append(index)
+        except HeadwaterError as error:
+            refused[index] = error
+    if not pieces:
+        raise next(iter(refused.values()))
+    table = pa.concat_tables([pa.Table.from_batches([piece]) for piece in pieces], promote_options="default")
+    if batch.sequences is not None:
+        batch.sequences = [batch.sequences[index] for index in taken]
+    return table.combine_chunks().to_batches()[0], np.asarray(taken), refused
+
+
+def _headers_column(batch: Batch) -> pa.Array:
+    pairs = [batch.headers.get(number) for number in range(len(batch.values))]
+    try:
+        return pa.array([None if pair is None else list(pair.items()) for pair in pairs], HEADERS.type)
+    except (pa.ArrowException, AttributeError, TypeError):
+        raise SchemaMismatch(
+            f"Headers are a dict of names to bytes; got {next(iter(batch.headers.values()))!r:.80}.",
+            advice='Write headers={"trace": b"…"}.',
+        ) from None
 
 
 def _bytes_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
@@ -423,9 +411,4 @@ def _bytes_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
 
 def _events_for(rows: pa.RecordBatch, events_max: int) -> int:
     """How many events like these make a batch of a good size."""
-    return max(1, min(events_max, BATCH_BYTES_MAX * rows.num_rows // max(rows.nbytes, 1)))
-
-
-def _refused(batch: Batch, error: Exception) -> Outcome:
-    nowhere = np.full(len(batch.values), -1, dtype=np.int64)
-    return Outcome(nowhere, nowhere, {-1: error}, 0)
+    return max(1, min(events_max, BATCH_BYTES_MAX * rows.num_rows // pa.ipc.get_record_batch_size(rows)))

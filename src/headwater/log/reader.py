@@ -108,15 +108,11 @@ class Reader:
     def _events(self, chunks: list[Chunk]) -> list[Event]:
         events: list[Event] = []
         for chunk in chunks:
-            events += to_events(chunk, self._store.topic(chunk.topic))
+            events += to_events(chunk)
         return events
 
     def _batches(self, chunks: list[Chunk]) -> list[pa.RecordBatch]:
-        batches = []
-        for chunk in chunks:
-            topic = self._store.topic(chunk.topic)
-            batches.append(to_batch_of(chunk, topic, output_schema(topic, self._columns)))
-        return batches
+        return [to_batch_of(chunk, output_schema(chunk.topic, self._columns)) for chunk in chunks]
 
     def _wait_for_chunks(self, events_max: int, timeout_s: float) -> list[Chunk]:
         chunks = self._chunks(events_max)
@@ -158,9 +154,9 @@ class Reader:
             events_max -= sum(chunk.batch.num_rows for chunk in found)
             chunks += found
             if events_max <= 0:
-                self._turn = (self._turn + step) % len(places)
-                return chunks
-        self._turn = (self._turn + 1) % max(len(places), 1)
+                self._turn += step
+                break
+        self._turn = (self._turn + 1) % len(places)
         return chunks
 
     def _watch(self) -> Waiter:
@@ -177,7 +173,11 @@ class Reader:
             return self._store.offset_at(name, number, time=time_us(start), by="time")
         if isinstance(start, Mapping):
             return self._checked(start.get(number, bound.first), name, number, bound)
+        if not isinstance(start, Sequence):
+            raise _no_start(start)
         for position in start:
+            if not isinstance(position, Position):
+                raise _no_start(start)
             if (position.topic, position.partition) == (name, number):
                 self._check_not_lost(position)
                 return self._checked(position.offset, name, number, bound)
@@ -203,6 +203,13 @@ class Reader:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The reader was closed.", advice="Open another with log.reader(…).")
+
+
+def _no_start(start: object) -> InvalidInput:
+    return InvalidInput(
+        f"{start!r:.80} is no place to start.",
+        advice='Use "earliest", "latest", an offset, a time, {partition: offset}, or saved positions.',
+    )
 
 
 async def _wait_async(waiter: Waiter, timeout_s: float) -> None:

@@ -3,8 +3,8 @@
 A killed process needs none of this: what it wrote is still in the page cache, and the heads say how much of it counts. A
 power loss is another matter: unsynced writes may be gone, torn or reordered, and a head may be older or newer than the
 frames beside it. `durable` alone can be believed. So, for each partition: go on from its durable mark as long as frames are
-whole, chained, and (if they belong to a transaction) recorded as committed; that is the new end, and everything behind it
-goes.
+whole, chained, and (if they belong to a transaction) recorded as committed, over into the next segment where one goes on
+with the same chain; that is the new end, and everything behind it goes.
 
 All partitions are recovered before the log is opened, so that no reader sees half of a transaction. The incarnation rises,
 and `incarnations` keeps the end of each partition at that moment: a position from before that lies behind it is lost.
@@ -21,6 +21,7 @@ from headwater.log.commit import CommitLog
 from headwater.log.disk import Disk
 from headwater.log.frame import CONTINUES, Frame
 from headwater.log.head import Head, Mark, create_head
+from headwater.log.partition import is_marked_deleted
 from headwater.log.segment import Segment, segment_name
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged
@@ -78,28 +79,31 @@ def read_incarnations(disk: Disk, folder: str) -> list[dict[str, Any]]:
 
 def recover_partition(disk: Disk, folder: str, *, decided: Decided, decided_or_old: Decided) -> Mark:
     """Brings one partition's head and active segment in line with what is on disk; returns its end."""
+    locks = [disk.open(f"{folder}/{name}", "create") for name in ("lock", "sync")]
+    try:
+        for lock in locks:
+            lock.lock()
+        return _recover_locked(disk, folder, decided, decided_or_old)
+    finally:
+        for lock in locks:
+            lock.close()
+
+
+def _recover_locked(disk: Disk, folder: str, decided: Decided, decided_or_old: Decided) -> Mark:
     mark = _durable_mark(disk, folder)
-    start = mark
     bases = segment_bases(disk, folder)
-    while bases and (mark is None or bases[-1] > mark.base):
-        try:
-            segment = Segment(disk, folder, bases[-1])
-        except Damaged:
-            if mark is None and len(bases) == 1:
-                raise
-            disk.remove(f"{folder}/{segment_name(bases.pop())}")
-            continue
-        header = segment.header
-        start = Mark(header.base, header.base, segment.start, header.running, header.appended, header.chain)
-        segment.close()
-        break
-    if start is None:
-        raise Damaged(
-            f"{folder} has neither a head nor an active segment that can be read.",
-            advice="Run `headwater doctor`; restore the partition from a mirror or a backup.",
-        )
-    end = _last_whole_frame(disk, folder, start, decided_or_old if mark is None else decided)
+    start = mark or _first_mark(disk, folder, bases)
+    end = _last_whole_frame(disk, folder, start, decided if mark else decided_or_old)
+    while end.end in bases and end.end > end.base:
+        following = _next_mark(disk, folder, end)
+        if following is None:
+            break
+        end = _last_whole_frame(disk, folder, following, decided if mark else decided_or_old)
+    for base in bases:
+        if base > end.base:
+            disk.remove(f"{folder}/{segment_name(base)}")
     _cut(disk, folder, end)
+    disk.sync_folder(folder)
     _set_head(disk, folder, end)
     return end
 
@@ -114,11 +118,15 @@ def _recover_partitions(
 ) -> dict[str, int]:
     """Every partition, found by its folder: a damaged topic file must not keep its neighbours from recovery."""
     ends = {}
-    for name in disk.names(f"{folder}/topics"):
+    for name in sorted(disk.names(f"{folder}/topics")):
         if name.startswith("."):
             disk.remove_folder(f"{folder}/topics/{name}")
             continue
-        for number in filter(str.isdigit, disk.names(f"{folder}/topics/{name}")):
+        numbers = sorted(filter(str.isdigit, disk.names(f"{folder}/topics/{name}")), key=int)
+        if any(is_marked_deleted(disk, f"{folder}/topics/{name}/{number}") for number in numbers):
+            disk.remove_folder(f"{folder}/topics/{name}")
+            continue
+        for number in numbers:
             try:
                 mark = recover_partition(
                     disk,
@@ -144,6 +152,35 @@ def _durable_mark(disk: Disk, folder: str) -> Mark | None:
         return head.durable_after_power_loss()
     finally:
         head.close()
+
+
+def _first_mark(disk: Disk, folder: str, bases: list[int]) -> Mark:
+    """Where to start without a head: the newest segment whose header is whole."""
+    for base in reversed(bases):
+        try:
+            return _start_of(disk, folder, base)
+        except Damaged:
+            continue
+    raise Damaged(
+        f"{folder} has neither a head nor an active segment that can be read.",
+        advice="Run `headwater doctor`; restore the partition from a mirror or a backup.",
+    )
+
+
+def _next_mark(disk: Disk, folder: str, end: Mark) -> Mark | None:
+    """The start of the segment that goes on at `end`, or None where the one that stands there does not."""
+    try:
+        start = _start_of(disk, folder, end.end)
+    except Damaged:
+        return None
+    return start if start.chain == end.chain else None
+
+
+def _start_of(disk: Disk, folder: str, base: int) -> Mark:
+    segment = Segment(disk, folder, base)
+    header = segment.header
+    segment.close()
+    return Mark(header.base, header.base, segment.start, header.running, header.appended, header.chain)
 
 
 def _set_head(disk: Disk, folder: str, mark: Mark) -> None:

@@ -26,8 +26,9 @@ from headwater.log.columns import (
     too_large,
     values_of,
 )
+from headwater.log.topic import Topic
 from headwater.model.ddl import short
-from headwater.model.errors import SchemaMismatch
+from headwater.model.errors import EventTooLarge, SchemaMismatch
 from headwater.model.schema import BYTES_SCHEMA, DELETED, HEADERS, to_ddl
 
 _EXTRA = {HEADERS.name: HEADERS, DELETED.name: DELETED}
@@ -54,6 +55,21 @@ def to_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     if not isinstance(rows, Iterable):
         raise _not_rows(rows, schema)
     return _from_python(list(rows), schema)
+
+
+def check_size(batch: pa.RecordBatch, topic: Topic, *, first: int = 0) -> None:
+    """Refuses an event above the topic's limit, found by halving: a batch that is small as a whole costs next to nothing."""
+    size = pa.ipc.get_record_batch_size(batch)
+    if size <= topic.event_bytes_max or batch.num_rows == 0:
+        return
+    if batch.num_rows == 1:
+        raise EventTooLarge(
+            f"Event {first} of the batch has {size:,} bytes; topic {topic.name!r} takes {topic.event_bytes_max:,}.",
+            advice="Store large content elsewhere and send its address, or raise event_bytes_max.",
+        )
+    half = batch.num_rows // 2
+    check_size(batch.slice(0, half), topic, first=first)
+    check_size(batch.slice(half), topic, first=first + half)
 
 
 def to_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:

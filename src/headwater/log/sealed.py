@@ -97,21 +97,27 @@ class Sealed:
             return None
         entry = self.batches[number]
         batch = self._load(entry, topic)
-        chunk = Chunk(topic.name, partition, entry.base_offset, batch, None)
+        chunk = Chunk(topic, partition, entry.base_offset, batch, None)
         return chunk, number + 1
 
-    def check(self, topic: Topic) -> Iterator[Damaged]:
-        """Every damage in the file, for `doctor`: by our table, and by Arrow's own footer."""
+    def check_batches(self, topic: Topic) -> Iterator[Damaged]:
+        """Every batch that fails its checksum."""
         for entry in self.batches:
             try:
                 self._load(entry, topic)
             except Damaged as error:
                 yield error
+
+    def check_footer(self, topic: Topic) -> Iterator[Damaged]:
+        """What other programs would stumble over although we read the events: damage around them."""
         try:
             reader = pa.ipc.open_file(self._view)
             expected = self._schema(topic.schemas[self.schema_id])
             if reader.schema != expected or reader.num_record_batches != len(self.batches):
-                raise pa.ArrowInvalid("its schema or its number of batches differs from the table's")
+                raise pa.ArrowInvalid("its schema or its number of batches is not that of the events")
+            rows = sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+            if rows != self.end_offset - self.base:
+                raise pa.ArrowInvalid("its number of rows is not that of the events")
         except (pa.ArrowException, OSError) as error:
             yield Damaged(
                 f"{self.path}: Arrow's own footer is damaged ({error}).",

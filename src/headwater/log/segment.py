@@ -119,7 +119,13 @@ class Segment:
             before = frame
 
     def frame_at(self, position: int) -> Frame | None:
-        """The header at a position, or None where no intact one stands."""
+        """The header at a position, or None where no intact one stands.
+
+        The file may have been cut since it was mapped, and a page behind its end must not be touched.
+        """
+        size = self.size()
+        if position + frames.HEADER_BYTES > size:
+            return None
         if position + frames.HEADER_BYTES > self._view.size:
             self._map_again()
         return frames.decode(self._bytes, position)
@@ -127,11 +133,13 @@ class Segment:
     def producers(self, position: int, *, end: int) -> dict[bytes, ProducerSequence]:
         """The last sequence of each producer in the frames between two positions.
 
-        Checks nothing and unpacks little: it runs under the append lock, over frames that are published.
+        Unpacks little, since it runs under the append lock, over frames that are published.
         """
         self._reach(end)
         found = {}
         while position < end:
+            if not frames.has_intact_header(self._bytes, position):
+                raise frames.damaged(self.path, position, "a frame's header")
             size, base, count, producer, epoch, last = _SKIM.unpack_from(self._bytes, position)
             if producer != frames.NO_PRODUCER:
                 found[producer] = ProducerSequence(epoch, last, base + count)
@@ -153,6 +161,8 @@ class Segment:
         """Offsets, positions and times of all frames up to the position `end`."""
         self.find(self.base, end=end)
         assert self._index is not None
+        if self._index.end < min(end, self.size()) and end > self.start:
+            raise frames.damaged(self.path, max(self._index.end, self.start), "a frame's header")
         return self._index
 
     def read(self, position: int, *, topic: Topic, partition: int) -> tuple[Chunk, int] | None:
@@ -167,7 +177,7 @@ class Segment:
         batch = frames.load(frame, self._view, position, schema=schema, path=self.path)
         if frame.schema_id != topic.schema_id:
             batch = project(batch, frames.physical_schema(topic.schema, frame.flags))
-        chunk = Chunk(topic.name, partition, frame.base_offset, batch, frame.appended)
+        chunk = Chunk(topic, partition, frame.base_offset, batch, frame.appended)
         return chunk, position + frame.stride
 
     def close(self) -> None:

@@ -1,10 +1,12 @@
 """A slot file: small facts that many processes read without a lock while one of them changes them.
 
 Format: one 4,096-byte file, mapped by everybody: magic of 6 bytes, format u16; then 512 bytes for each fact: an aligned
-u64 at 0 that says which slot counts, slot 0 at 64, slot 1 at 288. Each slot ends in the crc32c of its bytes.
+u64 at 0, the generation of the fact; slot 0 at 64, slot 1 at 288. A slot is its generation u64, the fact's bytes, and
+the crc32c of both. Generation g stands in slot g & 1.
 
-An update fills the slot that does not count and then turns the word. A process killed at any instruction leaves a whole
-slot behind, and a reader that was overtaken twice sees a checksum fail and looks again.
+An update fills the slot that does not count and then sets the word to the next generation. A process killed at any
+instruction leaves a whole slot behind; a reader that was overtaken twice sees that slot and word differ and looks again; a
+flipped bit in the word names a generation that no slot has, so an older fact is never taken for the present one.
 
 Invariant: each fact is changed only under a lock of its own; who holds it is said where the fact is defined.
 """
@@ -23,6 +25,7 @@ from headwater.model.errors import Damaged, FormatTooNew
 SLOT_FILE_BYTES = 4096
 
 _START = struct.Struct("<6sH")
+_GENERATION = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _FACT_BYTES = 512
 _SLOTS = (64, 288)
@@ -51,32 +54,27 @@ class SlotFile:
     def read(self, fact: int) -> tuple[Any, ...]:
         """A fact as it was at one moment."""
         shape, place = self._shapes[fact], _FACT_BYTES * (fact + 1)
-        size = shape.size
         for _ in range(_LOOKS_MAX):
-            at = place + _SLOTS[self._words[place // 8] & 1]
-            raw = bytes(self._view[at : at + size + 4])
-            if _CHECKSUM.unpack_from(raw, size)[0] == crc32c(raw[:size]):
-                return shape.unpack_from(raw)
+            generation = self._words[place // 8]
+            found = self._slot(place + _SLOTS[generation & 1], shape)
+            if found is not None and found[0] == generation:
+                return found[1]
         raise self._damaged("no slot's checksum holds")
 
     def read_all(self, fact: int) -> list[tuple[Any, ...]]:
         """Every version of a fact that is whole: after a power loss the one that counts may be torn."""
-        shape, place = self._shapes[fact], _FACT_BYTES * (fact + 1)
-        found = []
-        for slot in _SLOTS:
-            raw = bytes(self._view[place + slot : place + slot + shape.size + 4])
-            if _CHECKSUM.unpack_from(raw, shape.size)[0] == crc32c(raw[: shape.size]):
-                found.append(shape.unpack_from(raw))
-        return found
+        place = _FACT_BYTES * (fact + 1)
+        found = [self._slot(place + slot, self._shapes[fact]) for slot in _SLOTS]
+        return [slot[1] for slot in found if slot is not None]
 
     def write(self, fact: int, *values: Any) -> None:
         """Changes a fact; the caller holds its lock."""
         place = _FACT_BYTES * (fact + 1)
-        other = 1 - (self._words[place // 8] & 1)
-        at = place + _SLOTS[other]
-        data = self._shapes[fact].pack(*values)
-        self._view[at : at + len(data) + 4] = data + _CHECKSUM.pack(crc32c(data))
-        self._words[place // 8] = other
+        generation = self._words[place // 8] + 1
+        at = place + _SLOTS[generation & 1]
+        data = _encode(generation, self._shapes[fact], values)
+        self._view[at : at + len(data)] = data
+        self._words[place // 8] = generation
 
     def sync(self) -> None:
         """Returns when the file is on disk."""
@@ -86,6 +84,14 @@ class SlotFile:
         """Ends the mapping."""
         self._words.release()
         self._map.close()
+
+    def _slot(self, at: int, shape: struct.Struct) -> tuple[int, tuple[Any, ...]] | None:
+        """A slot's generation and fact, if it is whole."""
+        size = _GENERATION.size + shape.size
+        raw = bytes(self._view[at : at + size + 4])
+        if _CHECKSUM.unpack_from(raw, size)[0] != crc32c(raw[:size]):
+            return None
+        return _GENERATION.unpack_from(raw)[0], shape.unpack_from(raw, _GENERATION.size)
 
     def _damaged(self, why: str) -> Damaged:
         return Damaged(
@@ -106,10 +112,9 @@ def create_slot_file(
     page = bytearray(SLOT_FILE_BYTES)
     _START.pack_into(page, 0, magic, version)
     for number, (shape, values) in enumerate(facts):
-        data = shape.pack(*values)
-        for slot in _SLOTS:
-            at = _FACT_BYTES * (number + 1) + slot
-            page[at : at + len(data) + 4] = data + _CHECKSUM.pack(crc32c(data))
+        data = _encode(0, shape, values)
+        at = _FACT_BYTES * (number + 1) + _SLOTS[0]
+        page[at : at + len(data)] = data
     fresh = disk.open(f"{path}.new", "create")
     try:
         fresh.write_at(0, [bytes(page)])
@@ -117,3 +122,8 @@ def create_slot_file(
     finally:
         fresh.close()
     disk.rename(f"{path}.new", path)
+
+
+def _encode(generation: int, shape: struct.Struct, values: tuple[Any, ...]) -> bytes:
+    data = _GENERATION.pack(generation) + shape.pack(*values)
+    return data + _CHECKSUM.pack(crc32c(data))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -21,11 +21,11 @@ TimeKind = Literal["time", "appended"]
 class Chunk(msgspec.Struct, frozen=True):
     """Some consecutive events of one partition, as a store hands them out.
 
-    `batch` holds the topic's present columns, then `_headers` and `_deleted` where any event has them, and `_appended`
+    `batch` holds the columns of `topic`, then `_headers` and `_deleted` where any event has them, and `_appended`
     where `appended` is None. Offsets run from `base_offset` without gaps.
     """
 
-    topic: str
+    topic: Topic
     partition: int
     base_offset: int
     batch: pa.RecordBatch
@@ -43,12 +43,29 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """A batch on its way to one partition: the topic's columns in order, then `_headers` and `_deleted` if any."""
+    """Events on their way to one partition: the rows at `indices` of a batch, or all of it.
+
+    The batch has the topic's columns in order, then `_headers` and `_deleted` if any event has them. The rows are picked
+    piece by piece when they are written, so that the partitions of a large batch are prepared in parallel.
+    """
 
     topic: Topic
     partition: int
     batch: pa.RecordBatch
+    indices: Any = None
     stamp: Stamp = Stamp()
+
+    @property
+    def count(self) -> int:
+        """How many events."""
+        return self.batch.num_rows if self.indices is None else len(self.indices)
+
+    def rows(self, start: int = 0, count: int | None = None) -> pa.RecordBatch:
+        """Its events from the `start`-th on."""
+        stop = self.count if count is None else min(start + count, self.count)
+        if self.indices is None:
+            return self.batch.slice(start, stop - start)
+        return self.batch.take(pa.array(self.indices[start:stop]))
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.log.placement import key_bytes
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
 
@@ -60,7 +61,10 @@ class Newest:
         new = pa.Table.from_batches(self._new)
         rows = new if self._kept is None else pa.concat_tables([self._kept, new])
         key = self._topic.key
-        numbered = rows.select([key]).append_column("_row", pa.array(np.arange(rows.num_rows, dtype=np.int64)))
+        keys = rows.select([key])
+        if pa.types.is_nested(keys.column(0).type):
+            keys = pa.table({key: key_bytes(keys.column(0).combine_chunks())})
+        numbered = keys.append_column("_row", pa.array(np.arange(rows.num_rows, dtype=np.int64)))
         last = numbered.group_by(key, use_threads=False).aggregate([("_row", "max")])
         last = last.filter(last.column(key).is_valid())
         self._kept = rows.take(last.column("_row_max").sort()).combine_chunks()

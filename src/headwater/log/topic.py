@@ -60,9 +60,9 @@ def check_name(name: object) -> str:
 def check_topic(topic: Topic) -> Topic:
     """The topic itself if its settings fit together."""
     check_name(topic.name)
-    if not 1 <= topic.partitions <= PARTITIONS_MAX:
+    if not _is_whole(topic.partitions, 1, PARTITIONS_MAX):
         raise InvalidInput(
-            f"Topic {topic.name!r} cannot have {topic.partitions} partitions.", advice=f"Use 1 to {PARTITIONS_MAX}."
+            f"Topic {topic.name!r} cannot have {topic.partitions!r} partitions.", advice=f"Use 1 to {PARTITIONS_MAX}."
         )
     for role, column in (("key", topic.key), ("time", topic.time)):
         if column is not None and column not in topic.schema.names:
@@ -79,6 +79,10 @@ def check_topic(topic: Topic) -> Topic:
         raise InvalidInput(
             f"Unknown durability {topic.durability!r}.", advice='Use "fsync" (the default) or "os" (faster, unsafe).'
         )
-    if topic.segment_bytes < 4096:
-        raise InvalidInput(f"segment_bytes={topic.segment_bytes} is too small.", advice="Use 4096 or more.")
+    if not _is_whole(topic.segment_bytes, 4096, 1 << 40):
+        raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is no good size.", advice="Use 4096 or more.")
     return topic
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and least <= value <= most

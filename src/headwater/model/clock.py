@@ -36,12 +36,12 @@ def system_clock() -> int:
     return time.time_ns() // 1_000
 
 
-def duration_us(duration: str | timedelta) -> int:
+def duration_us(duration: object) -> int:
     """Microseconds of "1 minute", "1 hour 30 minutes", "250 ms" or a `timedelta`."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
     total, at = 0.0, 0
-    text = duration.strip()
+    text = duration.strip() if isinstance(duration, str) else ""
     while at < len(text):
         part = _PART.match(text, at)
         unit = _unit_us(part[2].lower()) if part else None
@@ -53,7 +53,7 @@ def duration_us(duration: str | timedelta) -> int:
         total += float(part[1]) * unit
         at = part.end()
     if not text:
-        raise InvalidInput("An empty duration.", advice='Write a number and a unit, such as "1 minute".')
+        raise InvalidInput(f"{duration!r} is no duration.", advice='Write a number and a unit, such as "1 minute".')
     return round(total)
 
 

@@ -1,0 +1,64 @@
+"""One shop of the demonstration, a process of its own: sends its orders with a named producer.
+
+It speaks in lines: `ready`, then after each flush the number of orders that are acknowledged. It is told when the day began
+in one line on stdin, and ends when stdin ends, which is also what happens when whoever started it dies. A shop that starts
+again sends from its first order, since it remembers nothing: the producer's id and the orders' numbers (`sequence`) make
+the log store each one once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from datetime import UTC, datetime
+
+from headwater.cli.demo.orders import SHOPS, TOPIC, order, orders_until
+from headwater.log.log import open_log
+from headwater.log.producer import Producer
+
+PAUSE_S = 0.05
+BURST = 5_000
+
+
+def main() -> None:
+    """Sells until stdin ends: `python -m headwater.cli.demo.shop LOG SHOP RATE`."""
+    url, shop, rate = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    with open_log(url, create=False) as log, log.producer(id=shop) as producer:
+        _say("ready")
+        told = os.read(0, 64)
+        if told:
+            _sell(producer, shop, rate=rate, begun=float(told))
+
+
+def _sell(producer: Producer, shop: str, *, rate: float, begun: float) -> None:
+    number, is_open = 0, True
+    while True:
+        is_open = is_open and not _is_over()
+        due = orders_until(time.time() - begun, rate=rate, phase=SHOPS.index(shop)) if is_open or number == 0 else due
+        now = datetime.now(UTC)
+        upto = min(due, number + BURST)
+        for one in range(number, upto):
+            producer.send(TOPIC, order(shop, one, now), sequence=one)
+        producer.flush()
+        number = max(number, upto)
+        _say(str(number))
+        if not is_open and number >= due:
+            return
+
+
+def _is_over() -> bool:
+    """Waits a moment; True when stdin has ended."""
+    return bool(select.select([0], [], [], PAUSE_S)[0]) and not os.read(0, 64)
+
+
+def _say(word: str) -> None:
+    os.write(1, f"{word}\n".encode("ascii"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:
+        sys.exit(1)  # nobody listens any more

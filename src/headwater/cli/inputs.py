@@ -1,0 +1,157 @@
+"""The inputs of `produce`: files and stdin, each in the format that its name or the user says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from headwater.cli.blocks import Blocks
+from headwater.cli.formats import Csv, InputFormat, JsonLines, Lines, Parsed, Parser, Rows
+from headwater.cli.infer import infer_schema
+from headwater.log.topic import Topic
+from headwater.model.errors import InvalidInput
+
+STDIN = "-"
+PARQUET_ROWS = 65_536
+
+_ENDINGS: dict[str, InputFormat] = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".txt": "lines",
+    ".log": "lines",
+}
+_COMPRESSED = {".gz", ".bz2", ".zst", ".lz4"}
+
+
+def open_inputs(
+    names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack
+) -> list[Input]:
+    """Opens every input before anything is appended, so that a name that is wrong is told first."""
+    if delimiter is not None and len(delimiter) != 1:
+        raise InvalidInput(f"The delimiter {delimiter!r} is not one character.", advice="Use one, such as ';'.")
+    return [_open(name, form, delimiter, stack) for name in names]
+
+
+class Input:
+    """One file, or stdin."""
+
+    def __init__(self, name: str, stream: Any, *, form: InputFormat | None, delimiter: str, size: int | None) -> None:
+        self.name = "stdin" if name == STDIN else name
+        self.size = size
+        self.form = form or "json"
+        self._is_form_given = form is not None
+        self._stream = stream
+        self._delimiter = delimiter
+        self._parquet_bytes = 0
+        self._blocks = Blocks(stream, self.name, quotes=self.form == "csv")
+
+    @property
+    def bytes_read(self) -> int:
+        """How far it was read."""
+        return self._parquet_bytes if self.form == "parquet" else self._blocks.bytes_read
+
+    def place(self, line: int) -> str:
+        """What to add to the name to say where a row stands."""
+        return f", row {line}" if self.form == "parquet" else f":{line}"
+
+    def infer_schema(self) -> pa.Schema:
+        """The columns that the input seems to have."""
+        if self.form == "parquet":
+            return self._open_parquet().schema_arrow.remove_metadata()
+        return infer_schema(self._blocks.peek(), self.form, name=self.name, delimiter=self._delimiter)
+
+    def parse(self, topic: Topic, *, stop: bool, key_separator: str | None) -> Iterator[Parsed]:
+        """The events block by block; with `stop` nothing comes after the first bad row."""
+        if key_separator is not None and topic.has_schema:
+            raise InvalidInput(
+                f"Topic {topic.name!r} has columns, so its key is one of them.", advice="Leave out --key-separator."
+            )
+        if self.form == "parquet":
+            return self._parse_parquet(topic, stop=stop)
+        return self._parse_text(self._parser(topic, key_separator), stop=stop)
+
+    def _parser(self, topic: Topic, key_separator: str | None) -> Parser:
+        if not topic.has_schema:
+            self._blocks.quotes = False
+            return Lines(topic, key_separator=key_separator)
+        if self.form == "lines" and self._is_form_given:
+            raise InvalidInput(
+                f"Topic {topic.name!r} has columns, and plain lines in {self.name} have none.",
+                advice="Say what they are with --format json or --format csv.",
+            )
+        if self.form == "csv":
+            return Csv(topic, self._blocks.take_line(), delimiter=self._delimiter)
+        return JsonLines(topic)
+
+    def _parse_text(self, parser: Parser, *, stop: bool) -> Iterator[Parsed]:
+        for block in self._blocks:
+            parsed = parser.parse(block, stop=stop)
+            yield parsed
+            if stop and parsed.bad:
+                return
+
+    def _parse_parquet(self, topic: Topic, *, stop: bool) -> Iterator[Parsed]:
+        file = self._open_parquet()
+        rows = Rows(topic, file.schema_arrow)
+        row, total = 1, max(file.metadata.num_rows, 1)
+        try:
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                parsed = rows.parse_batch(batch, row, stop=stop)
+                row += batch.num_rows
+                self._parquet_bytes = (self.size or 0) * (row - 1) // total
+                yield parsed
+                if stop and parsed.bad:
+                    return
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+
+    def _open_parquet(self) -> Any:
+        try:
+            return parquet.ParquetFile(self._stream)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> InvalidInput:
+        return InvalidInput(
+            f"{self.name} cannot be read as Parquet: {str(error).splitlines()[0]}.",
+            advice="Check the file, or say what it is with --format.",
+        )
+
+
+def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> Input:
+    stem, ending = os.path.splitext(name.lower())
+    is_compressed = ending in _COMPRESSED
+    if is_compressed:
+        ending = os.path.splitext(stem)[1]
+    form = form or _ENDINGS.get(ending)
+    delimiter = delimiter or ("\t" if ending == ".tsv" else ",")
+    if name == STDIN:
+        stream = _spooled(stack) if form == "parquet" else sys.stdin.buffer
+        return Input(name, stream, form=form, delimiter=delimiter, size=None)
+    if os.path.isdir(name):
+        raise InvalidInput(f"{name} is a folder.", advice="Name its files.")
+    file = stack.enter_context(open(name, "rb"))
+    size = os.fstat(file.fileno()).st_size
+    if is_compressed:
+        return Input(name, pa.input_stream(name, compression="detect"), form=form, delimiter=delimiter, size=None)
+    return Input(name, file, form=form, delimiter=delimiter, size=size or None)
+
+
+def _spooled(stack: ExitStack) -> Any:
+    """Stdin as a file: Parquet is read from its end."""
+    file = stack.enter_context(tempfile.TemporaryFile(prefix="headwater-"))
+    shutil.copyfileobj(sys.stdin.buffer, file)
+    file.seek(0)
+    return file

@@ -1,0 +1,49 @@
+"""The log that a command works on: `--log`, else `HEADWATER_LOG`, else the folder `./data`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwater.model.errors import LogNotFound, NoAccess
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
+
+VARIABLE = "HEADWATER_LOG"
+FOLDER = "./data"
+
+LogOption = Annotated[
+    str | None,
+    typer.Option("--log", "-l", metavar="URL", help=f"The log: a folder or a URL. Default: ${VARIABLE}, else {FOLDER}."),
+]
+
+
+def log_url(given: str | None) -> str:
+    """The address of the log that the user means."""
+    return given or os.environ.get(VARIABLE) or FOLDER
+
+
+def open_existing(given: str | None) -> Log:
+    """Opens a log that is there; one that may only be read is opened for reading."""
+    from headwater.log.log import open_log
+
+    url = log_url(given)
+    try:
+        return open_log(url, create=False)
+    except NoAccess:
+        return open_log(url, create=False, read_only=True)
+    except LogNotFound as error:
+        raise LogNotFound(
+            error.what,
+            advice=f"Name the log with --log or {VARIABLE}; `headwater topics create` and `produce --create` make one.",
+        ) from None
+
+
+def open_or_create(given: str | None) -> Log:
+    """Opens a log, and makes it where there is none."""
+    from headwater.log.log import open_log
+
+    return open_log(log_url(given))

@@ -1,0 +1,93 @@
+"""The command line: `headwater …`, its commands, and how an error is told to a person.
+
+Every failure that a user can meet ends as `error [code]: what` and `next: advice` on stderr with exit code 1, without a
+traceback; `--debug` (or `HEADWATER_DEBUG=1`) shows the traceback too. Wrong usage ends with exit code 2, Ctrl-C with 130.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from headwater import __version__
+from headwater.cli.coverage import coverage
+from headwater.cli.demo.run import demo
+from headwater.cli.doctor import doctor
+from headwater.cli.location import VARIABLE, LogOption
+from headwater.cli.output import printable
+from headwater.cli.produce import produce
+from headwater.cli.sql import sql
+from headwater.cli.tail import tail
+from headwater.cli.topics import topics
+from headwater.model.errors import HeadwaterError
+
+DEBUG = "HEADWATER_DEBUG"
+
+app = typer.Typer(
+    name="headwater",
+    help="Event streams end to end: the log is the truth.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(topics, name="topics")
+app.command()(produce)
+app.command()(tail)
+app.command()(sql)
+app.command()(doctor)
+app.command()(demo)
+app.command()(coverage)
+
+
+def main() -> None:
+    """Runs the command that the process was started with."""
+    try:
+        app()
+    except HeadwaterError as error:
+        _tell(error.code, error.what, error.advice, error)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _tell("system", f"{where}{error.strerror or error}.", "Check the path and the rights on it.", error)
+    except Exception as error:  # noqa: BLE001 - the last stop: a person at a terminal gets a sentence, not a traceback
+        advice = f"This is a bug in Headwater. Run it again with {DEBUG}=1 and report the traceback."
+        _tell("bug", f"{type(error).__name__}: {error}", advice, error)
+    sys.exit(1)
+
+
+def _tell(code: str, what: str, advice: str, error: Exception) -> None:
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    typer.secho(f"error [{code}]: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(printable(what), err=True)
+    if advice:
+        typer.secho("next: ", fg="yellow", err=True, nl=False)
+        typer.echo(printable(advice), err=True)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headwater {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    log: LogOption = None,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks, as {DEBUG}=1 does.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Event streams end to end: the log is the truth."""
+    if log:
+        os.environ[VARIABLE] = log
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Rows on their way to a terminal or a pipe: tables for people, JSON lines and CSV for programs.
+
+In JSON, BINARY is text where it is UTF-8 and `{"base64": …}` where it is not; TIMESTAMP is ISO 8601 in UTC. Nothing that a
+topic holds can steer the terminal: characters that cannot be printed are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["table", "json", "csv"]
+CELL_CHARACTERS_MAX = 200
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def printable(text: str) -> str:
+    """The text without characters that could steer a terminal; line breaks stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """One tuple for each row, in plain Python values: BINARY as text or base64, maps and structs as dicts."""
+    return zip(*(_plain_column(column) for column in batch.columns), strict=True)
+
+
+def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()) -> None:
+    """Writes one JSON object on a line for each row; the columns of `leave_out` only where they say something."""
+    import msgspec
+
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+    names, optional = list(names), set(leave_out)
+    for row in rows:
+        pairs = zip(names, row, strict=True)
+        sys.stdout.buffer.write(encode({n: v for n, v in pairs if v or n not in optional}) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def write_csv(rows: Iterable[tuple[Any, ...]]) -> None:
+    """Writes rows as CSV; nested values as JSON."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
+    sys.stdout.buffer.write(text.getvalue().encode("utf-8", errors="replace"))
+    sys.stdout.buffer.flush()
+
+
+def to_cell(value: object) -> Text:
+    """A value as one cell of a table."""
+    if value is None:
+        return Text("null", style="dim")
+    if isinstance(value, bool):
+        return Text(str(value).lower())
+    if isinstance(value, float):
+        return Text(f"{value:,.12g}")
+    if isinstance(value, datetime):
+        return Text(value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
+    text = value if isinstance(value, str) else _csv_cell(value)
+    short = str(text) if len(str(text)) <= CELL_CHARACTERS_MAX else str(text)[: CELL_CHARACTERS_MAX - 1] + "…"
+    return Text(printable(short).replace("\n", "↵"))
+
+
+def make_table(names: Iterable[str], types: Iterable[pa.DataType] = ()) -> Table:
+    """An empty table with these columns; numbers stand at the right."""
+    import pyarrow as pa
+
+    table = Table(header_style="bold", border_style="dim")
+    kinds = list(types)
+    for at, name in enumerate(names):
+        is_number = at < len(kinds) and (
+            pa.types.is_integer(kinds[at]) or pa.types.is_floating(kinds[at]) or pa.types.is_decimal(kinds[at])
+        )
+        table.add_column(Text(printable(name)), justify="right" if is_number else "left", overflow="ellipsis")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Prints a table to stdout: as wide as the terminal, or as wide as it needs to be in a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(80, console.measure(table).maximum))
+    console.print(table)
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as people say it."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _plain_column(column: pa.Array) -> Iterable[Any]:
+    import pyarrow as pa
+
+    from headwater.log.columns import values_of
+
+    type_ = column.type
+    if pa.types.is_timestamp(type_):
+        column = column.cast(pa.timestamp("us", "UTC" if type_.tz else None), safe=False)
+    values = values_of(column)
+    plain = _plain_of(type_)
+    return values if plain is None else [None if value is None else plain(value) for value in values]
+
+
+def _plain_of(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of the type plain; None where it already is."""
+    import pyarrow as pa
+
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return _text
+    if pa.types.is_decimal(type_) and type_.scale == 0:
+        return int
+    nested = pa.types.is_nested(type_)
+    return _plain_nested if nested and "binary" in str(type_) else None
+
+
+def _plain_nested(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_key(key): _plain_nested(item) for key, item in value.items()}
+    return [_plain_nested(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> Any:
+    text = _plain_nested(key)
+    return text["base64"] if isinstance(text, dict) else text
+
+
+def _text(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode("ascii")}
+
+
+def _csv_cell(value: Any) -> Any:
+    import msgspec
+
+    if value is None or isinstance(value, str | int | float):
+        return value
+    text = msgspec.json.encode(value, enc_hook=str).decode("utf-8")
+    return text[1:-1] if text.startswith('"') else text

@@ -1,0 +1,162 @@
+"""`headwater produce TOPIC [FILE…]`: appends the events of files or of a pipe to a topic.
+
+Events are appended block by block, in bounded memory. A bad line ends the command and is named; every line before it is
+stored, none after it is. With `--skip-bad` bad lines are counted and left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import time as clock
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from headwater.cli.location import LogOption, open_existing, open_or_create
+from headwater.cli.output import bytes_text, printable
+from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
+
+if TYPE_CHECKING:
+    from headwater.cli.formats import Parsed
+    from headwater.cli.inputs import Input
+    from headwater.log.log import Log
+
+BAD_SHOWN_MAX = 5
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to append to.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to append; stdin when none, or for -.")
+    ] = None,
+    format: Annotated[
+        Literal["json", "csv", "parquet", "lines"] | None,
+        typer.Option("--format", help="Default: by the file's ending, else JSON lines; for a topic of bytes, lines."),
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between the cells of CSV; a comma unless told.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Between key and value of a line, for a topic of bytes.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad lines and go on.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Make the topic (and the log) where it is missing.")] = False,
+    schema: Annotated[
+        str | None, typer.Option(metavar="DDL", help="With --create: the columns, guessed from the input unless told.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event time.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="With --create: how many; 4 unless told.")] = None,
+    log: LogOption = None,
+) -> None:
+    """Append events from files or stdin: JSON lines, CSV, Parquet, or plain lines for a topic of bytes."""
+    from headwater.cli.inputs import open_inputs
+
+    settings = {"schema": schema, "key": key, "time": time, "partitions": partitions}
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    if given and not create:
+        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+    with ExitStack() as stack:
+        inputs = open_inputs(files or ["-"], form=format, delimiter=delimiter, stack=stack)
+        opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
+        if create:
+            _create(opened, topic, inputs, given)
+        opened.topic(topic)
+        run = _Run(opened, topic, skip_bad=skip_bad)
+        with run:
+            for one in inputs:
+                run.append_all(one, key_separator=key_separator)
+
+
+def _create(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
+    from headwater.cli.infer import with_time
+    from headwater.log.topic import check_name
+
+    if check_name(topic) in log.topics():
+        return
+    if "schema" not in settings and inputs[0].form != "lines":
+        settings["schema"] = with_time(inputs[0].infer_schema(), settings.get("time"))
+    log.create_topic(topic, exist_ok=True, **settings)
+
+
+class _Run:
+    """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends."""
+
+    def __init__(self, log: Log, topic: str, *, skip_bad: bool) -> None:
+        self._log = log
+        self._topic = topic
+        self._skip_bad = skip_bad
+        self._events = self._bytes = self._bad = 0
+        self._begun = clock.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            _Counts(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+
+    def append_all(self, one: Input, *, key_separator: str | None) -> None:
+        """Appends every event of one input."""
+        task = self._progress.add_task(printable(one.name), total=one.size, events=0)
+        before = self._bytes
+        for parsed in one.parse(self._log.topic(self._topic), stop=not self._skip_bad, key_separator=key_separator):
+            self._append(parsed)
+            self._bytes = before + one.bytes_read
+            self._progress.update(task, completed=one.bytes_read, events=self._events)
+            self._tell_bad(one, parsed)
+        self._progress.update(task, total=one.bytes_read)
+
+    def _append(self, parsed: Parsed) -> None:
+        import pyarrow as pa
+
+        if parsed.batches:
+            self._log.append(self._topic, pa.Table.from_batches(parsed.batches) if parsed.batches[1:] else parsed.batches[0])
+            self._events += sum(batch.num_rows for batch in parsed.batches)
+
+    def _tell_bad(self, one: Input, parsed: Parsed) -> None:
+        for bad in parsed.bad:
+            place = f"{one.name}{one.place(bad.line)}"
+            if not self._skip_bad:
+                raise SchemaMismatch(
+                    f"{place}: {bad.error.what}",
+                    advice=f"{bad.error.advice} Everything before it is stored: correct it and go on from there, "
+                    "or use --skip-bad.",
+                )
+            self._bad += 1
+            if self._bad <= BAD_SHOWN_MAX:
+                typer.echo(f"skipped {printable(place)}: {printable(bad.error.what)}", err=True)
+            if self._bad == BAD_SHOWN_MAX:
+                typer.echo("skipped: more are only counted", err=True)
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._progress.stop()
+        took = max(clock.monotonic() - self._begun, 1e-6)
+        skipped = f", {self._bad:,} bad skipped" if self._skip_bad else ""
+        until = "" if kind is None else " before it ended" if isinstance(error, HeadwaterError) else " before it was stopped"
+        typer.echo(
+            f"{self._events:,} events appended to {self._topic}{until}{skipped} "
+            f"({bytes_text(self._bytes)} in {took:.1f} s, {self._events / took:,.0f} events/s)",
+            err=kind is not None,
+        )
+
+
+class _Counts(ProgressColumn):
+    """How many events and bytes have gone by, and how fast."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = max(task.elapsed or 0, 1e-6)
+        events = task.fields["events"]
+        return Text(
+            f"{events:,} events · {bytes_text(int(task.completed))} · {events / elapsed:,.0f} events/s "
+            f"· {bytes_text(int(task.completed / elapsed))}/s",
+            style="cyan",
+        )

@@ -1,0 +1,33 @@
+"""A filter over batches: an SQL expression such as `amount > 100 and page like '/shop%'`, answered by DuckDB."""
+
+from __future__ import annotations
+
+import tempfile
+
+import duckdb
+import pyarrow as pa
+
+from headwater.cli.sql import connect
+from headwater.model.errors import InvalidInput
+
+
+class Where:
+    """The expression, checked against the columns that it will see."""
+
+    def __init__(self, expression: str, schema: pa.Schema) -> None:
+        self._expression = expression
+        self._connection = connect(tempfile.gettempdir())
+        self.apply(pa.RecordBatch.from_pylist([], schema=schema))
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which the expression is true, in their order."""
+        try:
+            kept = self._connection.from_arrow(pa.Table.from_batches([batch])).filter(self._expression).to_arrow_table()
+        except duckdb.Error as error:
+            what = str(error).strip().partition("\n\n")[0].replace("\n", " ")
+            raise InvalidInput(
+                f"--where {self._expression!r}: {what}",
+                advice=f"Write one SQL condition over {', '.join(batch.schema.names)}.",
+            ) from None
+        rows = kept.cast(batch.schema).combine_chunks().to_batches()
+        return rows[0] if rows else batch.slice(0, 0)

@@ -1,0 +1,312 @@
+"""The doctor: looks at every byte of a local log, says what is wrong, and repairs what is safe.
+
+Safe means: what can be made again from what is whole. A head or the shared state from the frames, an index by deleting it,
+Arrow's footer of a sealed segment from its batches, leftovers of a crash by removing them. Events that fail their checksum
+are named and left alone: only a mirror or a backup has them.
+
+Repairs expect that no other program has the log open; examining does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from headwater.log.catalog import read_text, topic_from_json
+from headwater.log.commit import CommitLog, create_commits, create_state
+from headwater.log.cursor import segments
+from headwater.log.disk import Disk, RealDisk
+from headwater.log.fence import check_fence
+from headwater.log.head import Head, Mark
+from headwater.log.index import load_index
+from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
+from headwater.log.seal import write_sealed
+from headwater.log.sealed import Piece, Sealed, encode_sealed
+from headwater.log.segment import Segment
+from headwater.log.store import Chunk
+from headwater.log.topic import Topic
+from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
+
+Severity = Literal["warning", "error"]
+
+_LEFTOVER = re.compile(r".*\.new|\..*")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not as it should be."""
+
+    severity: Severity
+    path: str
+    what: str
+    advice: str
+    repaired: bool = False
+
+
+class Report(msgspec.Struct):
+    """What an examination has seen."""
+
+    findings: list[Finding] = []
+    files: int = 0
+    events: int = 0
+    bytes: int = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every error was repaired."""
+        return all(finding.repaired for finding in self.findings if finding.severity == "error")
+
+
+def examine(
+    folder: str,
+    *,
+    repair: bool = False,
+    disk: Disk | None = None,
+    on_progress: Callable[[str], None] = lambda path: None,
+) -> Report:
+    """Checks every file of the log in a folder."""
+    disk = disk or RealDisk()
+    folder = folder.removeprefix("file://").rstrip("/")
+    if not disk.exists(f"{folder}/headwater"):
+        raise LogNotFound(f"There is no log in {folder}.", advice="Check the path.")
+    examination = _Examination(disk, folder, repair=repair, on_progress=on_progress)
+    examination.run()
+    return examination.report
+
+
+class _Examination:
+    def __init__(self, disk: Disk, folder: str, *, repair: bool, on_progress: Callable[[str], None]) -> None:
+        self.report = Report()
+        self._disk = disk
+        self._folder = folder
+        self._repair = repair
+        self._on_progress = on_progress
+
+    def run(self) -> None:
+        self._log_files()
+        self._leftovers(self._folder)
+        self._leftovers(f"{self._folder}/topics")
+        for name in sorted(self._disk.names(f"{self._folder}/topics")):
+            if not name.startswith("."):
+                self._topic(name)
+
+    def _log_files(self) -> None:
+        self._check(f"{self._folder}/headwater", lambda: read_text(self._disk, f"{self._folder}/headwater", "log"))
+        self._check(f"{self._folder}/incarnations", lambda: read_incarnations(self._disk, self._folder))
+        self._check(f"{self._folder}/state", lambda: last_boot_id(self._disk, self._folder), mend=self._mend_state)
+        self._check(
+            f"{self._folder}/commits", self._read_commits, mend=lambda: create_commits(self._disk, self._folder)
+        )
+        for name in sorted(self._disk.names(f"{self._folder}/producers")):
+            if not name.endswith(".lock"):
+                path = f"{self._folder}/producers/{name}"
+                self._check(path, partial(check_fence, self._disk, path))
+
+    def _topic(self, name: str) -> None:
+        folder = f"{self._folder}/topics/{name}"
+        found: list[Topic] = []
+        self._check(
+            f"{folder}/topic", lambda: found.append(topic_from_json(read_text(self._disk, f"{folder}/topic", "topic")))
+        )
+        self._leftovers(folder)
+        for topic in found:
+            for number in range(topic.partitions):
+                self._partition(f"{folder}/{number}", topic, number)
+
+    def _partition(self, folder: str, topic: Topic, number: int) -> None:
+        self._leftovers(folder)
+        marks: list[Mark] = []
+        self._check(f"{folder}/head", lambda: marks.append(self._durable(folder)), mend=lambda: self._mend_head(folder))
+        if not marks and self._repair:
+            marks.append(self._durable(folder))
+        kinds = segments(self._disk, folder)
+        names = set(self._disk.names(folder))
+        expected: int | None = None
+        for base in sorted(kinds):
+            self._twins(folder, base, names)
+            self._index(folder, base, names)
+            if expected is not None and base != expected:
+                self._add(
+                    folder,
+                    f"events {expected} to {base - 1} are missing",
+                    advice="Restore them from a mirror or a backup.",
+                )
+            visible = marks[0] if marks and marks[0].base == base else None
+            expected = self._segment(kinds[base], folder, base, topic, number, visible)
+        if marks and expected is not None and expected < marks[0].end:
+            self._add(
+                folder,
+                f"events {expected} to {marks[0].end - 1} were acknowledged and are gone",
+                advice="Restore them from a mirror or a backup.",
+            )
+
+    def _segment(
+        self, kind: type[Segment] | type[Sealed], folder: str, base: int, topic: Topic, number: int, active: Mark | None
+    ) -> int | None:
+        """Checks one segment; returns the offset behind its last event, or None where that cannot be said."""
+        opened: list[Segment | Sealed] = []
+        path = f"{folder}/{base:020d}"
+        self._check(path, lambda: opened.append(kind(self._disk, folder, base)))
+        if not opened:
+            return None
+        segment = opened[0]
+        self.report.bytes += self._size(segment.path)
+        try:
+            if isinstance(segment, Sealed):
+                return self._sealed(segment, folder, topic, number)
+            return self._frames(segment, topic, number, active)
+        finally:
+            segment.close()
+
+    def _frames(self, segment: Segment, topic: Topic, number: int, active: Mark | None) -> int:
+        end = active.position if active else segment.size()
+        offset, chain, position = segment.base, segment.header.chain, segment.start
+        while position < end:
+            frame = segment.frame_at(position)
+            if frame is None or frame.chain != chain or frame.base_offset != offset:
+                self._add(
+                    segment.path,
+                    f"the frame of event {offset} at byte {position} is damaged; what follows it cannot be read",
+                    advice="Restore the partition from a mirror or a backup.",
+                )
+                break
+            try:
+                segment.read(position, topic=topic, partition=number)
+            except HeadwaterError as error:
+                self._add(segment.path, error.what, advice=error.advice)
+            self.report.events += frame.count
+            offset, chain, position = frame.end_offset, frame.header_crc, position + frame.stride
+        return offset
+
+    def _sealed(self, segment: Sealed, folder: str, topic: Topic, number: int) -> int:
+        self.report.events += segment.end_offset - segment.base
+        for error in segment.check_batches(topic):
+            self._add(segment.path, error.what, advice=error.advice)
+        for error in segment.check_footer(topic):
+            mended = self._repair and self._reseal(segment, folder, topic, number)
+            self._add(segment.path, error.what, advice=error.advice, repaired=mended)
+        return segment.end_offset
+
+    # Repairs
+
+    def _mend_state(self) -> None:
+        """Recovery puts the rest in order when the log is opened next."""
+        entries = read_incarnations(self._disk, self._folder)
+        incarnation = max((entry["incarnation"] for entry in entries), default=0)
+        create_state(self._disk, self._folder, boot_id="", incarnation=incarnation)
+        self._disk.sync_folder(self._folder)
+
+    def _mend_head(self, folder: str) -> None:
+        floor, found = self._read_commits()
+
+        def decided(transaction: int) -> bool:
+            return transaction in found or transaction <= floor
+
+        recover_partition(self._disk, folder, decided=decided, decided_or_old=decided)
+
+    def _reseal(self, segment: Sealed, folder: str, topic: Topic, number: int) -> bool:
+        try:
+            pieces = list(_sealed_pieces(segment, topic, number))
+        except Damaged:
+            return False
+        data = encode_sealed(pieces, schema=topic.schema, schema_id=topic.schema_id, time_column=topic.time)
+        write_sealed(self._disk, folder, segment.base, data)
+        return True
+
+    def _leftovers(self, folder: str) -> None:
+        for name in sorted(self._disk.names(folder)):
+            if _LEFTOVER.fullmatch(name):
+                path = f"{folder}/{name}"
+                if self._repair:
+                    if "." in name[1:] and name.endswith(".new"):
+                        self._disk.remove(path)
+                    else:
+                        self._disk.remove_folder(path)
+                self._add(
+                    path, "left over from a crash", advice="It does no harm.", severity="warning", repaired=self._repair
+                )
+
+    def _twins(self, folder: str, base: int, names: set[str]) -> None:
+        if {f"{base:020d}.frames", f"{base:020d}.arrow"} <= names:
+            path = f"{folder}/{base:020d}.frames"
+            if self._repair:
+                self._disk.remove(path)
+            self._add(path, "is sealed already", advice="It does no harm.", severity="warning", repaired=self._repair)
+
+    def _index(self, folder: str, base: int, names: set[str]) -> None:
+        path = f"{folder}/{base:020d}.index"
+        if f"{base:020d}.index" not in names:
+            return
+        self._seen(path)
+        if load_index(self._disk, path) is None:
+            if self._repair:
+                self._disk.remove(path)
+            self._add(
+                path,
+                "is damaged",
+                advice="It is not used and will be built again.",
+                severity="warning",
+                repaired=self._repair,
+            )
+
+    # Small things
+
+    def _check(self, path: str, look: Callable[[], object], *, mend: Callable[[], object] | None = None) -> None:
+        """Looks at one file; adds a finding when that fails, and mends it if it may."""
+        self._seen(path)
+        try:
+            look()
+        except FileNotFoundError:
+            self._mended(path, "is missing", "Restore it from a mirror or a backup.", mend)
+        except HeadwaterError as error:
+            self._mended(path, error.what, error.advice, mend)
+
+    def _mended(self, path: str, what: str, advice: str, mend: Callable[[], object] | None) -> None:
+        repaired = False
+        if self._repair and mend is not None:
+            try:
+                mend()
+                repaired = True
+            except HeadwaterError as error:
+                advice = f"{advice} The repair failed: {error}"
+        self._add(path, what, advice=advice, repaired=repaired)
+
+    def _add(self, path: str, what: str, *, advice: str, severity: Severity = "error", repaired: bool = False) -> None:
+        self.report.findings.append(Finding(severity, path, what, advice, repaired))
+
+    def _seen(self, path: str) -> None:
+        self.report.files += 1
+        self._on_progress(path)
+
+    def _durable(self, folder: str) -> Mark:
+        head = Head(self._disk, f"{folder}/head", writable=False)
+        try:
+            head.written()
+            return head.durable()
+        finally:
+            head.close()
+
+    def _read_commits(self) -> tuple[int, dict[int, object]]:
+        commits = CommitLog(self._disk, self._folder, writable=False)
+        try:
+            floor, found = commits.decided()
+            return floor, dict(found)
+        finally:
+            commits.close()
+
+    def _size(self, path: str) -> int:
+        file = self._disk.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+
+def _sealed_pieces(segment: Sealed, topic: Topic, number: int) -> Iterator[Piece]:
+    for place, entry in enumerate(segment.batches):
+        found: tuple[Chunk, int] | None = segment.read(place, topic=topic, partition=number)
+        assert found is not None
+        yield Piece(found[0], entry.running_before, entry.running_after)

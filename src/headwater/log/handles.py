@@ -1,0 +1,190 @@
+"""Handles: the files of a local log that one process has open, each opened at its first use.
+
+A topic that another process deleted, or deleted and created again, is forgotten as soon as its partitions are asked for;
+its files are closed when the last thread that still uses them lets go.
+
+Thread-safety: may be used by many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from headwater.log.catalog import read_text, topic_from_json
+from headwater.log.disk import Disk, File
+from headwater.log.fence import Fence, open_fence
+from headwater.log.partition import Partition
+from headwater.log.topic import Topic
+from headwater.model.clock import Clock
+from headwater.model.errors import LogNotFound, StorageError, TopicNotFound
+
+
+class Handles:
+    """The open files of one log in one process."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        clock: Clock,
+        counters: Counter[str],
+        writable: bool,
+        settle: Callable[[], None],
+        rolled: Callable[[], None],
+        mend: Callable[[Partition], None],
+    ) -> None:
+        self.disk = disk
+        self.folder = folder
+        self._clock = clock
+        self._counters = counters
+        self._writable = writable
+        self._settle = settle
+        self._rolled = rolled
+        self._mend = mend
+        self._mutex = threading.RLock()
+        self._topics: dict[str, Topic] = {}
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._signals: dict[str, File] = {}
+        self._fences: dict[bytes, Fence] = {}
+        self._used: set[tuple[str, int]] = set()
+
+    def names(self) -> list[str]:
+        """The names of all topics, sorted."""
+        try:
+            return sorted(name for name in self.disk.names(f"{self.folder}/topics") if not name.startswith("."))
+        except FileNotFoundError:
+            raise LogNotFound(f"The log in {self.folder} is gone.", advice="Somebody removed its folder.") from None
+
+    def topic(self, name: str) -> Topic:
+        """A topic as this process knows it; never one that was deleted."""
+        known, first = self._topics.get(name), self._partitions.get((name, 0))
+        if known is not None and first is not None and not first.is_deleted():
+            return known
+        return self.refresh(name)
+
+    def refresh(self, name: str) -> Topic:
+        """A topic from its file."""
+        try:
+            topic = topic_from_json(read_text(self.disk, f"{self.folder}/topics/{name}/topic", "topic"))
+        except FileNotFoundError:
+            self.forget(name)
+            known = ", ".join(self.names()[:10]) or "none yet"
+            raise TopicNotFound(
+                f"There is no topic {name!r} in {self.folder}.", advice=f"Topics here: {known}."
+            ) from None
+        with self._mutex:
+            known_topic = self._topics.get(name)
+            if known_topic == topic:
+                return known_topic
+            if known_topic is not None and known_topic.id != topic.id:
+                self.forget(name)
+            self._sync_names(name)
+            self._topics[name] = topic
+            for (of, _), partition in self._partitions.items():
+                if of == name:
+                    partition.topic = topic
+        return topic
+
+    def partition(self, name: str, number: int) -> Partition:
+        """A partition, opened at its first use."""
+        found = self._partitions.get((name, number))
+        if found is not None and not found.is_deleted():
+            return found
+        with self._mutex:
+            if found is not None:
+                self.forget(name)
+            topic = self.refresh(name)
+            if not 0 <= number < topic.partitions:
+                raise TopicNotFound(
+                    f"Topic {name!r} has no partition {number}.",
+                    advice=f"It has partitions 0 to {topic.partitions - 1}.",
+                )
+            partition = self._open(topic, number)
+            if partition.is_deleted() or self.refresh(name).id != topic.id:
+                raise _deleted(name)
+            self._partitions[name, number] = partition
+            return partition
+
+    def usable_partition(self, name: str, number: int) -> Partition:
+        """A partition to be written; one that was poisoned is mended at its first use here. The caller holds no lock."""
+        partition = self.partition(name, number)
+        if (name, number) not in self._used:
+            if partition.is_poisoned():
+                self._mend(partition)
+            self._used.add((name, number))
+        return partition
+
+    def all_partitions(self) -> list[Partition]:
+        """Every partition of every topic, opened."""
+        return [self.partition(name, n) for name in self.names() for n in range(self.topic(name).partitions)]
+
+    def signal(self, name: str) -> None:
+        """Wakes the readers of a topic; they would find the events without it, only later."""
+        signal = self._signals.get(name)
+        if signal is None:
+            try:
+                signal = self._signals[name] = self.disk.open(f"{self.folder}/topics/{name}/signal", "write")
+            except FileNotFoundError:
+                return
+        with suppress(StorageError):
+            signal.write_at(0, [b"!"])
+
+    def fence(self, producer: bytes) -> Fence | None:
+        """The fence of a named producer that this process has opened."""
+        return self._fences.get(producer)
+
+    def open_fence(self, name: str) -> Fence:
+        """The fence of a producer's name."""
+        fence = open_fence(self.disk, f"{self.folder}/producers", name)
+        return self._fences.setdefault(fence.producer, fence)
+
+    def forget(self, name: str) -> None:
+        """Drops a topic's files without closing them under another thread's hands."""
+        with self._mutex:
+            for place in [place for place in self._partitions if place[0] == name]:
+                del self._partitions[place]
+                self._used.discard(place)
+            self._signals.pop(name, None)
+            self._topics.pop(name, None)
+
+    def close(self) -> None:
+        """Closes everything; nobody uses it any more."""
+        for partition in self._partitions.values():
+            partition.close()
+        for signal in self._signals.values():
+            signal.close()
+        for fence in self._fences.values():
+            fence.close()
+
+    def _sync_names(self, name: str) -> None:
+        """Whoever made or changed the topic may have died before its name was on disk; nothing is acknowledged till it is."""
+        if self._writable:
+            self.disk.sync_folder(f"{self.folder}/topics/{name}")
+            self.disk.sync_folder(f"{self.folder}/topics")
+
+    def _open(self, topic: Topic, number: int) -> Partition:
+        try:
+            return self._open_files(topic, number)
+        except FileNotFoundError:
+            raise _deleted(topic.name) from None
+
+    def _open_files(self, topic: Topic, number: int) -> Partition:
+        return Partition(
+            self.disk,
+            f"{self.folder}/topics/{topic.name}/{number}",
+            topic=topic,
+            number=number,
+            clock=self._clock,
+            counters=self._counters,
+            settle=self._settle,
+            rolled=self._rolled,
+            writable=self._writable,
+        )
+
+
+def _deleted(name: str) -> TopicNotFound:
+    return TopicNotFound(f"Topic {name!r} was deleted a moment ago.", advice="Create it again, or stop using it.")

@@ -1,0 +1,125 @@
+"""Transactions of a local log: appends over partitions and topics that happen together or not at all.
+
+`commit` says how one is decided; this is the order in which its partitions are locked, written, synced and published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from headwater.log.commit import CommitLog, Part
+from headwater.log.frame import Payload
+from headwater.log.handles import Handles
+from headwater.log.partition import Partition
+from headwater.log.store import Bounds
+from headwater.model.clock import Clock
+from headwater.model.errors import StorageError, TopicNotFound
+
+_SNAPSHOTS_MAX = 10_000
+
+
+class Transactions:
+    """The transactions of one log in one process."""
+
+    def __init__(self, commits: CommitLog, handles: Handles, *, clock: Clock) -> None:
+        self._commits = commits
+        self._handles = handles
+        self._disk = handles.disk
+        self._clock = clock
+
+    def append(self, payloads: Mapping[tuple[str, int, str], Sequence[Payload]]) -> dict[tuple[str, int], int]:
+        """Appends to each (topic, partition, topic id), given in this order; returns the first offset in each."""
+        partitions = []
+        for name, number, topic_id in payloads:
+            partition = self._handles.usable_partition(name, number)
+            check_same_topic(partition, topic_id)
+            partitions.append(partition)
+        transaction = self._commits.next_transaction(self._clock())
+        with ExitStack() as locks:
+            parts = []
+            for partition, pieces in zip(partitions, payloads.values(), strict=True):
+                locks.enter_context(partition.appending())
+                locks.enter_context(partition.syncing())
+                start = partition.written().end
+                mark = partition.stage(pieces, transaction=transaction)
+                parts.append(Part(partition.topic.name, partition.topic.id, partition.number, start, mark))
+            self._disk.reach("transaction: staged")
+            for partition, part in zip(partitions, parts, strict=True):
+                partition.sync_file(part.mark.base)
+            self._disk.reach("transaction: synced")
+            self._commits.commit(
+                transaction,
+                parts,
+                publish=self._publish,
+                poison=lambda: _poison(partitions),
+            )
+        self._begin_again_if_long()
+        return {(part.topic, part.partition): part.start for part in parts}
+
+    def bounds(self, partitions: Sequence[Partition]) -> dict[tuple[str, int], Bounds]:
+        """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
+        for _ in range(_SNAPSHOTS_MAX):
+            before = self._commits.state()
+            ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
+            masks = self._commits.pending_parts(before)
+            after = self._commits.state()
+            if (after.sequence, after.pending) == (before.sequence, before.pending):
+                break
+        else:
+            raise StorageError("No consistent view of the log's heads could be had.", advice="Try again.")
+        ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
+        for part in masks:
+            place = (part.topic, part.partition)
+            if ids.get(place) == part.topic_id:
+                ends[place] = min(ends[place], part.start)
+        return {place: Bounds(first=0, end=end) for place, end in ends.items()}
+
+    def settle(self) -> None:
+        """Finishes or forgets what a dead process left pending."""
+        self._commits.settle(publish=self._publish)
+
+    def replace_failed_commits(self) -> None:
+        """A commit record's sync failed: nobody can append to its partitions until this has succeeded.
+
+        The caller holds the lock of the catalog.
+        """
+        if not self._commits.state().failed:
+            return
+        for partition in self._handles.all_partitions():
+            partition.sync_head()
+        with self._commits.locked():
+            self._commits.begin_again(floor=self._commits.state().transaction)
+
+    def _publish(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            try:
+                partition = self._handles.partition(part.topic, part.partition)
+            except TopicNotFound:
+                continue
+            if partition.topic.id == part.topic_id:
+                partition.publish(part.mark)
+                self._disk.reach("commit: published one")
+
+    def _begin_again_if_long(self) -> None:
+        if not self._commits.is_long():
+            return
+        with self._commits.locked():
+            self.settle()
+            for partition in self._handles.all_partitions():
+                partition.sync_head()
+            self._commits.begin_again(floor=self._commits.state().transaction)
+
+
+def _poison(partitions: Sequence[Partition]) -> None:
+    for partition in partitions:
+        partition.poison()
+
+
+def check_same_topic(partition: Partition, topic_id: str) -> None:
+    """Refuses events made for a topic that was deleted and created again since."""
+    if partition.topic.id != topic_id:
+        raise TopicNotFound(
+            f"Topic {partition.topic.name!r} was deleted and created again.",
+            advice="Nothing was stored; append again, by the new topic's schema.",
+        )

@@ -1,0 +1,45 @@
+"""The contract of a log: what every backend promises, as tests.
+
+    class TestMyLog(LogContract):
+        backend = "mine"
+
+        @pytest.fixture
+        def open_log(self, tmp_path):
+            return lambda: headwater.open_log(str(tmp_path / "log"))
+
+`open_log` gives a function; each call opens another handle on the same log, which the suite closes. One class holds the
+tests of one part of the promise; `LogContract` is all of them. A suite with strict markers has to know `covers(name)`, which
+says which row of the coverage matrix a test shows.
+
+Only this module and its parts need pytest.
+"""
+
+from __future__ import annotations
+
+from headwater.testing.contract_append import AppendContract
+from headwater.testing.contract_closing import ClosingContract
+from headwater.testing.contract_evolution import EvolutionContract
+from headwater.testing.contract_producer import ProducerContract
+from headwater.testing.contract_read import ReadContract
+from headwater.testing.contract_reader import ReaderContract
+from headwater.testing.contract_sequence import SequenceContract
+from headwater.testing.contract_table import TableContract
+from headwater.testing.contract_topic import TopicContract
+from headwater.testing.contract_transaction import TransactionContract
+
+__all__ = ["LogContract"]
+
+
+class LogContract(
+    TopicContract,
+    EvolutionContract,
+    AppendContract,
+    TransactionContract,
+    ProducerContract,
+    SequenceContract,
+    ReadContract,
+    TableContract,
+    ReaderContract,
+    ClosingContract,
+):
+    """Everything a log promises, whatever it is kept in."""

@@ -1,0 +1,179 @@
+"""The world of a simulated history: what its actors share, and what an actor is.
+
+An actor is one process of the simulated machine with one task of the schedule. It opens the log, acts, dies when nature or a
+crash point kills it, and begins again. Every call of the log goes through `Actor.call`, which knows the errors a user may
+meet at that moment; any other one is a `Violation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+from headwater.log.log import Log, open_log
+from headwater.model.errors import Damaged, FormatTooNew, HeadwaterError, StorageError, TopicNotFound
+from headwater.testing.oracle import Oracle, Place, Violation, check_error
+from headwater.testing.schedule import Schedule
+from headwater.testing.scheduled import ScheduledDisk
+from headwater.testing.simdisk import SimDisk
+from headwater.testing.simprocess import Crashed
+
+FOLDER = "/disk/log"
+TEMPORARY = "temporary"
+COLUMNS = "key STRING, batch BIGINT, row INT, text STRING, attempt BIGINT"
+
+Result = TypeVar("Result")
+Errors = tuple[type[HeadwaterError], ...]
+
+
+class Refused(Exception):
+    """The log has refused a call with an error that was to be expected."""
+
+    def __init__(self, error: HeadwaterError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass
+class Comings:
+    """The topic that comes and goes: whether it is there for sure, and since which number each id can hold events."""
+
+    state: str = "absent"
+    changes: int = 0
+    since: dict[str, int] = field(default_factory=dict)
+
+    def change(self, state: str) -> None:
+        """A creation or a deletion begins, or its outcome is known."""
+        self.state = state
+        self.changes += 1
+
+
+class World:
+    """What the actors of one history share."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.disk = SimDisk(seed)
+        self.schedule = Schedule(self.random, switch_probability=self.random.choice((0.02, 0.1, 0.3)))
+        self.oracle = Oracle()
+        self.comings = Comings()
+        self.faults = 0
+        self.topics: list[str] = []
+        self.lines: list[str] = []
+        self._now = 1_700_000_000_000_000
+
+    def clock(self) -> int:
+        """A clock that sometimes goes backwards, as clocks do."""
+        self._now += self.random.choice((0, 1, 50, 1000, 1000, -2000))
+        return self._now
+
+    def note(self, who: str, what: str) -> None:
+        """One line of the history, to be read when it failed."""
+        self.lines.append(f"{self.schedule.steps:7} {who:10} {what}")
+
+    def power_loss(self) -> None:
+        """Everything unsynced is at stake, everybody is dead."""
+        self.note("nature", "power loss")
+        self.disk.power_loss()
+        self.oracle.power_lost()
+        self.schedule.wake()
+
+
+class Actor:
+    """One process that uses the log."""
+
+    def __init__(self, world: World, name: str, *, actions: int = 0, read_only: bool = False) -> None:
+        self.world = world
+        self.name = name
+        self.actions = actions
+        self.read_only = read_only
+        self.random = Random(world.random.random())
+        self._log: Log | None = None
+
+    @property
+    def log(self) -> Log:
+        """The open log."""
+        assert self._log is not None
+        return self._log
+
+    def run(self) -> None:
+        """Acts as often as it is to, through deaths and refusals."""
+        for _ in range(self.actions):
+            try:
+                self.open()
+                self.act()
+            except Crashed:
+                self.forget()
+            except Refused as refusal:
+                if isinstance(refusal.error, StorageError) and self.random.random() < 0.7:
+                    self.close()
+        self.close()
+
+    def act(self) -> None:
+        """One thing that it does."""
+
+    def open(self) -> None:
+        """Opens the log if it is not open."""
+        if self._log is None:
+            disk = ScheduledDisk(self.world.disk.process(self.name), self.world.schedule)
+            self._log = self.call(
+                "open",
+                lambda: open_log(
+                    FOLDER, disk=disk, clock=self.world.clock, create=False, read_only=self.read_only
+                ),
+            )
+
+    def close(self) -> None:
+        """Closes the log, as a process that is done with it does."""
+        if self._log is not None:
+            log = self._log
+            self.forget()
+            log.close()
+
+    def forget(self) -> None:
+        """What it had open is gone, because it is closed or the process is dead."""
+        self._log = None
+
+    def call(self, what: str, work: Callable[[], Result], expected: Errors = ()) -> Result:
+        """What a call of the log returns; `Refused` when it raises what is expected now."""
+        self.world.note(self.name, what)
+        try:
+            result = work()
+        except (Crashed, Violation) as end:
+            self.world.note(self.name, f"… {what}: {type(end).__name__}: {end}")
+            raise
+        except Exception as error:
+            self.world.note(self.name, f"… {what}: {type(error).__name__}: {error}")
+            if not self._is_expected(check_error(error), expected):
+                raise Violation(f"{what} raised {type(error).__name__}: {error}") from error
+            assert isinstance(error, HeadwaterError)
+            raise Refused(error) from error
+        self.world.note(self.name, f"… {what}: {_short(result)}")
+        return result
+
+    def call_on(self, topics: set[str], what: str, work: Callable[[], Result], expected: Errors = ()) -> Result:
+        """A call about these topics: one that may be gone may be said to be gone."""
+        comings, changes = self.world.comings, self.world.comings.changes
+        try:
+            return self.call(what, work, (*expected, TopicNotFound) if TEMPORARY in topics else expected)
+        except Refused as refusal:
+            if isinstance(refusal.error, TopicNotFound) and (comings.state, comings.changes) == ("present", changes):
+                raise Violation(f"{what}: the topic is there, and yet: {refusal.error}") from refusal
+            raise
+
+    def place(self, topic: str, partition: int) -> Place:
+        """A partition of a topic as this process knows it."""
+        known = self.log.topic(topic)
+        return Place(topic, known.id, partition, known.partitions, known.durability == "fsync")
+
+    def _is_expected(self, error: HeadwaterError, expected: Errors) -> bool:
+        if isinstance(error, (Damaged, FormatTooNew)):
+            return False
+        return isinstance(error, expected) or (self.world.faults > 0 and isinstance(error, StorageError))
+
+
+def _short(result: object) -> str:
+    return "done" if result is None or isinstance(result, Log) else f"{result!r:.200}"

@@ -1,0 +1,45 @@
+"""The contract of a log, on every backend there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headwater
+from headwater.log.log import Log
+from headwater.log.memory import MemoryStore
+from headwater.model.clock import system_clock
+from headwater.testing.contract import LogContract
+from headwater.testing.contract_case import OpenLog
+
+
+class TestFileLog(LogContract):
+    """Acknowledged means on disk."""
+
+    backend = "file"
+
+    @pytest.fixture
+    def open_log(self, tmp_path: Path) -> OpenLog:
+        return lambda: headwater.open_log(str(tmp_path / "log"))
+
+
+class TestFileLogWithoutFsync(LogContract):
+    """Acknowledged means with the operating system."""
+
+    backend = "file"
+
+    @pytest.fixture
+    def open_log(self, tmp_path: Path) -> OpenLog:
+        return lambda: headwater.open_log(f"file://{tmp_path}/log", durability="os")
+
+
+class TestMemoryLog(LogContract):
+    """Handles share one store: nothing outlives it."""
+
+    backend = "memory"
+
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        store = MemoryStore(clock=system_clock)
+        return lambda: Log(store, "fsync", system_clock)
