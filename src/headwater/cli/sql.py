@@ -82,15 +82,11 @@ def connect(folder: str) -> duckdb.DuckDBPyConnection:
     """A DuckDB that sees what is registered with it and nothing else; what does not fit in memory goes to `folder`."""
     import duckdb
 
-    return duckdb.connect(
-        ":memory:",
-        config={
-            "temp_directory": folder,
-            "enable_external_access": "false",
-            "python_enable_replacements": "false",
-            "TimeZone": "UTC",
-        },
-    )
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+    connection.execute("set temp_directory = $folder", {"folder": folder})
+    connection.execute("set TimeZone = 'UTC'")
+    connection.execute("set enable_external_access = false")
+    return connection
 
 
 class _Scan:

@@ -132,9 +132,20 @@ def flags_of(batch: pa.RecordBatch) -> int:
 
 
 def prepare(
-    batch: pa.RecordBatch, *, schema_id: int, time_column: str | None, stamp: Stamp, continues: bool = False
+    batch: pa.RecordBatch,
+    *,
+    schema: pa.Schema,
+    schema_id: int,
+    time_column: str | None,
+    stamp: Stamp,
+    continues: bool = False,
 ) -> Payload:
-    """Serialises a batch: the expensive part of an append, done before any lock is taken."""
+    """Serialises a batch: the expensive part of an append, done before any lock is taken.
+
+    `schema` are the columns that the topic has under `schema_id`: a batch that differs could never be read again.
+    """
+    flags = flags_of(batch)
+    assert batch.schema.equals(physical_schema(schema, flags)), f"{batch.schema} is not the topic's {schema}"
     times = None
     time_min = time_max = NO_TIME
     if time_column is not None:
@@ -146,7 +157,7 @@ def prepare(
         data=data,
         crc=crc32c(data),
         count=batch.num_rows,
-        flags=flags_of(batch) | (CONTINUES if continues else 0),
+        flags=flags | (CONTINUES if continues else 0),
         schema_id=schema_id,
         time_min=time_min,
         time_max=time_max,
@@ -219,7 +230,10 @@ def load(frame: Frame, source: pa.Buffer, position: int, *, schema: pa.Schema, p
     data = source.slice(position + HEADER_BYTES, frame.payload_bytes)
     if data.size != frame.payload_bytes or crc32c(data) != frame.payload_crc:
         raise damaged(path, position, f"events {frame.base_offset} to {frame.end_offset - 1}")
-    return pa.ipc.read_record_batch(data, physical_schema(schema, frame.flags))
+    try:
+        return pa.ipc.read_record_batch(data, physical_schema(schema, frame.flags))
+    except pa.ArrowException as error:
+        raise damaged(path, position, f"events {frame.base_offset} to {frame.end_offset - 1}: {error}") from error
 
 
 def is_intact(frame: Frame, source: pa.Buffer, position: int) -> bool:

@@ -384,6 +384,7 @@ def _payloads(write: Write) -> Iterator[Payload]:
     for start in range(0, write.count, rows):
         yield prepare(
             write.rows(start, rows),
+            schema=write.topic.schema,
             schema_id=write.topic.schema_id,
             time_column=write.topic.time,
             stamp=write.stamp,

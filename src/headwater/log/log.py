@@ -170,6 +170,8 @@ class Log:
     def offsets_at(self, topic: str, time: datetime | str | int, *, by: TimeKind = "time") -> dict[int, int]:
         """In each partition the first offset at or after a time; the end where there is none."""
         at = time_us(time)
+        if by not in ("time", "appended"):
+            raise InvalidInput(f"There is no time of the kind {by!r}.", advice='Use "time" or "appended".')
         return {
             number: self._store.offset_at(topic, number, time=at, by=by)
             for number in range(self.topic(topic).partitions)
@@ -213,8 +215,8 @@ class Log:
         self, topic: str | Sequence[str], *, start: Start = "earliest", columns: Sequence[str] | None = None
     ) -> Reader:
         """Follows one or more topics from a place of its own."""
-        names = [topic] if isinstance(topic, str) else list(topic)
-        return Reader(self._store, [self.topic(name).name for name in names], start=start, columns=columns)
+        names: list[object] = list(topic) if isinstance(topic, (list, tuple)) else [topic]
+        return Reader(self._store, [self.topic(check_name(name)).name for name in names], start=start, columns=columns)
 
     def read(
         self,

@@ -132,6 +132,7 @@ class MemoryStore:
         return 0
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
+        self._check_open()
         producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()
         with self._changed:
             self._epochs[producer] = self._epochs.get(producer, 0) + 1

@@ -355,6 +355,11 @@ class Producer:
 def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
     """The batch's columns, from values as users give them."""
     if topic.has_schema:
+        if topic.key is None and None in batch.values:
+            raise InvalidInput(
+                f"Topic {topic.name!r} has no key, so nothing in it can be deleted by one.",
+                advice="Send the row's columns; create the topic with key=… for deletions.",
+            )
         rows = [
             value if value is not None else {topic.key: key, "_deleted": True}
             for value, key in zip(batch.values, batch.keys, strict=True)
@@ -363,7 +368,7 @@ def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
     else:
         columns = _bytes_rows(batch, topic)
     if batch.headers:
-        columns = columns.append_column(HEADERS, _headers_column(batch))
+        columns = columns.add_column(len(topic.schema), HEADERS, _headers_column(batch))
     check_size(columns, topic)
     return columns
 

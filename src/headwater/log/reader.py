@@ -172,6 +172,9 @@ class Reader:
         if isinstance(start, (datetime, str)):
             return self._store.offset_at(name, number, time=time_us(start), by="time")
         if isinstance(start, Mapping):
+            partitions = self._store.topic(name).partitions
+            if not all(isinstance(of, int) and 0 <= of < partitions for of in start):
+                raise _no_start(start)
             return self._checked(start.get(number, bound.first), name, number, bound)
         if not isinstance(start, Sequence):
             raise _no_start(start)
@@ -183,10 +186,10 @@ class Reader:
                 return self._checked(position.offset, name, number, bound)
         return bound.first
 
-    def _checked(self, offset: int, name: str, number: int, bound: Bounds) -> int:
-        if not bound.first <= offset <= bound.end:
+    def _checked(self, offset: object, name: str, number: int, bound: Bounds) -> int:
+        if not isinstance(offset, int) or not bound.first <= offset <= bound.end:
             raise InvalidInput(
-                f"Offset {offset} is not in partition {number} of topic {name!r}.",
+                f"Offset {offset!r} is not in partition {number} of topic {name!r}.",
                 advice=f'It holds offsets {bound.first} to {bound.end}; use "earliest" or "latest" for its ends.',
             )
         return offset

@@ -59,10 +59,12 @@ def to_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 def check_size(batch: pa.RecordBatch, topic: Topic, *, first: int = 0) -> None:
     """Refuses an event above the topic's limit, found by halving: a batch that is small as a whole costs next to nothing."""
-    size = pa.ipc.get_record_batch_size(batch)
-    if size <= topic.event_bytes_max or batch.num_rows == 0:
+    if batch.num_rows == 0 or pa.ipc.get_record_batch_size(batch) <= topic.event_bytes_max:
         return
     if batch.num_rows == 1:
+        size = batch.nbytes
+        if size <= topic.event_bytes_max:
+            return
         raise EventTooLarge(
             f"Event {first} of the batch has {size:,} bytes; topic {topic.name!r} takes {topic.event_bytes_max:,}.",
             advice="Store large content elsewhere and send its address, or raise event_bytes_max.",

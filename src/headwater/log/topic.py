@@ -79,6 +79,10 @@ def check_topic(topic: Topic) -> Topic:
         raise InvalidInput(
             f"Unknown durability {topic.durability!r}.", advice='Use "fsync" (the default) or "os" (faster, unsafe).'
         )
+    if not _is_whole(topic.event_bytes_max, 1, 1 << 30):
+        raise InvalidInput(
+            f"event_bytes_max={topic.event_bytes_max!r} is no good limit.", advice="Use a number of bytes up to 1 GiB."
+        )
     if not _is_whole(topic.segment_bytes, 4096, 1 << 40):
         raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is no good size.", advice="Use 4096 or more.")
     return topic

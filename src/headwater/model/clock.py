@@ -61,17 +61,20 @@ def _unit_us(word: str) -> int | None:
     return _UNIT_US.get(word) or _UNIT_US.get(word.removesuffix("s"))
 
 
-def time_us(moment: datetime | str | int) -> int:
+def time_us(moment: object) -> int:
     """Microseconds since 1970 of a `datetime` (naive means UTC), an ISO 8601 string, or such a number itself."""
     if isinstance(moment, int):
         return moment
+    found = moment
     if isinstance(moment, str):
         try:
-            moment = datetime.fromisoformat(moment)
+            found = datetime.fromisoformat(moment)
         except ValueError:
-            raise InvalidInput(
-                f"{moment!r} is not a time.", advice='Write it as ISO 8601, such as "2026-01-31T12:00:00+00:00".'
-            ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+            found = None
+    if not isinstance(found, datetime):
+        raise InvalidInput(
+            f"{moment!r:.80} is not a time.", advice='Use a datetime or ISO 8601, such as "2026-01-31T12:00:00+00:00".'
+        )
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -176,7 +176,8 @@ class AppendContract(LogCase):
     def test_an_empty_append_stores_nothing(self, log: Log) -> None:
         """It is no error: a source may have had nothing."""
         log.create_topic("orders", ORDERS)
-        for nothing in ([], iter([]), log.topic("orders").schema.empty_table()):
+        empty: list[Any] = [[], iter([]), log.topic("orders").schema.empty_table()]
+        for nothing in empty:
             assert log.append("orders", nothing) == {}
             assert log.append("orders", nothing, atomic=True) == {}
         assert values_of(log, "orders") == []

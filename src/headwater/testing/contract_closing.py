@@ -88,4 +88,4 @@ class ClosingContract(LogCase):
         codes = [kind.code for kind in ours]
         assert len(codes) == len(set(codes)) > 20
         assert all(code == code.lower() and code.isidentifier() for code in codes)
-        assert all(isinstance(kind.retriable, bool) and kind.__doc__ for kind in ours)
+        assert all(kind.__doc__ for kind in ours)

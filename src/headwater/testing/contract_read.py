@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.log.log import Log
+from headwater.log.reader import Start
 from headwater.model.errors import InvalidInput
 from headwater.model.position import Position
 from headwater.testing.contract_case import NOON, ORDERS, LogCase, events_of, order, orders, refused
@@ -50,8 +51,9 @@ class ReadContract(LogCase):
             log.append("orders", orders(min(7, 60 - start), start=start))
         at = NOON + timedelta(seconds=20)
         until = NOON + timedelta(seconds=45)
-        for start, end in ((at, until), (at.isoformat(), until.isoformat())):
-            amounts = log.read("orders", start=start, end=end).column("amount").to_pylist()
+        ranges: list[tuple[Start, Start]] = [(at, until), (at.isoformat(), until.isoformat())]
+        for begin, end in ranges:
+            amounts = log.read("orders", start=begin, end=end).column("amount").to_pylist()
             assert sorted(amounts) == [float(n) for n in range(20, 45)]
 
     def test_a_range_by_positions_is_what_lies_between(self, log: Log) -> None:

@@ -46,7 +46,11 @@ class Place:
 
 @dataclass
 class Batch:
-    """Events that were handed to the log in one call, for one topic; `partition` where the caller has chosen it."""
+    """Events that were handed to the log in one call, for one topic.
+
+    `born` counts the power losses before it, `ended` is a number taken when the call was over, `partition` is set where the
+    caller has chosen it, and `extras` are columns that hold the batch's number.
+    """
 
     number: int
     topic: str
@@ -55,6 +59,8 @@ class Batch:
     born: int
     group: int
     partition: int | None = None
+    extras: frozenset[str] = frozenset()
+    ended: int = 1 << 60
 
     def key(self, row: int) -> str:
         return self.keys[row]
@@ -67,12 +73,14 @@ class Batch:
 class Source:
     """Numbered lines that named producers, one after the other, copy into a topic.
 
-    `instance` is the newest producer, `stale` the attempts of older ones, `acknowledged` how many lines are surely there.
+    `instance` is the newest producer, `instance_begun` one that is about to be or died on the way, `stale` the attempts that
+    older ones began since; `acknowledged` is how many lines are surely there, `sent` how many may be.
     """
 
     number: int
     topic: str
     instance: int = 0
+    instance_begun: int = 0
     acknowledged: int = 0
     sent: int = 0
     stale: set[int] = field(default_factory=set)
@@ -146,7 +154,7 @@ class Oracle:
         """What a batch has in this partition was given these offsets, and is to stay there."""
         if len(set(batch.keys)) == 1 and batch.partition is None:
             self._homes.setdefault((place.partitions, batch.keys[0]), place.partition)
-        rows = self._rows_in(batch, place)
+        rows = self.rows_in(batch, place)
         if len(offsets) != len(rows):
             raise Violation(f"{len(offsets)} offsets for {len(rows)} events of batch {batch.number} in {place}.")
         for offset, row in zip(offsets, rows, strict=True):
@@ -187,8 +195,8 @@ class Oracle:
                 at += 1
                 continue
             run = [row for number, row in events[at : at + len(batch.keys)] if number == batch.number]
-            if run != self._rows_in(batch, place):
-                raise Violation(f"Rows {run} of batch {batch.number} in {place}, not {self._rows_in(batch, place)}.")
+            if run != self.rows_in(batch, place):
+                raise Violation(f"Rows {run} of batch {batch.number} in {place}, not {self.rows_in(batch, place)}.")
             if batch.born < born:
                 raise Violation(f"Batch {batch.number} in {place} was written before a power loss, those before it after it.")
             at, born = at + len(run), batch.born
@@ -232,7 +240,8 @@ class Oracle:
             raise Violation(f"Event {event} was never written.")
         return source
 
-    def _rows_in(self, batch: Batch, place: Place) -> list[int]:
+    def rows_in(self, batch: Batch, place: Place) -> list[int]:
+        """The rows of a batch that belong to a partition, by where their keys were seen before."""
         if batch.partition is not None:
             return list(range(len(batch.keys))) if batch.partition == place.partition else []
         homes = [self._homes.get((place.partitions, key)) for key in batch.keys]

@@ -9,7 +9,7 @@ from typing import Any
 
 TOPIC = "orders"
 SCHEMA = "id STRING NOT NULL, shop STRING, number BIGINT, product STRING, amount DOUBLE, at TIMESTAMP"
-SHOPS = ("lisbon", "nairobi", "osaka", "quito")
+SHOPS = ("north", "east", "south", "west")
 
 _PRODUCTS = (("espresso", 2.4), ("flat white", 3.8), ("filter", 3.2), ("cortado", 3.1), ("beans", 14.5), ("mug", 12.0))
 _OFTEN = (0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5)

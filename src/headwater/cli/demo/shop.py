@@ -33,24 +33,32 @@ def main() -> None:
 
 
 def _sell(producer: Producer, shop: str, *, rate: float, begun: float) -> None:
-    number, is_open = 0, True
-    while True:
-        is_open = is_open and not _is_over()
-        due = orders_until(time.time() - begun, rate=rate, phase=SHOPS.index(shop)) if is_open or number == 0 else due
-        now = datetime.now(UTC)
-        upto = min(due, number + BURST)
-        for one in range(number, upto):
-            producer.send(TOPIC, order(shop, one, now), sequence=one)
-        producer.flush()
-        number = max(number, upto)
-        _say(str(number))
-        if not is_open and number >= due:
-            return
+    """Sends what is due until stdin ends, and then what is due at that moment."""
+
+    def due() -> int:
+        return orders_until(time.time() - begun, rate=rate, phase=SHOPS.index(shop))
+
+    sent = 0
+    while not _is_over(PAUSE_S if sent >= due() else 0):
+        sent = _send(producer, shop, sent, min(due(), sent + BURST))
+    last = due()
+    while sent < last:
+        sent = _send(producer, shop, sent, min(last, sent + BURST))
 
 
-def _is_over() -> bool:
+def _send(producer: Producer, shop: str, first: int, end: int) -> int:
+    """Sends the orders from `first` up to `end`, and says so when they are on disk."""
+    now = datetime.now(UTC)
+    for number in range(first, end):
+        producer.send(TOPIC, order(shop, number, now), sequence=number)
+    producer.flush()
+    _say(str(end))
+    return end
+
+
+def _is_over(pause_s: float) -> bool:
     """Waits a moment; True when stdin has ended."""
-    return bool(select.select([0], [], [], PAUSE_S)[0]) and not os.read(0, 64)
+    return bool(select.select([0], [], [], pause_s)[0]) and not os.read(0, 64)
 
 
 def _say(word: str) -> None:

@@ -17,7 +17,7 @@ from headwater.model.errors import HeadwaterError, TimedOut
 READY_S_MAX = 30.0
 END_S_MAX = 30.0
 
-State = Literal["starting", "selling", "killed", "closed"]
+State = Literal["starting", "selling", "catching up", "killed", "closed"]
 
 
 class Shop:
@@ -37,14 +37,21 @@ class Shop:
         """Its process."""
         return self._process.pid
 
-    def begin(self, begun: float) -> None:
-        """Waits until it is ready and tells it when the day began."""
+    def wait_until_ready(self) -> None:
+        """Returns when it has opened the log."""
         if not self._ready.wait(READY_S_MAX) or self._process.poll() is not None:
             raise self._failed("did not start")
+
+    def is_ready(self) -> bool:
+        """Whether it has opened the log."""
+        return self._ready.is_set()
+
+    def begin(self, begun: float) -> None:
+        """Tells it when the day began; from now on it sells."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{begun}\n".encode("ascii"))
         self._process.stdin.flush()
-        self.state = "selling"
+        self.state = "selling" if self.killed_at is None else "catching up"
 
     def kill(self) -> None:
         """Ends it as a crash would: no chance to flush or to say anything."""
@@ -60,7 +67,7 @@ class Shop:
 
     def check(self) -> None:
         """Raises when it has died by itself."""
-        if self.state in ("starting", "selling") and self._process.poll() is not None:
+        if self.state not in ("killed", "closed") and self._process.poll() is not None:
             raise self._failed("ended by itself")
 
     def close(self) -> None:
@@ -103,9 +110,15 @@ class Shop:
         assert process.stdout is not None
         for line in process.stdout:
             if line.strip().isdigit() and line.endswith(b"\n"):
-                self.acknowledged = int(line)
+                self._hear(int(line))
             ready.set()
         ready.set()
+
+    def _hear(self, acknowledged: int) -> None:
+        """What was acknowledged once stays so, while a shop that starts again sends its first orders again."""
+        if self.state == "catching up" and acknowledged >= self.acknowledged:
+            self.state = "selling"
+        self.acknowledged = max(self.acknowledged, acknowledged)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -133,14 +146,17 @@ class Street:
     def begin(self) -> None:
         """Opens all shops at one moment."""
         for shop in self.shops:
-            shop.check()
+            shop.wait_until_ready()
         self._begun = time.time()
         for shop in self.shops:
             shop.begin(self._begun)
 
-    def begin_again(self, shop: Shop) -> None:
-        """Lets a shop that was started anew sell on the day that began long ago."""
-        shop.begin(self._begun)
+    def begin_those_ready(self) -> list[Shop]:
+        """Lets shops that were started anew sell, once they are ready; returns them."""
+        ready = [shop for shop in self.shops if shop.state == "starting" and shop.is_ready()]
+        for shop in ready:
+            shop.begin(self._begun)
+        return ready
 
     def check(self) -> None:
         """Raises when a shop has died by itself."""

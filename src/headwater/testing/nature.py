@@ -1,0 +1,95 @@
+"""Nature: what befalls the processes and the disk of a simulated history, by seed.
+
+A temper says which misfortunes a history has to expect, so that some histories meet only kills and there every error is one too
+many, and others meet everything at once.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from headwater.testing.points import crash_points
+from headwater.testing.simdisk import Operation
+from headwater.testing.world import World
+
+Temper = Literal["calm", "kills", "power", "sync", "full", "all"]
+TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "all", "all")
+
+_SYNC_PATTERNS = ("*.frames", "*.frames", "*/commits", "*/commits*", "*/head", "*/state", "*/topic.new", "*", "*")
+_OTHER_FAULTS: tuple[tuple[Operation, int], ...] = (
+    ("sync_folder", errno.EIO),
+    ("write", errno.ENOSPC),
+    ("write", errno.EIO),
+    ("allocate", errno.ENOSPC),
+    ("rename", errno.EIO),
+    ("truncate", errno.EIO),
+)
+
+
+class Nature:
+    """The misfortunes of one history, for the processes with these names."""
+
+    def __init__(self, world: World, names: Sequence[str], temper: Temper) -> None:
+        self._world = world
+        self._random = world.random
+        self._names = names
+        self._points = crash_points()
+        kills = (self._kill, self._crash_at_point, self._crash_at_point, self._crash_anywhere)
+        strikes: dict[Temper, tuple[Callable[[], None], ...]] = {
+            "calm": (),
+            "kills": kills,
+            "power": (*kills, world.power_loss),
+            "sync": (*kills, self._fail_sync, self._fail_sync, self._fail_sync, self._heal),
+            "full": (*kills, self._fill_disk, self._fill_disk, self._heal),
+        }
+        strikes["all"] = (*strikes["power"], *strikes["sync"], *strikes["full"], self._fail_something)
+        self._strikes = strikes[temper]
+
+    def run(self) -> None:
+        """Strikes now and then, as long as anybody is there."""
+        while self._world.schedule.sleep(self._random.choice((20, 200, 800))):
+            if self._strikes:
+                self._random.choice(self._strikes)()
+
+    def _kill(self) -> None:
+        name = self._random.choice(self._names)
+        self._world.note("nature", f"kills {name}")
+        self._world.disk.kill(name)
+        self._world.schedule.wake()
+
+    def _crash_at_point(self) -> None:
+        name, point, nth = self._random.choice(self._names), self._random.choice(self._points), self._random.randint(1, 3)
+        self._world.note("nature", f"will kill {name} at {point!r} ({nth})")
+        self._world.disk.crash_at(name, point, nth)
+
+    def _crash_anywhere(self) -> None:
+        name, probability = self._random.choice(self._names), self._random.choice((0.0, 0.003, 0.02))
+        self._world.note("nature", f"will kill {name} with probability {probability}")
+        self._world.disk.crash_randomly(name, probability)
+
+    def _fail_sync(self) -> None:
+        self._fail("sync", self._random.choice(_SYNC_PATTERNS), errno.EIO)
+
+    def _fail_something(self) -> None:
+        operation, error = self._random.choice(_OTHER_FAULTS)
+        self._fail(operation, "*", error)
+
+    def _fail(self, operation: Operation, pattern: str, error: int) -> None:
+        after, times = self._random.randint(0, 5), self._random.randint(1, 2)
+        self._world.note("nature", f"will fail {operation} of {pattern} with {errno.errorcode[error]}")
+        self._world.faults += 1
+        self._world.disk.fail(operation, pattern, error, after=after, times=times)
+
+    def _fill_disk(self) -> None:
+        taken = sum(inode.length for _, inode in self._world.disk.tree.files())
+        room = self._random.choice((0, 1, 500, 5_000, 50_000))
+        self._world.note("nature", f"leaves {room} bytes on the disk")
+        self._world.faults += 1
+        self._world.disk.capacity_bytes = taken + room
+
+    def _heal(self) -> None:
+        self._world.note("nature", "heals the disk")
+        self._world.disk.heal()
+        self._world.disk.capacity_bytes = None

@@ -1,0 +1,343 @@
+"""Simulated writers: they append in every way the log offers, retry, take over from each other, and tell the oracle.
+
+No thread runs beside them, so that a history is the same each time: a `Producer` is flushed by hand after each few events, and
+its own thread (a subclass here) ends at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.log.frame import Stamp
+from headwater.log.log import Log
+from headwater.log.producer import Producer
+from headwater.log.store import Write
+from headwater.model.errors import Fenced, TopicExists, TopicNotFound
+from headwater.testing.oracle import KEYS, LENGTHS, Batch, Source, Violation
+from headwater.testing.simreader import View, read_temporary
+from headwater.testing.world import COLUMNS, TEMPORARY, Actor, Refused
+
+BATCH_EVENTS_MAX = 5
+RETRIES_MAX = 3
+EXTRAS_MAX = 2
+
+
+class StillProducer(Producer):
+    """A producer whose thread does nothing: batches go out at `flush` only."""
+
+    def _run(self) -> None:
+        """Ends at once."""
+
+
+class SimWriter(Actor):
+    """A process that writes."""
+
+    def __init__(self, *arguments: Any, sources: Sequence[Source] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._sources = sources
+        self._producers: dict[int, tuple[StillProducer, int]] = {}
+        self._anonymous: StillProducer | None = None
+        self._stamps = 0
+
+    def forget(self) -> None:
+        super().forget()
+        self._producers.clear()
+        self._anonymous = None
+
+    def act(self) -> None:
+        acts: list[tuple[int, Callable[[], None]]] = [
+            (4, self._append),
+            (3, self.append_atomically),
+            (4, self.transact),
+            (3, self._write_stamped),
+            (4, self.produce_lines),
+            (3, self.produce),
+            (1, self._add_column),
+            (2, self._seal),
+            (2, self._look),
+            (1, self.close),
+        ]
+        self.random.choices([act for _, act in acts], [weight for weight, _ in acts])[0]()
+
+    # Plain and atomic appends
+
+    def _append(self) -> None:
+        topic = self._topic()
+        batch = self.batch(topic)
+        with self.ending(batch):
+            offsets = self.call_on(
+                {topic}, f"append {_name(batch)}", lambda: self.log.append(topic, self.rows(batch))
+            )
+        self.acknowledge(batch, offsets)
+
+    def append_atomically(self) -> None:
+        topic = self._topic()
+        batch = self.batch(topic, group=self.world.oracle.number())
+        with self.ending(batch):
+            offsets = self.call_on(
+                {topic}, f"append {_name(batch)} atomically", lambda: self.log.append(topic, self.rows(batch), atomic=True)
+            )
+        self.acknowledge(batch, offsets)
+
+    def transact(self) -> None:
+        group = self.world.oracle.number()
+        batches = [self.batch(self._topic(), group=group) for _ in range(self.random.randint(2, 4))]
+        with self.ending(*batches):
+            offsets = self.call_on(
+                {batch.topic for batch in batches},
+                f"transaction {', '.join(map(_name, batches))}",
+                lambda: self._commit(batches),
+            )
+        durable = any(self.place(batch.topic, 0).durable for batch in batches)
+        for batch, found in zip(batches, offsets, strict=True):
+            self.acknowledge(batch, found)
+            for partition, span in found.items() if durable else ():
+                self.world.oracle.survives_power_loss(self.place(batch.topic, partition), span.stop)
+
+    def _commit(self, batches: Sequence[Batch]) -> list[dict[int, range]]:
+        """One transaction with a part for each batch; the offsets of each."""
+        with self.log.transaction() as transaction:
+            for batch in batches:
+                transaction.append(batch.topic, self.rows(batch))
+        left = {topic: {p: list(spans) for p, spans in found.items()} for topic, found in transaction.offsets.items()}
+        return [
+            {
+                partition: spans.pop(0)
+                for partition, spans in left[batch.topic].items()
+                if self.world.oracle.rows_in(batch, self.place(batch.topic, partition))
+            }
+            for batch in batches
+        ]
+
+    # Producers
+
+    def _write_stamped(self) -> None:
+        """An idempotent batch for one partition, written again when it was refused, and sometimes when it was not."""
+        topic = self._topic()
+        known = self.call_on({topic}, f"look at {topic}", lambda: self.log.topic(topic))
+        self._stamps += 1
+        producer = f"{self.world.oracle.number():016d}".encode()
+        batch = self.batch(topic, partition=self.random.randrange(known.partitions))
+        assert batch.partition is not None
+        stamp = Stamp(producer=producer, sequence_first=0, sequence_last=len(batch.keys) - 1)
+        rows = _to_arrow(self.rows(batch), known.schema)
+        write = Write(known, batch.partition, rows, stamp=stamp)
+        stored: range | None = None
+        with self.ending(batch):
+            for _ in range(self.random.randint(1, RETRIES_MAX)):
+                try:
+                    found = self.call_on({topic}, f"write {_name(batch)} stamped", lambda: self._write(write))
+                except Refused:
+                    continue
+                if stored not in (None, found):
+                    raise Violation(f"Batch {batch.number} was stored at {stored}, and its retry at {found}.")
+                stored = found
+                self.acknowledge(batch, {batch.partition: stored})
+
+    def _write(self, write: Write) -> range:
+        (outcome,) = self.log.store.write([write])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def produce(self) -> None:
+        """Single events through a producer without a name; a refused batch is not sent again."""
+        if self._anonymous is None:
+            self._anonymous = StillProducer(self.log.store, linger_ms=1e9, retry_s=0)
+        producer, topic = self._anonymous, self._topic()
+        batch = self.batch(topic)
+        with self.ending(batch):
+            receipts = self.call_on({topic}, f"produce {_name(batch)}", lambda: self._send(producer, batch))
+            for row, receipt in enumerate(receipts):
+                if receipt.offset < 0:
+                    raise Violation(f"Event {(batch.number, row)} is said to be stored before.")
+        spans: dict[int, list[int]] = {}
+        for receipt in receipts:
+            spans.setdefault(receipt.partition, []).append(receipt.offset)
+        self.acknowledge(batch, {partition: range(min(found), max(found) + 1) for partition, found in spans.items()})
+
+    def _send(self, producer: StillProducer, batch: Batch) -> list[Any]:
+        receipts = [self._send_row(producer, batch.topic, row) for row in self.rows(batch)]
+        producer.flush()
+        return [receipt.result() for receipt in receipts]
+
+    def _send_row(self, producer: StillProducer, topic: str, row: Mapping[str, Any], sequence: int | None = None) -> Any:
+        if "value" in row:
+            return producer.send(topic, row["value"], key=row["key"], sequence=sequence)
+        return producer.send(topic, row, sequence=sequence)
+
+    def produce_lines(self) -> None:
+        """The next lines of a source, through a producer with its name; what others have stored already is sent again."""
+        source = self.random.choice(self._sources)
+        if source.number not in self._producers or self.random.random() < 0.1:
+            self._take_over(source)
+        producer, instance = self._producers[source.number]
+        first = max(0, source.acknowledged - self.random.randint(0, 3))
+        last = max(first, source.acknowledged) + self.random.randint(1, BATCH_EVENTS_MAX)
+        attempt = self.world.oracle.number()
+        if instance != source.instance:
+            source.stale.add(attempt)
+        source.sent = max(source.sent, last)
+        try:
+            receipts = self.call(
+                f"lines {first} to {last - 1} of {source.name} for {source.topic}, attempt {attempt}",
+                lambda: self._send_lines(producer, source, range(first, last), attempt),
+                (Fenced,),
+            )
+        except Refused as refusal:
+            if isinstance(refusal.error, Fenced) and instance == source.instance_begun:
+                raise Violation(f"The newest producer of {source.name} was fenced: {refusal.error}") from refusal
+            if isinstance(refusal.error, Fenced) or self.random.random() < 0.5:
+                del self._producers[source.number]
+            raise
+        for row, receipt in zip(range(first, last), receipts, strict=True):
+            place = self.place(source.topic, receipt.partition)
+            self.world.oracle.line_acknowledged(source, row, place, receipt.offset)
+        source.acknowledged = max(source.acknowledged, last)
+
+    def _take_over(self, source: Source) -> None:
+        self._producers.pop(source.number, None)
+        source.instance_begun = instance = self.world.oracle.number()
+        producer = self.call(
+            f"producer {source.name}", lambda: StillProducer(self.log.store, id=source.name, linger_ms=1e9, retry_s=0)
+        )
+        source.instance = max(source.instance, instance)
+        self._producers[source.number] = producer, instance
+
+    def _send_lines(self, producer: StillProducer, source: Source, lines: range, attempt: int) -> list[Any]:
+        receipts = []
+        for line in lines:
+            event = (source.number, line)
+            row = {
+                "key": source.key(line),
+                "batch": source.number,
+                "row": line,
+                "text": self.world.oracle.text(event),
+                "attempt": attempt,
+            }
+            receipts.append(self._send_row(producer, source.topic, row, line))
+        producer.flush()
+        return [receipt.result() for receipt in receipts]
+
+    # Everything else
+
+    def _add_column(self) -> None:
+        topic = self.world.topics[0]
+        have = sum(name.startswith("extra") for name in self.log.topic(topic).schema.names)
+        extras = "".join(f", extra{number} BIGINT" for number in range(min(have + 1, EXTRAS_MAX)))
+        self.call(f"alter {topic}", lambda: self.log.alter_topic(topic, schema=COLUMNS + extras))
+
+    def _seal(self) -> None:
+        topic = self._topic()
+        self.call_on({topic}, f"seal {topic}", lambda: self.log.seal(topic))
+
+    def _look(self) -> None:
+        if self.random.random() < 0.3:
+            read_temporary(self)
+        else:
+            View(self, self.world.topics).poll()
+
+    # Batches
+
+    def batch(self, topic: str, *, group: int = 0, partition: int | None = None, key: str | None = None) -> Batch:
+        """Some events for a topic, with the columns it has as far as this process knows."""
+        count = self.random.randint(1, BATCH_EVENTS_MAX)
+        keys = self.random.choices(KEYS, k=count) if key is None else [key]
+        lengths = self.random.choices(LENGTHS, k=len(keys))
+        return self.world.oracle.batch(topic, keys, lengths, group=group, partition=partition)
+
+    def rows(self, batch: Batch) -> list[dict[str, Any]]:
+        """The events of a batch as users would give them."""
+        topic = self.log.topic(batch.topic)
+        texts = [self.world.oracle.text((batch.number, row)) for row in range(len(batch.keys))]
+        if not topic.has_schema:
+            return [
+                {"key": key.encode(), "value": f"{batch.number}|{row}|{text}".encode()}
+                for row, (key, text) in enumerate(zip(batch.keys, texts, strict=True))
+            ]
+        batch.extras = frozenset(name for name in topic.schema.names if name.startswith("extra"))
+        return [
+            {"key": key, "batch": batch.number, "row": row, "text": text} | dict.fromkeys(batch.extras, batch.number)
+            for row, (key, text) in enumerate(zip(batch.keys, texts, strict=True))
+        ]
+
+    def acknowledge(self, batch: Batch, offsets: Mapping[int, range]) -> None:
+        """Tells the oracle what the log has answered."""
+        self.world.note(self.name, f"acknowledged {_name(batch)} {dict(offsets)}")
+        for partition, span in offsets.items():
+            self.world.oracle.acknowledged(batch, self.place(batch.topic, partition), span)
+
+    @contextmanager
+    def ending(self, *batches: Batch) -> Iterator[None]:
+        """Notes when the call that wrote the batches was over, however it ended."""
+        try:
+            yield
+        finally:
+            for batch in batches:
+                batch.ended = self.world.oracle.number()
+
+    def _topic(self) -> str:
+        topics = [*self.world.topics, *self.world.topics, TEMPORARY]
+        return self.random.choice(topics)
+
+
+class Keeper(SimWriter):
+    """The writer that also creates and deletes the topic that comes and goes."""
+
+    def act(self) -> None:
+        if self.random.random() < 0.8:
+            super().act()
+        elif self.world.comings.state == "absent" or (self.world.comings.state == "unsure" and self.random.random() < 0.5):
+            self._create()
+        else:
+            self._delete()
+
+    def _create(self) -> None:
+        comings, unsure = self.world.comings, self.world.comings.state == "unsure"
+        since = self.world.oracle.number()
+        comings.change("unsure")
+        try:
+            topic = self.call(f"create {TEMPORARY}", lambda: self._create_topic(self.log), (TopicExists,) if unsure else ())
+        except Refused as refusal:
+            if isinstance(refusal.error, TopicExists):
+                comings.change("present")
+            raise
+        comings.since[topic.id] = since
+        comings.change("present")
+
+    def _create_topic(self, log: Log) -> Any:
+        """Each time a little different, so that events of one cannot be taken for those of another."""
+        columns = COLUMNS.split(", ")
+        self.random.shuffle(columns)
+        return log.create_topic(
+            TEMPORARY,
+            ", ".join(columns),
+            key="key",
+            partitions=self.random.choice((1, 2)),
+            durability=self.random.choice(("fsync", "os")),
+            segment_bytes=4096,
+        )
+
+    def _delete(self) -> None:
+        comings, unsure = self.world.comings, self.world.comings.state == "unsure"
+        comings.change("unsure")
+        try:
+            self.call(f"delete {TEMPORARY}", lambda: self.log.delete_topic(TEMPORARY), (TopicNotFound,) if unsure else ())
+        except Refused as refusal:
+            if isinstance(refusal.error, TopicNotFound):
+                comings.change("absent")
+            raise
+        comings.change("absent")
+
+
+def _to_arrow(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _name(batch: Batch) -> str:
+    return f"batch {batch.number} ({len(batch.keys)}) to {batch.topic}"
