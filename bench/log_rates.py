@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
 
 from bench.harness import Figure, Options, Pair, Target, measure, scratch
-from bench.log_headwater import HeadwaterSide, read_arrow, read_events
+from bench.log_headwater import PARTITIONS, HeadwaterSide, read_arrow, read_events
 from bench.log_headwater import send as send_all
 from bench.log_kafka import KafkaSide, kafka_side
 from bench.payload import Payload, make_payload
@@ -31,14 +36,22 @@ def send(options: Options) -> list[Figure]:
 
 
 def append(options: Options) -> list[Figure]:
-    """Many events a call."""
+    """Many events a call; beside Kafka, and beside what the disk itself can take."""
     payload = _payload(options)
     tables = payload.tables(EVENTS_PER_APPEND) * ARROW_APPENDS
     with ExitStack() as stack:
         ours, kafka = _sides(options, stack, payload)
         rates = measure(options, lambda: ours.append(tables), lambda: kafka.produce(payload))
+    with scratch() as folder:
+        ours, in_memory = HeadwaterSide(folder), HeadwaterSide(folder, durability="os")
+        disk = measure(options, lambda: ours.append(tables), lambda: _append_plainly(folder, tables))
+        unsynced = measure(options, lambda: in_memory.append(tables))
     what = f"log.append of Arrow tables of {EVENTS_PER_APPEND:,} events"
-    return [_rate("append_arrow", what, rates, "Kafka produce", 15)]
+    return [
+        _rate("append_arrow", what, rates, "Kafka produce", 15),
+        _rate("append_arrow_disk", "the same beside the disk alone", disk, "plain files, write + fdatasync"),
+        _rate("append_arrow_os", 'the same, durability="os"', (unsynced[0], rates[1]), "Kafka produce"),
+    ]
 
 
 def read(options: Options) -> list[Figure]:
@@ -63,6 +76,23 @@ def read(options: Options) -> list[Figure]:
         _rate("read_arrow", "reader.poll_arrow, the column of values taken", values, "Kafka consume, value()", 50),
         _rate("read_arrow_counted", "the same beside messages only counted", batches, "Kafka consume, counted"),
     ]
+
+
+def _append_plainly(folder: Path, tables: list[pa.Table]) -> float:
+    """Write as many bytes as the tables have to plain files, one for each partition, and sync each; events per second."""
+    block = os.urandom(tables[0].nbytes // PARTITIONS)
+    files = [os.open(folder / f"plain-{number}", os.O_CREAT | os.O_WRONLY) for number in range(PARTITIONS)]
+    start = time.perf_counter()
+    for _ in tables:
+        for file in files:
+            os.write(file, block)
+        for file in files:
+            os.fdatasync(file)
+    elapsed_s = time.perf_counter() - start
+    for number, file in enumerate(files):
+        os.close(file)
+        (folder / f"plain-{number}").unlink()
+    return float(sum(table.num_rows for table in tables)) / elapsed_s
 
 
 def _payload(options: Options) -> Payload:

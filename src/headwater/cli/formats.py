@@ -281,4 +281,6 @@ def _told(error: Exception, kind: str) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.what = error.what.replace(", row 0 (from 0)", "")
         return error
-    return InvalidInput(f"This is no {kind}: {error}.", advice=f"Correct the line, or choose another --format than {kind}.")
+    return InvalidInput(
+        f"This is no {kind}: {error}.", advice=f"Correct the line, or choose another --format than {kind}."
+    )

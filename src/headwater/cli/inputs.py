@@ -35,9 +35,7 @@ _ENDINGS: dict[str, InputFormat] = {
 _COMPRESSED = {".gz", ".bz2", ".zst", ".lz4"}
 
 
-def open_inputs(
-    names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack
-) -> list[Input]:
+def open_inputs(names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> list[Input]:
     """Opens every input before anything is appended, so that a name that is wrong is told first."""
     if delimiter is not None and len(delimiter) != 1:
         raise InvalidInput(f"The delimiter {delimiter!r} is not one character.", advice="Use one, such as ';'.")

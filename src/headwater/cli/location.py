@@ -17,7 +17,9 @@ FOLDER = "./data"
 
 LogOption = Annotated[
     str | None,
-    typer.Option("--log", "-l", metavar="URL", help=f"The log: a folder or a URL. Default: ${VARIABLE}, else {FOLDER}."),
+    typer.Option(
+        "--log", "-l", metavar="URL", help=f"The log: a folder or a URL. Default: ${VARIABLE}, else {FOLDER}."
+    ),
 ]
 
 

@@ -116,7 +116,9 @@ class _Run:
         import pyarrow as pa
 
         if parsed.batches:
-            self._log.append(self._topic, pa.Table.from_batches(parsed.batches) if parsed.batches[1:] else parsed.batches[0])
+            self._log.append(
+                self._topic, pa.Table.from_batches(parsed.batches) if parsed.batches[1:] else parsed.batches[0]
+            )
             self._events += sum(batch.num_rows for batch in parsed.batches)
 
     def _tell_bad(self, one: Input, parsed: Parsed) -> None:
@@ -141,7 +143,13 @@ class _Run:
         self._progress.stop()
         took = max(clock.monotonic() - self._begun, 1e-6)
         skipped = f", {self._bad:,} bad skipped" if self._skip_bad else ""
-        until = "" if kind is None else " before it ended" if isinstance(error, HeadwaterError) else " before it was stopped"
+        until = (
+            ""
+            if kind is None
+            else " before it ended"
+            if isinstance(error, HeadwaterError)
+            else " before it was stopped"
+        )
         typer.echo(
             f"{self._events:,} events appended to {self._topic}{until}{skipped} "
             f"({bytes_text(self._bytes)} in {took:.1f} s, {self._events / took:,.0f} events/s)",

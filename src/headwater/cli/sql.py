@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwater.cli.joined import joined
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import Format, is_terminal, make_table, print_table, rows_of, to_cell, write_csv, write_json
 from headwater.model.errors import HeadwaterError, InvalidInput, TopicNotFound
@@ -29,6 +30,7 @@ META = ("_partition", "_offset", "_time", "_appended", "_key", "_deleted")
 TABLE_ROWS_MAX = 1_000
 
 _BATCH_ROWS = 65_536
+_SCAN_ROWS = 16_384
 
 
 def sql(
@@ -54,9 +56,7 @@ def sql(
 
 
 @contextmanager
-def answer(
-    log: Log, query: str, *, tables: Mapping[str, pa.Table] | None = None
-) -> Iterator[pa.RecordBatchReader]:
+def answer(log: Log, query: str, *, tables: Mapping[str, pa.Table] | None = None) -> Iterator[pa.RecordBatchReader]:
     """The rows that a question about topics, and about other tables, selects, as a stream of batches."""
     import duckdb
     import pyarrow as pa
@@ -103,11 +103,13 @@ class _Scan:
         import pyarrow as pa
 
         batches = self._log.scan(self._topic, end=self._ends, columns=self._columns)
-        return pa.RecordBatchReader.from_batches(batches.schema, self._kept(batches)).__arrow_c_stream__(requested_schema)
+        return pa.RecordBatchReader.from_batches(batches.schema, self._kept(batches)).__arrow_c_stream__(
+            requested_schema
+        )
 
     def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from batches
+            yield from joined(batches, rows_min=_SCAN_ROWS)
         except HeadwaterError as error:
             self.failure = error
             raise

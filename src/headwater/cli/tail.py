@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headwater.cli.joined import joined
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import is_terminal, rows_of, write_json
 from headwater.cli.rows import RowPrinter
@@ -51,7 +52,7 @@ def tail(
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="Without --from: begin with that many.")] = LAST,
     limit: Annotated[int | None, typer.Option(min=1, help="End after that many events.")] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Show events for which this is true, such as \"amount > 100\".")
+        str | None, typer.Option(metavar="SQL", help='Show events for which this is true, such as "amount > 100".')
     ] = None,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Show these columns.")] = None,
     meta: Annotated[bool, typer.Option("--meta", help=f"Show {', '.join(META)} too.")] = False,
@@ -112,7 +113,9 @@ class _Events:
 
     def until_now(self, starts: dict[int, int]) -> Iterator[Row]:
         """What stands between the starts and the ends, in the order of append times."""
-        parts = [self._rows_of_partition(number, start) for number, start in starts.items() if start < self.ends[number]]
+        parts = [
+            self._rows_of_partition(number, start) for number, start in starts.items() if start < self.ends[number]
+        ]
         for _, row in heapq.merge(*parts, key=lambda pair: pair[0]):
             yield row
 
@@ -127,7 +130,7 @@ class _Events:
     def _rows_of_partition(self, number: int, start: int) -> Iterator[tuple[Row, Row]]:
         starts = self.ends | {number: start}
         batches = self._log.scan(self._topic.name, start=starts, end=self.ends, columns=self._columns)
-        for batch in _joined(batches):
+        for batch in joined(batches, rows_min=_BATCH_ROWS):
             yield from self._pairs(batch)
 
     def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[Row, Row]]:
@@ -207,19 +210,3 @@ def _limited(chunks: Iterable[list[Row]], limit: int | None) -> Iterator[list[Ro
         left -= len(chunk[:left])
         if not left:
             return
-
-
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, small ones together: producers that flush often leave many of a few events."""
-    import pyarrow as pa
-
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _BATCH_ROWS:
-            yield pa.concat_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.concat_batches(waiting)

@@ -68,9 +68,7 @@ def create(
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
-        topic = opened.create_topic(
-            name, schema, key=key, time=time, durability=durability, exist_ok=exist_ok, **given
-        )
+        topic = opened.create_topic(name, schema, key=key, time=time, durability=durability, exist_ok=exist_ok, **given)
         typer.echo(f"topic {topic.name}: {_partitions_text(topic)}, {_columns_text(topic)}")
 
 
@@ -187,9 +185,15 @@ def _partitions(log: Log, name: str) -> list[dict[str, Any]]:
     """For each partition the offsets that it holds, and when its newest event was appended."""
     held = log.offsets(name)
     last = {number: max(offsets.start, offsets.stop - 1) for number, offsets in held.items()}
-    newest = log.read(name, start=last, end={number: offsets.stop for number, offsets in held.items()}, columns=[
-        "_partition", "_appended",
-    ])
+    newest = log.read(
+        name,
+        start=last,
+        end={number: offsets.stop for number, offsets in held.items()},
+        columns=[
+            "_partition",
+            "_appended",
+        ],
+    )
     appended = dict(zip(newest["_partition"].to_pylist(), newest["_appended"].to_pylist(), strict=True))
     return [
         {"partition": number, "first": offsets.start, "end": offsets.stop, "newest": appended.get(number)}

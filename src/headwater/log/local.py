@@ -133,10 +133,9 @@ class LocalStore:
         with self.gate:
             self._check_writable()
             if len(writes) > 1 and self._is_real and sum(write.count for write in writes) >= PARALLEL_EVENTS:
-                outcomes = list(self._writers().map(lambda write: self._synced(write, self._appended(write)), writes))
+                outcomes = list(self._writers().map(lambda write: _synced(self._appended(write)), writes))
             else:
-                outcomes = [self._appended(write) for write in writes]
-                outcomes = [self._synced(write, outcome) for write, outcome in zip(writes, outcomes, strict=True)]
+                outcomes = [_synced(appended) for appended in [self._appended(write) for write in writes]]
             for name in sorted({write.topic.name for write in writes}):
                 self.handles.signal(name)
             return outcomes
@@ -200,8 +199,7 @@ class LocalStore:
             return sum(seal_partition(self._disk, partition) for partition in partitions)
 
     def incarnation(self) -> int:
-        with self.gate:
-            return self._commits.state().incarnation
+        return self._incarnation
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         ends = [
@@ -260,6 +258,7 @@ class LocalStore:
             mend=self._mend,
         )
         self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
+        self._incarnation = self._commits.state().incarnation
 
     def _check_recovered(self) -> None:
         """After an unclean stop the first to open the log puts it in order."""
@@ -326,22 +325,14 @@ class LocalStore:
         self.handles.forget(name)
         self._disk.remove_folder(gone)
 
-    def _appended(self, write: Write) -> range | Exception:
+    def _appended(self, write: Write) -> tuple[Partition, range] | HeadwaterError:
         try:
             partition = self.handles.usable_partition(write.topic.name, write.partition)
             check_same_topic(partition, write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
-            return partition.append(list(_payloads(write)), epoch=fence.epoch if fence else None)
+            return partition, partition.append(list(_payloads(write)), epoch=fence.epoch if fence else None)
         except HeadwaterError as error:
             return error
-
-    def _synced(self, write: Write, outcome: range | Exception) -> range | Exception:
-        if isinstance(outcome, range):
-            try:
-                self.handles.partition(write.topic.name, write.partition).sync_to(outcome.stop)
-            except HeadwaterError as error:
-                return error
-        return outcome
 
     def _writers(self) -> ThreadPoolExecutor:
         with self._mutex:
@@ -375,6 +366,18 @@ class LocalStore:
     def _check_writable(self) -> None:
         if not self._writable:
             raise NoAccess(f"The log {self.folder} was opened read-only.", advice="Open it without read_only=True.")
+
+
+def _synced(appended: tuple[Partition, range] | HeadwaterError) -> range | Exception:
+    """The offsets of an append once they are on disk."""
+    if isinstance(appended, HeadwaterError):
+        return appended
+    partition, offsets = appended
+    try:
+        partition.sync_to(offsets.stop)
+    except HeadwaterError as error:
+        return error
+    return offsets
 
 
 def _payloads(write: Write) -> Iterator[Payload]:

@@ -134,12 +134,11 @@ class Partition:
                 stored = self._stored_before(payloads, foreign=epoch is not None)
                 if stored is not None:
                     return stored
-            mark = self._head.written()
             after = self.stage(payloads)
             self._disk.reach("append: written")
             self._head.publish_written(after)
             self._disk.reach("append: published")
-            return range(mark.end, after.end)
+            return range(after.end - sum(payload.count for payload in payloads), after.end)
 
     def stage(self, payloads: Sequence[Payload], *, transaction: int = 0) -> Mark:
         """Writes payloads as frames behind the published end, without publishing.

@@ -78,7 +78,8 @@ class Producer:
         self._full: deque[Batch] = deque()
         self._failure: Exception | None = None
         self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        self._work = threading.Condition(self._mutex)
+        self._room = threading.Condition(self._mutex)
         self._writing = threading.Lock()
         self._ticking = False
         self._urgent = False
@@ -121,7 +122,7 @@ class Producer:
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Returns when every event sent so far is durable; raises the first failure since the last flush."""
         self._check_usable()
-        with self._changed:
+        with self._mutex:
             for topic in list(self._open):
                 self._full.append(self._open.pop(topic))
         if not self._write_all(timeout_s):
@@ -148,9 +149,10 @@ class Producer:
         try:
             self.flush()
         finally:
-            with self._changed:
+            with self._mutex:
                 self._closed = True
-                self._changed.notify_all()
+                self._work.notify_all()
+                self._room.notify_all()
             if self._thread is not None:
                 self._thread.join()
 
@@ -170,7 +172,7 @@ class Producer:
     ) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
-    # Gathering; the caller holds `_changed`
+    # Gathering; the caller holds `_mutex`
 
     def _begin(self, topic: str) -> Batch:
         self._check_usable()
@@ -182,16 +184,16 @@ class Producer:
             self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
             self._thread.start()
         if not self._ticking:
-            self._changed.notify_all()
+            self._work.notify_all()
         return batch
 
     def _close_batch(self, topic: str) -> None:
         """A full batch goes to be written; the caller waits while too many do."""
         self._full.append(self._open.pop(topic))
         self._urgent = True
-        self._changed.notify_all()
+        self._work.notify_all()
         while len(self._full) > self._batches_max and not self._closed:
-            self._changed.wait(0.1)
+            self._room.wait()
 
     def _number(self, batch: Batch, sequence: int | None) -> None:
         if self._id is None or sequence is None or (batch.sequences is None and batch.values):
@@ -216,7 +218,7 @@ class Producer:
             with self._mutex:
                 if not self._urgent and not self._closed:
                     self._ticking = bool(self._open)
-                    self._changed.wait(self._linger_s if self._open else None)
+                    self._work.wait(self._linger_s if self._open else None)
                     self._ticking = True
                 due = time.monotonic() - self._linger_s
                 for topic in [topic for topic, batch in self._open.items() if batch.begun <= due]:
@@ -227,7 +229,7 @@ class Producer:
                 self._write_all(None)
 
     def _send_now(self, timeout_s: float | None) -> None:
-        with self._changed:
+        with self._mutex:
             for topic in list(self._open):
                 self._full.append(self._open.pop(topic))
         self._write_all(timeout_s)
@@ -243,7 +245,7 @@ class Producer:
                 self._failure = self._failure or batch.outcome.error()
                 with self._mutex:
                     self._full.popleft()
-                    self._changed.notify_all()
+                    self._room.notify_all()
         finally:
             self._writing.release()
         return True

@@ -172,8 +172,7 @@ class Reader:
         if isinstance(start, (datetime, str)):
             return self._store.offset_at(name, number, time=time_us(start), by="time")
         if isinstance(start, Mapping):
-            partitions = self._store.topic(name).partitions
-            if not all(isinstance(of, int) and 0 <= of < partitions for of in start):
+            if not set(start) <= set(range(self._store.topic(name).partitions)):
                 raise _no_start(start)
             return self._checked(start.get(number, bound.first), name, number, bound)
         if not isinstance(start, Sequence):

@@ -21,7 +21,7 @@ from headwater.testing.schedule import Deadlock, Endless
 from headwater.testing.simprocess import Crashed
 from headwater.testing.simreader import SimReader, View
 from headwater.testing.simwriter import Keeper, SimWriter, StillProducer
-from headwater.testing.world import COLUMNS, FOLDER, World
+from headwater.testing.world import COLUMNS, FOLDER, TEMPORARY, World
 
 LINES_SHOWN = 60
 ACTIONS = 20
@@ -65,6 +65,8 @@ def _run(world: World, temper: Temper, actions: int) -> Report:
         SimReader(world, "looker", actions=actions, read_only=True),
     ]
     for actor in actors:
+        if isinstance(actor, SimWriter):
+            actor.topics += [*world.topics, TEMPORARY]
         world.schedule.add(actor.name, actor.run)
     world.schedule.add("nature", Nature(world, names, temper).run, aside=True)
     world.schedule.run()
@@ -90,8 +92,10 @@ def _create(world: World) -> list[Source]:
         "bytes": {"partitions": 2, "durability": world.random.choice(("fsync", "os"))},
     }
     segment_bytes = world.random.choice((4096, 8192, 16384))
-    world.disk.crash_randomly("creator", world.random.choice((0.0, 0.01, 0.05)))
+    probability = world.random.choice((0.0, 0.01, 0.05))
     for _ in range(CREATIONS_MAX):
+        world.disk.crash_randomly("creator", probability)
+        probability *= 0.9
         try:
             disk = ScheduledDisk(world.disk.process("creator"), world.schedule)
             log = open_log(FOLDER, disk=disk, clock=world.clock)
@@ -107,7 +111,7 @@ def _create(world: World) -> list[Source]:
     else:
         raise Violation(f"No log after {CREATIONS_MAX} attempts to create one.")
     world.disk.crash_randomly("creator", 0.0)
-    world.topics = list(topics)
+    world.topics = {name: log.topic(name) for name in topics}
     creator = SimWriter(world, "creator")
     creator.open()
     for topic in world.topics:
@@ -138,7 +142,7 @@ def _read_all(world: World, name: str) -> int:
     judge = SimWriter(world, name)
     world.faults = 0
     judge.open()
-    view = View(judge, world.topics)
+    view = View(judge, list(world.topics))
     view.poll()
     world.oracle.check_sources(view.events)
     judge.close()
@@ -155,5 +159,5 @@ def _write_all(world: World, sources: list[Source]) -> None:
             clerk.acknowledge(batch, clerk.call(f"append to {topic}", lambda b=batch: clerk.log.append(b.topic, clerk.rows(b))))
     for act in (clerk.transact, clerk.produce, clerk.produce_lines, clerk.append_atomically):
         act()
-    View(clerk, world.topics).poll()
+    View(clerk, list(world.topics)).poll()
     clerk.close()

@@ -27,6 +27,7 @@ Event = tuple[int, int]
 
 KEYS = ("a", "b", "c", "d", "e")
 LENGTHS = (0, 0, 3, 40, 200, 1200)
+NEVER = 1 << 60
 
 
 class Violation(AssertionError):
@@ -48,8 +49,9 @@ class Place:
 class Batch:
     """Events that were handed to the log in one call, for one topic.
 
-    `born` counts the power losses before it, `ended` is a number taken when the call was over, `partition` is set where the
-    caller has chosen it, and `extras` are columns that hold the batch's number.
+    `born` counts the power losses before it, `ended` is a number taken when the call was over, `changes` counts those of the
+    topic that comes and goes, `partition` is set where the caller has chosen it, and `extras` are columns that hold the
+    batch's number.
     """
 
     number: int
@@ -60,7 +62,8 @@ class Batch:
     group: int
     partition: int | None = None
     extras: frozenset[str] = frozenset()
-    ended: int = 1 << 60
+    ended: int = NEVER
+    changes: int = 0
 
     def key(self, row: int) -> str:
         return self.keys[row]
@@ -73,14 +76,13 @@ class Batch:
 class Source:
     """Numbered lines that named producers, one after the other, copy into a topic.
 
-    `instance` is the newest producer, `instance_begun` one that is about to be or died on the way, `stale` the attempts that
-    older ones began since; `acknowledged` is how many lines are surely there, `sent` how many may be.
+    `producers` has for each of them the numbers taken before and after it was opened, `stale` the attempts that one began
+    after it was surely replaced; `acknowledged` is how many lines are surely there, `sent` how many may be.
     """
 
     number: int
     topic: str
-    instance: int = 0
-    instance_begun: int = 0
+    producers: list[tuple[int, int]] = field(default_factory=list)
     acknowledged: int = 0
     sent: int = 0
     stale: set[int] = field(default_factory=set)
@@ -89,6 +91,16 @@ class Source:
     def name(self) -> str:
         """The producers' id."""
         return f"source-{self.number}"
+
+    def is_replaced(self, producer: int) -> bool:
+        """Whether another producer was opened, from beginning to end, after this one."""
+        ended = self.producers[producer][1]
+        return any(begun > ended and end < NEVER for begun, end in self.producers)
+
+    def may_be_replaced(self, producer: int) -> bool:
+        """Whether another producer was perhaps opened after this one."""
+        begun = self.producers[producer][0]
+        return any(end > begun for other, (_, end) in enumerate(self.producers) if other != producer)
 
     def key(self, row: int) -> str:
         return KEYS[row * row % len(KEYS)]

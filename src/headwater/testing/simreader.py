@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwater.log.reader import Reader, Start
-from headwater.model.errors import PositionLost
+from headwater.model.errors import PositionLost, TopicNotFound
 from headwater.model.event import Event as LogEvent
 from headwater.model.position import Position
 from headwater.testing.oracle import Event, Place, Violation
@@ -30,12 +30,19 @@ class View:
         self._oracle = actor.world.oracle
         self._topics = list(topics)
         self._from_first = start == "earliest"
+        changes = actor.world.comings.changes
         self._reader: Reader = actor.call_on(
             set(topics), f"reader of {', '.join(topics)}", lambda: actor.log.reader(topics, start=start), (PositionLost,)
         )
-        self._firsts = {
-            actor.place(position.topic, position.partition): position.offset for position in self._reader.positions()
-        }
+        if TEMPORARY in topics and (changes != actor.world.comings.changes or actor.world.comings.topic is None):
+            raise Refused(TopicNotFound("Nobody knows which topic this is."))
+        self._places: dict[tuple[str, int], Place] = {}
+        self._firsts: dict[Place, int] = {}
+        for position in self._reader.positions():
+            place = actor.world.place(position.topic, position.partition)
+            assert place is not None
+            self._places[position.topic, position.partition] = place
+            self._firsts[place] = position.offset
         self.events = {place: [] for place in self._firsts}
 
     def poll(self, *, events_max: int = EVERYTHING) -> int:
@@ -69,9 +76,7 @@ class View:
         self._reader.close()
 
     def _take(self, event: LogEvent) -> Place:
-        place = self._actor.place(event.topic, event.partition)
-        if place not in self.events:
-            raise Violation(f"A reader of {self._topics} was given an event of {place}.")
+        place = self._places[event.topic, event.partition]
         if event.offset != self.end(place):
             raise Violation(f"Offset {event.offset} of {place} came after {self.end(place) - 1}.")
         identity, text, value = _identity(event)
@@ -138,13 +143,13 @@ class SimReader(Actor):
     def _follow(self) -> None:
         if self._view is None or self.random.random() < 0.1:
             self._view = None
-            self._view = View(self, self.world.topics)
+            self._view = View(self, list(self.world.topics))
         self._view.poll()
         if self._saved is None or self.random.random() < 0.2:
             self._saved = self._view.positions(), {place: list(events) for place, events in self._view.events.items()}
 
     def _read_slowly(self) -> None:
-        topic = self.random.choice(self.world.topics)
+        topic = self.random.choice(list(self.world.topics))
         view = View(self, [topic], start=self.random.choice(("earliest", "latest")))
         while view.poll(events_max=self.random.randint(1, 4)) and self.random.random() < 0.8:
             pass
@@ -155,11 +160,11 @@ class SimReader(Actor):
         if self._saved is None:
             return
         positions, contents = self._saved
-        now = View(self, self.world.topics)
+        now = View(self, list(self.world.topics))
         now.poll()
         intact = all(now.events[place][: len(events)] == events for place, events in contents.items())
         try:
-            view = View(self, self.world.topics, start=positions)
+            view = View(self, list(self.world.topics), start=positions)
         except Refused as refusal:
             if isinstance(refusal.error, PositionLost) and intact:
                 raise Violation(f"Positions that nothing was taken back from are lost: {refusal.error}") from refusal

@@ -16,10 +16,11 @@ from headwater.log.frame import Stamp
 from headwater.log.log import Log
 from headwater.log.producer import Producer
 from headwater.log.store import Write
+from headwater.log.topic import Topic
 from headwater.model.errors import Fenced, TopicExists, TopicNotFound
-from headwater.testing.oracle import KEYS, LENGTHS, Batch, Source, Violation
+from headwater.testing.oracle import KEYS, LENGTHS, NEVER, Batch, Place, Source, Violation
 from headwater.testing.simreader import View, read_temporary
-from headwater.testing.world import COLUMNS, TEMPORARY, Actor, Refused
+from headwater.testing.world import COLUMNS, TEMPORARY, Actor, Refused, World
 
 BATCH_EVENTS_MAX = 5
 RETRIES_MAX = 3
@@ -36,8 +37,9 @@ class StillProducer(Producer):
 class SimWriter(Actor):
     """A process that writes."""
 
-    def __init__(self, *arguments: Any, sources: Sequence[Source] = (), **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, world: World, name: str, *, sources: Sequence[Source] = (), actions: int = 0) -> None:
+        super().__init__(world, name, actions=actions)
+        self.topics = list(world.topics)
         self._sources = sources
         self._producers: dict[int, tuple[StillProducer, int]] = {}
         self._anonymous: StillProducer | None = None
@@ -92,26 +94,23 @@ class SimWriter(Actor):
                 f"transaction {', '.join(map(_name, batches))}",
                 lambda: self._commit(batches),
             )
-        durable = any(self.place(batch.topic, 0).durable for batch in batches)
-        for batch, found in zip(batches, offsets, strict=True):
-            self.acknowledge(batch, found)
-            for partition, span in found.items() if durable else ():
-                self.world.oracle.survives_power_loss(self.place(batch.topic, partition), span.stop)
+        durable = any(place.durable for batch in batches if (place := self._place(batch, 0)))
+        for batch in batches:
+            mine = {}
+            for partition, spans in offsets[batch.topic].items():
+                place = self._place(batch, partition)
+                if place is None or not self.world.oracle.rows_in(batch, place):
+                    continue
+                mine[partition] = spans.pop(0)
+                if durable:
+                    self.world.oracle.survives_power_loss(place, mine[partition].stop)
+            self.acknowledge(batch, mine)
 
-    def _commit(self, batches: Sequence[Batch]) -> list[dict[int, range]]:
-        """One transaction with a part for each batch; the offsets of each."""
+    def _commit(self, batches: Sequence[Batch]) -> dict[str, dict[int, list[range]]]:
         with self.log.transaction() as transaction:
             for batch in batches:
                 transaction.append(batch.topic, self.rows(batch))
-        left = {topic: {p: list(spans) for p, spans in found.items()} for topic, found in transaction.offsets.items()}
-        return [
-            {
-                partition: spans.pop(0)
-                for partition, spans in left[batch.topic].items()
-                if self.world.oracle.rows_in(batch, self.place(batch.topic, partition))
-            }
-            for batch in batches
-        ]
+        return transaction.offsets
 
     # Producers
 
@@ -179,7 +178,7 @@ class SimWriter(Actor):
         first = max(0, source.acknowledged - self.random.randint(0, 3))
         last = max(first, source.acknowledged) + self.random.randint(1, BATCH_EVENTS_MAX)
         attempt = self.world.oracle.number()
-        if instance != source.instance:
+        if source.is_replaced(instance):
             source.stale.add(attempt)
         source.sent = max(source.sent, last)
         try:
@@ -189,23 +188,25 @@ class SimWriter(Actor):
                 (Fenced,),
             )
         except Refused as refusal:
-            if isinstance(refusal.error, Fenced) and instance == source.instance_begun:
+            if isinstance(refusal.error, Fenced) and not source.may_be_replaced(instance):
                 raise Violation(f"The newest producer of {source.name} was fenced: {refusal.error}") from refusal
             if isinstance(refusal.error, Fenced) or self.random.random() < 0.5:
                 del self._producers[source.number]
             raise
         for row, receipt in zip(range(first, last), receipts, strict=True):
-            place = self.place(source.topic, receipt.partition)
+            place = self.world.place(source.topic, receipt.partition)
+            assert place is not None
             self.world.oracle.line_acknowledged(source, row, place, receipt.offset)
         source.acknowledged = max(source.acknowledged, last)
 
     def _take_over(self, source: Source) -> None:
         self._producers.pop(source.number, None)
-        source.instance_begun = instance = self.world.oracle.number()
+        begun, instance = self.world.oracle.number(), len(source.producers)
+        source.producers.append((begun, NEVER))
         producer = self.call(
             f"producer {source.name}", lambda: StillProducer(self.log.store, id=source.name, linger_ms=1e9, retry_s=0)
         )
-        source.instance = max(source.instance, instance)
+        source.producers[instance] = (begun, self.world.oracle.number())
         self._producers[source.number] = producer, instance
 
     def _send_lines(self, producer: StillProducer, source: Source, lines: range, attempt: int) -> list[Any]:
@@ -226,7 +227,7 @@ class SimWriter(Actor):
     # Everything else
 
     def _add_column(self) -> None:
-        topic = self.world.topics[0]
+        topic = next(iter(self.world.topics))
         have = sum(name.startswith("extra") for name in self.log.topic(topic).schema.names)
         extras = "".join(f", extra{number} BIGINT" for number in range(min(have + 1, EXTRAS_MAX)))
         self.call(f"alter {topic}", lambda: self.log.alter_topic(topic, schema=COLUMNS + extras))
@@ -239,7 +240,7 @@ class SimWriter(Actor):
         if self.random.random() < 0.3:
             read_temporary(self)
         else:
-            View(self, self.world.topics).poll()
+            View(self, list(self.world.topics)).poll()
 
     # Batches
 
@@ -248,7 +249,9 @@ class SimWriter(Actor):
         count = self.random.randint(1, BATCH_EVENTS_MAX)
         keys = self.random.choices(KEYS, k=count) if key is None else [key]
         lengths = self.random.choices(LENGTHS, k=len(keys))
-        return self.world.oracle.batch(topic, keys, lengths, group=group, partition=partition)
+        batch = self.world.oracle.batch(topic, keys, lengths, group=group, partition=partition)
+        batch.changes = self.world.comings.changes
+        return batch
 
     def rows(self, batch: Batch) -> list[dict[str, Any]]:
         """The events of a batch as users would give them."""
@@ -267,9 +270,11 @@ class SimWriter(Actor):
 
     def acknowledge(self, batch: Batch, offsets: Mapping[int, range]) -> None:
         """Tells the oracle what the log has answered."""
-        self.world.note(self.name, f"acknowledged {_name(batch)} {dict(offsets)}")
         for partition, span in offsets.items():
-            self.world.oracle.acknowledged(batch, self.place(batch.topic, partition), span)
+            place = self._place(batch, partition)
+            if place is not None:
+                self.world.note(self.name, f"has batch {batch.number} at {span} of {batch.topic}/{partition}")
+                self.world.oracle.acknowledged(batch, place, span)
 
     @contextmanager
     def ending(self, *batches: Batch) -> Iterator[None]:
@@ -280,9 +285,14 @@ class SimWriter(Actor):
             for batch in batches:
                 batch.ended = self.world.oracle.number()
 
+    def _place(self, batch: Batch, partition: int) -> Place | None:
+        """A partition of the topic that a batch was written to; None when it may have been replaced meanwhile."""
+        if batch.topic == TEMPORARY and batch.changes != self.world.comings.changes:
+            return None
+        return self.world.place(batch.topic, partition)
+
     def _topic(self) -> str:
-        topics = [*self.world.topics, *self.world.topics, TEMPORARY]
-        return self.random.choice(topics)
+        return self.random.choice(self.topics)
 
 
 class Keeper(SimWriter):
@@ -307,9 +317,9 @@ class Keeper(SimWriter):
                 comings.change("present")
             raise
         comings.since[topic.id] = since
-        comings.change("present")
+        comings.change("present", topic)
 
-    def _create_topic(self, log: Log) -> Any:
+    def _create_topic(self, log: Log) -> Topic:
         """Each time a little different, so that events of one cannot be taken for those of another."""
         columns = COLUMNS.split(", ")
         self.random.shuffle(columns)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from headwater.log.log import Log, open_log
-from headwater.model.errors import Damaged, FormatTooNew, HeadwaterError, StorageError, TopicNotFound
+from headwater.log.topic import Topic
+from headwater.model.errors import Damaged, FormatTooNew, HeadwaterError, NoAccess, StorageError, TopicNotFound
 from headwater.testing.oracle import Oracle, Place, Violation, check_error
 from headwater.testing.schedule import Schedule
 from headwater.testing.scheduled import ScheduledDisk
@@ -38,16 +39,22 @@ class Refused(Exception):
 
 @dataclass
 class Comings:
-    """The topic that comes and goes: whether it is there for sure, and since which number each id can hold events."""
+    """The topic that comes and goes: whether it is there for sure, and since which number each id can hold events.
 
-    state: str = "absent"
+    `changes` rises when a creation or a deletion begins and when its outcome is known; `topic` is the present one, if it is
+    known which one that is.
+    """
+
+    state: Literal["absent", "present", "unsure"] = "absent"
     changes: int = 0
+    topic: Topic | None = None
     since: dict[str, int] = field(default_factory=dict)
 
-    def change(self, state: str) -> None:
+    def change(self, state: Literal["absent", "present", "unsure"], topic: Topic | None = None) -> None:
         """A creation or a deletion begins, or its outcome is known."""
         self.state = state
         self.changes += 1
+        self.topic = topic
 
 
 class World:
@@ -61,7 +68,7 @@ class World:
         self.oracle = Oracle()
         self.comings = Comings()
         self.faults = 0
-        self.topics: list[str] = []
+        self.topics: dict[str, Topic] = {}
         self.lines: list[str] = []
         self._now = 1_700_000_000_000_000
 
@@ -69,6 +76,13 @@ class World:
         """A clock that sometimes goes backwards, as clocks do."""
         self._now += self.random.choice((0, 1, 50, 1000, 1000, -2000))
         return self._now
+
+    def place(self, name: str, partition: int) -> Place | None:
+        """A partition of a topic; None where nobody knows which topic has that name now."""
+        topic = self.comings.topic if name == TEMPORARY else self.topics[name]
+        if topic is None:
+            return None
+        return Place(name, topic.id, partition, topic.partitions, topic.durability == "fsync")
 
     def note(self, who: str, what: str) -> None:
         """One line of the history, to be read when it failed."""
@@ -124,6 +138,7 @@ class Actor:
                 lambda: open_log(
                     FOLDER, disk=disk, clock=self.world.clock, create=False, read_only=self.read_only
                 ),
+                (NoAccess,) if self.read_only and self.world.oracle.power_losses else (),
             )
 
     def close(self) -> None:
@@ -163,11 +178,6 @@ class Actor:
             if isinstance(refusal.error, TopicNotFound) and (comings.state, comings.changes) == ("present", changes):
                 raise Violation(f"{what}: the topic is there, and yet: {refusal.error}") from refusal
             raise
-
-    def place(self, topic: str, partition: int) -> Place:
-        """A partition of a topic as this process knows it."""
-        known = self.log.topic(topic)
-        return Place(topic, known.id, partition, known.partitions, known.durability == "fsync")
 
     def _is_expected(self, error: HeadwaterError, expected: Errors) -> bool:
         if isinstance(error, (Damaged, FormatTooNew)):

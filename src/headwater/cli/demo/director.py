@@ -55,7 +55,9 @@ class Director:
         if self._todo and self._scene.elapsed_s >= self._todo[0][0] * self._scene.seconds:
             self._todo.pop(0)[1]()
         for shop in self._street.begin_those_ready():
-            self._tell(f"{shop.name} (pid {shop.pid}) sends again from its first order; what is stored is not stored again")
+            self._tell(
+                f"{shop.name} (pid {shop.pid}) sends again from its first order; what is stored is not stored again"
+            )
         if self._scene.elapsed_s >= self._ask_at:
             self._ask_at = self._scene.elapsed_s + _ASK_EVERY_S
             self._ask()
@@ -82,8 +84,8 @@ class Director:
         scene.rate = (scene.total - before) / max(now - then, 1e-6)
         scene.rates.append(scene.rate)
         self._totals = [*self._totals, (now, scene.total)][-_RATE_OVER_TICKS:]
-        for batch in reader.poll_arrow(timeout_s=0):
-            scene.newest.extend(rows_of(batch.slice(max(0, batch.num_rows - EVENTS_SHOWN))))
+        for batch in reader.poll_arrow(timeout_s=0)[-EVENTS_SHOWN:]:
+            scene.newest.extend(rows_of(batch.slice(batch.num_rows - 1)))
 
     def _ask(self) -> None:
         with answer(self._log, QUESTION) as batches:

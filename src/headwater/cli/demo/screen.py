@@ -101,7 +101,9 @@ def draw(scene: Scene) -> RenderableType:
     for grid, left, right in ((above, 5, 4), (below, 4, 5)):
         grid.add_column(ratio=left)
         grid.add_column(ratio=right)
-    above.add_row(_panel(_shops(scene), "shops: four processes, one log"), _panel(_partitions(scene), "topic orders"))
+    above.add_row(
+        _panel(_shops(scene), "four shops, a process each: acknowledged"), _panel(_partitions(scene), "topic orders")
+    )
     below.add_row(_panel(_answer(scene), "SQL: revenue by product"), _panel(_newest(scene), "tail -f"))
     return Group(_headline(scene), above, below, _steps(scene))
 
@@ -130,14 +132,18 @@ def _headline(scene: Scene) -> RenderableType:
         (f"{scene.rate:,.0f}/s ", "bold"),
         (_spark(scene.rates), "cyan"),
     )
-    line.add_row(left, Text(f"{'━' * round(16 * done)}{'─' * (16 - round(16 * done))} {scene.elapsed_s:.0f} s", style="blue"))
+    line.add_row(
+        left, Text(f"{'━' * round(16 * done)}{'─' * (16 - round(16 * done))} {scene.elapsed_s:.0f} s", style="blue")
+    )
     return line
 
 
 def _shops(scene: Scene) -> Table:
     table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    for justify in ("left", "left", "right", "left"):
-        table.add_column(justify=justify)  # type: ignore[arg-type]
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column(no_wrap=True, width=11)
     for shop in scene.shops:
         table.add_row(
             Text(shop.name, style="bold"),
@@ -161,8 +167,10 @@ def _partitions(scene: Scene) -> Table:
 
 def _newest(scene: Scene) -> Table:
     table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    for justify in ("left", "left", "left", "right"):
-        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
     for at, id_, product, amount in scene.newest:
         table.add_row(Text(f"{at:%H:%M:%S}", style="dim"), Text(id_, style="bold"), product, f"{amount:.2f}")
     return _filled(table, EVENTS_SHOWN)
@@ -190,4 +198,3 @@ def _filled(table: Table, rows: int) -> Table:
 def _spark(rates: deque[float]) -> str:
     most = max([*rates, 1.0])
     return "".join(_BARS[min(7, int(8 * rate / most))] for rate in rates)
-

@@ -18,14 +18,15 @@ from headwater.cli.demo.orders import SHOPS, TOPIC, order, orders_until
 from headwater.log.log import open_log
 from headwater.log.producer import Producer
 
-PAUSE_S = 0.05
+PAUSE_S = 0.1
+LINGER_MS = 100
 BURST = 5_000
 
 
 def main() -> None:
     """Sells until stdin ends: `python -m headwater.cli.demo.shop LOG SHOP RATE`."""
     url, shop, rate = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    with open_log(url, create=False) as log, log.producer(id=shop) as producer:
+    with open_log(url, create=False) as log, log.producer(id=shop, linger_ms=LINGER_MS) as producer:
         _say("ready")
         told = os.read(0, 64)
         if told:
@@ -39,7 +40,7 @@ def _sell(producer: Producer, shop: str, *, rate: float, begun: float) -> None:
         return orders_until(time.time() - begun, rate=rate, phase=SHOPS.index(shop))
 
     sent = 0
-    while not _is_over(PAUSE_S if sent >= due() else 0):
+    while not _is_over(0 if due() - sent > BURST else PAUSE_S):
         sent = _send(producer, shop, sent, min(due(), sent + BURST))
     last = due()
     while sent < last:

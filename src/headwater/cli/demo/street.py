@@ -77,7 +77,9 @@ class Shop:
         try:
             self._process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
-            raise TimedOut(f"Shop {self.name} did not end in {END_S_MAX:g} s.", advice="Is the disk very slow?") from None
+            raise TimedOut(
+                f"Shop {self.name} did not end in {END_S_MAX:g} s.", advice="Is the disk very slow?"
+            ) from None
         self._listener.join()
         if self._process.returncode != 0:
             raise self._failed(f"ended with code {self._process.returncode}")
@@ -127,7 +129,9 @@ class Shop:
 
     def _failed(self, what: str) -> HeadwaterError:
         said = self._errors.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        return HeadwaterError(f"Shop {self.name} {what}: {said[0]}", advice="Run it again; if it happens again, report it.")
+        return HeadwaterError(
+            f"Shop {self.name} {what}: {said[0]}", advice="Run it again; if it happens again, report it."
+        )
 
 
 class Street:

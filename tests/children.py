@@ -1,0 +1,97 @@
+"""A child: a function run in a forked process, so that it may die, be killed or change its user without harm to the tests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+NOBODY = 65_534
+
+
+class Child(Generic[T]):
+    """A running child; `result` waits for what its function gives."""
+
+    def __init__(self, work: Callable[[], T], *, user: int | None = None) -> None:
+        self._reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            # Later Pythons warn of a fork while threads run; what a fork does to a log is what is tested here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._reading)
+            _run(work, user, writing)
+        os.close(writing)
+        self._reaped: int | None = None
+
+    def result(self, *, timeout_s: float = 60.0) -> T:
+        """What the function gave; raises what it raised, or says of what the child died."""
+        raw = bytearray()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                if not select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    self.kill()
+                    raise AssertionError(f"the child was not done in {timeout_s} s")
+                piece = os.read(self._reading, 1 << 16)
+                if not piece:
+                    break
+                raw += piece
+        finally:
+            os.close(self._reading)
+        status = self.wait()
+        if not raw:
+            what = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {status}"
+            raise AssertionError(f"the child died of {what}")
+        value, error, trace = pickle.loads(raw)
+        if error is not None:
+            error.add_note(f"in the child:\n{trace}")
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    def kill(self) -> None:
+        """Ends it as `kill -9` does; returns when it is dead."""
+        if self._reaped is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def wait(self) -> int:
+        """Its exit status, when it is dead."""
+        if self._reaped is None:
+            self._reaped = os.waitpid(self.pid, 0)[1]
+        return self._reaped
+
+
+def in_child(work: Callable[[], T], *, user: int | None = None, timeout_s: float = 60.0) -> T:
+    """What the function gives in a child of its own."""
+    return Child(work, user=user).result(timeout_s=timeout_s)
+
+
+def _run(work: Callable[[], Any], user: int | None, writing: int) -> None:
+    outcome: tuple[Any, BaseException | None, str]
+    try:
+        if user is not None:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+        outcome = (work(), None, "")
+    except BaseException as error:  # noqa: BLE001: everything is for the parent to raise
+        outcome = (None, error, traceback.format_exc())
+    try:
+        data = pickle.dumps(outcome)
+    except Exception:  # noqa: BLE001: some errors cannot be pickled
+        data = pickle.dumps((None, AssertionError(f"{outcome[1] or outcome[0]!r}"), outcome[2]))
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(data)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,153 @@
+"""A specimen: a small local log that has every kind of file, and everything that it shows to its users."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import headwater as hw
+from headwater.log.disk import RealDisk
+from headwater.log.log import Log
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+KINDS = {
+    "log": "headwater",
+    "state": "state",
+    "commits": "commits",
+    "incarnations": "incarnations",
+    "topic": "topics/*/topic",
+    "head": "topics/*/*/head",
+    "frames": "topics/*/*/*.frames",
+    "sealed": "topics/*/*/*.arrow",
+    "index": "topics/*/*/*.index",
+    "producer": "producers/*[0-9a-f]",
+}
+"""Every kind of file with content, and where it stands in the log's folder."""
+
+NUMBERED = 25
+
+
+class AnotherBoot(RealDisk):
+    """The machine's disk, as if the machine had been started again."""
+
+    def boot_id(self) -> str:
+        return "another-boot"
+
+
+def make_specimen(folder: Path) -> None:
+    """A log with sealed, closed and active segments, an index, transactions, tombstones, headers, and an unclean stop behind it."""
+    with hw.open_log(str(folder)) as log:
+        log.create_topic(
+            "orders", "id STRING, amount DOUBLE, at TIMESTAMP", key="id", time="at", partitions=2, segment_bytes=4096
+        )
+        log.create_topic("raw", partitions=1, segment_bytes=65_536, durability="os")
+        for number in range(20):
+            log.append("orders", [order(number), order(number + 100)])
+        sealed = log.store.seal("orders")
+        assert sealed, "no segment was closed"
+        log.alter_topic("orders", schema="id STRING, amount DOUBLE, at TIMESTAMP, note STRING")
+        with log.producer(id="import", linger_ms=60_000) as producer:
+            for number in range(NUMBERED):
+                producer.send("orders", {**order(number), "note": "numbered"}, sequence=number)
+                if number % 5 == 0:
+                    producer.flush()
+            producer.send("raw", b"numbered", sequence=0)
+        for number in range(160):
+            log.append("raw", [{"key": b"%d" % (number % 9), "value": b"%d" % number * 20}])
+        log.offsets_at("raw", NOON)
+    with hw.open_log(str(folder), disk=AnotherBoot()) as log:
+        log.append("orders", [{**order(50), "_headers": {"trace": b"\x01"}}, {"id": "o3", "_deleted": True}])
+    with hw.open_log(str(folder)) as log:
+        for number in range(4):
+            with log.transaction() as transaction:
+                transaction.append("orders", [order(60 + number)])
+                transaction.append("raw", [b"together %d" % number])
+
+
+def order(number: int) -> dict[str, Any]:
+    """A row of `orders`."""
+    return {"id": f"o{number % 11}", "amount": float(number), "at": NOON + timedelta(seconds=number)}
+
+
+def files_of(folder: Path, kind: str) -> list[Path]:
+    """The files of a kind."""
+    return sorted(folder.glob(KINDS[kind]))
+
+
+class Snapshot:
+    """All files of a folder, to be put back as they were."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def restore(self) -> None:
+        """Puts every file back, and removes what was not there."""
+        shutil.rmtree(self.folder)
+        for path, content in self._files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+Seen = dict[str, Callable[[Log], Any]]
+
+LOOKS: Seen = {
+    "topics": lambda log: [log.topic(name) for name in log.topics()],
+    "offsets of orders": lambda log: log.offsets("orders"),
+    "offsets of raw": lambda log: log.offsets("raw"),
+    "events of orders": lambda log: _events(log, "orders"),
+    "events of raw": lambda log: _events(log, "raw"),
+    "rows": lambda log: log.read("orders", columns=["id", "amount", "_time", "_appended", "_headers"]).to_pylist(),
+    "table": lambda log: log.table("orders").to_pylist(),
+    "table as of": lambda log: log.table("orders", as_of=NOON + timedelta(seconds=15)).to_pylist(),
+    "offsets at": lambda log: [log.offsets_at("orders", NOON + timedelta(seconds=n)) for n in range(0, 130, 13)],
+    "offsets of raw at": lambda log: [log.offsets_at("raw", event[3]) for event in _events(log, "raw")[::20]],
+    "a saved position": lambda log: _from_position(log),
+    "the last event": lambda log: log.read("raw", start=160).to_pylist(),
+}
+"""What is looked at, one by one: a damage that shows in one place need not show in another."""
+
+CHANGES: Seen = {
+    "resume": lambda log: _resume(log),
+    "append": lambda log: _grown(log, lambda: log.append("orders", [order(70), order(71)])),
+    "transaction": lambda log: _grown(log, lambda: log.append("orders", [order(72), order(73)], atomic=True)),
+}
+"""What is done afterwards; each gives how many events more there are."""
+
+
+def _events(log: Log, topic: str) -> list[Any]:
+    with log.reader(topic) as reader:
+        found: list[hw.Event] = []
+        while events := reader.poll(events_max=37, timeout_s=0):
+            found += events
+    places = sorted(found, key=lambda event: (event.partition, event.offset))
+    return [
+        (event.partition, event.offset, event.time_us, event.appended_us, event.key, event.value, event.headers)
+        for event in places
+    ]
+
+
+def _from_position(log: Log) -> list[Any]:
+    position = hw.Position("raw", 0, 100, 0)
+    return log.read("raw", start=[position]).to_pylist()
+
+
+def _resume(log: Log) -> Any:
+    def again() -> None:
+        with log.producer(id="import", linger_ms=60_000) as producer:
+            for number in range(NUMBERED):
+                producer.send("orders", {**order(number), "note": "numbered"}, sequence=number)
+
+    return _grown(log, again)
+
+
+def _grown(log: Log, change: Callable[[], object]) -> Any:
+    before = _events(log, "orders")
+    change()
+    after = _events(log, "orders")
+    kept = [event for event in after if event in before]
+    assert len(kept) == len(before), "events changed"
+    return len(after) - len(before)

@@ -1,0 +1,38 @@
+"""The documentation's Python blocks run: a page is one program, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PAGES = sorted(page for page in [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")] if _BLOCK.search(page.read_text()))
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_a_pages_blocks_run_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    """What a newcomer copies works, with warnings as errors."""
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(_BLOCK.findall(page.read_text())))
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(_ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_readmes_example_is_short() -> None:
+    """Twenty-odd lines say what it is."""
+    (example,) = _BLOCK.findall((_ROOT / "README.md").read_text())
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
