@@ -84,11 +84,11 @@ def _run(work: Callable[[], Any], user: int | None, writing: int) -> None:
             os.setgid(user)
             os.setuid(user)
         outcome = (work(), None, "")
-    except BaseException as error:  # noqa: BLE001: everything is for the parent to raise
+    except BaseException as error:  # noqa: BLE001 (everything is for the parent to raise)
         outcome = (None, error, traceback.format_exc())
     try:
         data = pickle.dumps(outcome)
-    except Exception:  # noqa: BLE001: some errors cannot be pickled
+    except Exception:  # noqa: BLE001 (some errors cannot be pickled)
         data = pickle.dumps((None, AssertionError(f"{outcome[1] or outcome[0]!r}"), outcome[2]))
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)

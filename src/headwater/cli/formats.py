@@ -105,11 +105,11 @@ class JsonLines:
 class Csv:
     """Comma-separated values under a line with the columns' names; an empty cell is null, in a STRING it is empty."""
 
-    def __init__(self, topic: Topic, header: bytes, *, delimiter: str = ",") -> None:
+    def __init__(self, topic: Topic, header: bytes, *, name: str, delimiter: str) -> None:
         self._schema = topic.schema
         self._delimiter = delimiter
         self._names = next(csv.reader([header.decode("utf-8", errors="replace")], delimiter=delimiter), [])
-        _check_columns(pa.schema([(name, pa.null()) for name in self._names]), topic)
+        _check_columns(pa.schema([(column, pa.null()) for column in self._names]), topic, name)
         types = {column.name: column.type for column in topic.schema}
         self._types = [types.get(name, pa.string()) for name in self._names]
         csv.field_size_limit(LINE_BYTES_MAX)
@@ -187,9 +187,9 @@ class Lines:
 class Rows:
     """Arrow batches, as Parquet gives them."""
 
-    def __init__(self, topic: Topic, found: pa.Schema) -> None:
+    def __init__(self, topic: Topic, found: pa.Schema, *, name: str) -> None:
         self._schema = topic.schema
-        _check_columns(found, topic)
+        _check_columns(found, topic, name)
 
     def parse_batch(self, batch: pa.RecordBatch, first_row: int, *, stop: bool) -> Parsed:
         """The events of a batch, and its bad rows by their number in the file."""
@@ -197,9 +197,12 @@ class Rows:
         return _sort_out(batch, rows, _to_batch_of(self._schema), stop=stop)
 
 
-def _check_columns(found: pa.Schema, topic: Topic) -> None:
+def _check_columns(found: pa.Schema, topic: Topic, name: str) -> None:
     """Refuses an input whose columns are not the topic's, before any of its rows."""
-    to_batch(found.empty_table(), topic.schema)
+    try:
+        to_batch(found.empty_table(), topic.schema)
+    except HeadwaterError as error:
+        raise SchemaMismatch(f"{name}: {error.what}", advice=error.advice) from None
 
 
 def _sort_out(rows: Any, lines: Sequence[int], convert: Callable[[Any], pa.RecordBatch], *, stop: bool) -> Parsed:
@@ -281,6 +284,4 @@ def _told(error: Exception, kind: str) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.what = error.what.replace(", row 0 (from 0)", "")
         return error
-    return InvalidInput(
-        f"This is no {kind}: {error}.", advice=f"Correct the line, or choose another --format than {kind}."
-    )
+    return InvalidInput(f"This is no {kind}: {error}.", advice="Correct the line, or say what it is with --format.")

@@ -90,7 +90,7 @@ class Input:
                 advice="Say what they are with --format json or --format csv.",
             )
         if self.form == "csv":
-            return Csv(topic, self._blocks.take_line(), delimiter=self._delimiter)
+            return Csv(topic, self._blocks.take_line(), name=self.name, delimiter=self._delimiter)
         return JsonLines(topic)
 
     def _parse_text(self, parser: Parser, *, stop: bool) -> Iterator[Parsed]:
@@ -102,7 +102,7 @@ class Input:
 
     def _parse_parquet(self, topic: Topic, *, stop: bool) -> Iterator[Parsed]:
         file = self._open_parquet()
-        rows = Rows(topic, file.schema_arrow)
+        rows = Rows(topic, file.schema_arrow, name=self.name)
         row, total = 1, max(file.metadata.num_rows, 1)
         try:
             for batch in file.iter_batches(batch_size=PARQUET_ROWS):
@@ -140,7 +140,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
         return Input(name, stream, form=form, delimiter=delimiter, size=None)
     if os.path.isdir(name):
         raise InvalidInput(f"{name} is a folder.", advice="Name its files.")
-    file = stack.enter_context(open(name, "rb"))
+    file = stack.enter_context(open(name, "rb"))  # noqa: SIM115 - the stack closes it
     size = os.fstat(file.fileno()).st_size
     if is_compressed:
         return Input(name, pa.input_stream(name, compression="detect"), form=form, delimiter=delimiter, size=None)
@@ -149,7 +149,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
 
 def _spooled(stack: ExitStack) -> Any:
     """Stdin as a file: Parquet is read from its end."""
-    file = stack.enter_context(tempfile.TemporaryFile(prefix="headwater-"))
+    file = stack.enter_context(tempfile.TemporaryFile(prefix="headwater-"))  # noqa: SIM115 - the stack closes it
     shutil.copyfileobj(sys.stdin.buffer, file)
     file.seek(0)
     return file

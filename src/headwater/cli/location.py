@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.model.errors import LogNotFound, NoAccess
+from headwater.model.errors import NoAccess
 
 if TYPE_CHECKING:
     from headwater.log.log import Log
@@ -37,11 +37,6 @@ def open_existing(given: str | None) -> Log:
         return open_log(url, create=False)
     except NoAccess:
         return open_log(url, create=False, read_only=True)
-    except LogNotFound as error:
-        raise LogNotFound(
-            error.what,
-            advice=f"Name the log with --log or {VARIABLE}; `headwater topics create` and `produce --create` make one.",
-        ) from None
 
 
 def open_or_create(given: str | None) -> Log:

@@ -26,6 +26,12 @@ from headwater.cli.topics import topics
 from headwater.model.errors import HeadwaterError
 
 DEBUG = "HEADWATER_DEBUG"
+# Where an error's own advice speaks to a program, not to a person at a terminal.
+ADVICE = {
+    "log_not_found": f"Name the log with --log or {VARIABLE}; `headwater topics create` and `produce --create` make one.",
+    "topic_exists": "Choose another name, or keep the topic as it is with --exist-ok.",
+    "no_access": "Check the owner and the rights of the log's folder.",
+}
 
 app = typer.Typer(
     name="headwater",
@@ -48,10 +54,11 @@ def main() -> None:
     try:
         app()
     except HeadwaterError as error:
-        _tell(error.code, error.what, error.advice, error)
+        _tell(error.code, error.what, ADVICE.get(error.code, error.advice), error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _tell("system", f"{where}{error.strerror or error}.", "Check the path and the rights on it.", error)
+        code = "file_not_found" if isinstance(error, FileNotFoundError) else "system"
+        _tell(code, f"{where}{error.strerror or error}.", "Check the path and the rights on it.", error)
     except Exception as error:  # noqa: BLE001 - the last stop: a person at a terminal gets a sentence, not a traceback
         advice = f"This is a bug in Headwater. Run it again with {DEBUG}=1 and report the traceback."
         _tell("bug", f"{type(error).__name__}: {error}", advice, error)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "json", "csv"]
 CELL_CHARACTERS_MAX = 200
+PIPE_WIDTH_MAX = 10_000
 
 
 def is_terminal() -> bool:
@@ -64,8 +65,6 @@ def to_cell(value: object) -> Text:
     """A value as one cell of a table."""
     if value is None:
         return Text("null", style="dim")
-    if isinstance(value, bool):
-        return Text(str(value).lower())
     if isinstance(value, float):
         return Text(f"{value:,.12g}")
     if isinstance(value, datetime):
@@ -93,8 +92,13 @@ def print_table(table: Table) -> None:
     """Prints a table to stdout: as wide as the terminal, or as wide as it needs to be in a pipe."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=max(80, console.measure(table).maximum))
+        console = Console(width=Console(width=PIPE_WIDTH_MAX).measure(table).maximum)
     console.print(table)
+
+
+def events_text(count: int) -> str:
+    """A number of events as people say it."""
+    return f"{count:,} event{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: int) -> str:
@@ -155,6 +159,8 @@ def _text(value: bytes) -> str | dict[str, str]:
 def _csv_cell(value: Any) -> Any:
     import msgspec
 
+    if isinstance(value, bool):
+        return str(value).lower()
     if value is None or isinstance(value, str | int | float):
         return value
     text = msgspec.json.encode(value, enc_hook=str).decode("utf-8")

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.output import bytes_text, printable
+from headwater.cli.output import bytes_text, events_text, printable
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -125,10 +125,11 @@ class _Run:
         for bad in parsed.bad:
             place = f"{one.name}{one.place(bad.line)}"
             if not self._skip_bad:
+                stored = (
+                    f" The {events_text(self._events)} before it are stored; go on from there." if self._events else ""
+                )
                 raise SchemaMismatch(
-                    f"{place}: {bad.error.what}",
-                    advice=f"{bad.error.advice} Everything before it is stored: correct it and go on from there, "
-                    "or use --skip-bad.",
+                    f"{place}: {bad.error.what}", advice=f"{bad.error.advice}{stored} Or use --skip-bad."
                 )
             self._bad += 1
             if self._bad <= BAD_SHOWN_MAX:
@@ -151,7 +152,7 @@ class _Run:
             else " before it was stopped"
         )
         typer.echo(
-            f"{self._events:,} events appended to {self._topic}{until}{skipped} "
+            f"{events_text(self._events)} appended to {self._topic}{until}{skipped} "
             f"({bytes_text(self._bytes)} in {took:.1f} s, {self._events / took:,.0f} events/s)",
             err=kind is not None,
         )
@@ -164,7 +165,7 @@ class _Counts(ProgressColumn):
         elapsed = max(task.elapsed or 0, 1e-6)
         events = task.fields["events"]
         return Text(
-            f"{events:,} events · {bytes_text(int(task.completed))} · {events / elapsed:,.0f} events/s "
+            f"{events_text(events)} · {bytes_text(int(task.completed))} · {events / elapsed:,.0f} events/s "
             f"· {bytes_text(int(task.completed / elapsed))}/s",
             style="cyan",
         )

@@ -144,11 +144,16 @@ def _told(error: Exception, scans: Iterable[_Scan], log: Log) -> HeadwaterError:
     for scan in scans:
         if scan.failure is not None:
             return scan.failure
-    what = str(error).strip().partition("\n\n")[0].replace("\n", " ")
+    known = ", ".join(f'"{name}"' if re.search(r"\W", name) else name for name in log.topics()[:10]) or "none yet"
+    advice = f"Topics here: {known}. Names with '.' or '-' need double quotes."
     if isinstance(error, duckdb.CatalogException):
-        known = ", ".join(f'"{name}"' if re.search(r"\W", name) else name for name in log.topics()[:10]) or "none yet"
-        return TopicNotFound(what, advice=f"Topics here: {known}. Names with '.' or '-' need double quotes.")
-    return InvalidInput(what, advice="Write DuckDB's SQL over topics as tables; see `headwater topics show NAME`.")
+        return TopicNotFound(str(error).strip().partition("\n")[0], advice=advice)
+    return InvalidInput(first_sentence(error), advice=f"Write DuckDB's SQL over topics as tables. {advice}")
+
+
+def first_sentence(error: Exception) -> str:
+    """What DuckDB says, without the part of the query that it points at."""
+    return str(error).strip().partition("\n\n")[0].replace("\n", " ")
 
 
 def _print(batches: pa.RecordBatchReader) -> None:

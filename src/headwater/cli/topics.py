@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.output import bytes_text, print_table, printable, to_cell
+from headwater.cli.output import bytes_text, events_text, print_table, printable, to_cell
 from headwater.model.errors import HeadwaterError, InvalidInput
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def create(
         raise InvalidInput(
             f"--key {key} names a column, and a topic without --schema has none.", advice="Give --schema too."
         )
-    settings = {
+    settings: dict[str, Any] = {
         "lateness": lateness,
         "future_max": future_max,
         "partitions": partitions,
@@ -156,11 +156,11 @@ def delete(
         if not yes:
             if not sys.stdin.isatty():
                 raise InvalidInput(
-                    f"Deleting topic {name!r} with {events:,} events needs a confirmation.", advice="Pass --yes."
+                    f"Deleting topic {name!r} with {events_text(events)} needs a confirmation.", advice="Pass --yes."
                 )
-            typer.confirm(f"Delete topic {name} with {events:,} events for ever?", abort=True)
+            typer.confirm(f"Delete topic {name} with {events_text(events)} for ever?", abort=True)
         opened.delete_topic(name)
-        typer.echo(f"deleted topic {name} with {events:,} events")
+        typer.echo(f"deleted topic {name} with {events_text(events)}")
 
 
 def _summary(log: Log, name: str) -> dict[str, Any]:

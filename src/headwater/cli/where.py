@@ -7,7 +7,7 @@ import tempfile
 import duckdb
 import pyarrow as pa
 
-from headwater.cli.sql import connect
+from headwater.cli.sql import connect, first_sentence
 from headwater.model.errors import InvalidInput
 
 
@@ -24,9 +24,8 @@ class Where:
         try:
             kept = self._connection.from_arrow(pa.Table.from_batches([batch])).filter(self._expression).to_arrow_table()
         except duckdb.Error as error:
-            what = str(error).strip().partition("\n\n")[0].replace("\n", " ")
             raise InvalidInput(
-                f"--where {self._expression!r}: {what}",
+                f"--where {self._expression!r}: {first_sentence(error)}",
                 advice=f"Write one SQL condition over {', '.join(batch.schema.names)}.",
             ) from None
         rows = kept.cast(batch.schema).combine_chunks().to_batches()

@@ -81,6 +81,7 @@ class CommitLog:
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=FORMAT, shapes=(_STATE,), writable=writable
         )
         self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
+        self._check_file(self._read(_FILE.size))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -234,9 +235,12 @@ class CommitLog:
         return self._file
 
     def _read_all(self) -> bytes:
+        return self._read(None)
+
+    def _read(self, length: int | None) -> bytes:
         file = self._disk.open(f"{self._folder}/commits")
         try:
-            return file.read_at(0, file.size())
+            return file.read_at(0, file.size() if length is None else length)
         finally:
             file.close()
 

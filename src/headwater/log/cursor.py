@@ -79,23 +79,21 @@ class LocalCursor:
 
     def _next(self) -> Chunk:
         """The whole chunk that holds the offset."""
+        where = self._store.handles.partition(self._name, self._number).folder
         for _ in range(_LOOKS_MAX):
             if self._segment is None:
                 self._segment = open_segment(self._store.handles, self._name, self._number, self.offset)
                 self._place = _find(self._segment, self.offset, self._store.handles.partition(self._name, self._number))
+            where = self._segment.path
             found = self._read_place(self._segment)
             if found is not None:
                 chunk, self._after = found
-                if not chunk.base_offset <= self.offset < chunk.end_offset:
-                    break
-                return chunk
-            behind, self._segment = self._segment, None
-            behind.close()
-        raise damaged(
-            self._segment.path if self._segment else self._store.handles.partition(self._name, self._number).folder,
-            self._place,
-            f"event {self.offset} is not where it should be",
-        )
+                if chunk.base_offset <= self.offset < chunk.end_offset:
+                    return chunk
+                break
+            self._segment.close()
+            self._segment = None
+        raise damaged(where, self._place, f"event {self.offset} is not where it should be")
 
     def _read_place(self, segment: Segment | Sealed) -> tuple[Chunk, int] | None:
         topic = self._store.handles.topic(self._name)
@@ -159,12 +157,16 @@ def offset_at(handles: Handles, name: str, number: int, *, time: int, by: TimeKi
             high = middle
         else:
             low = middle
+    expected = bases[low] if low else 0
     for base in bases[low : low + 2]:
+        if base != expected:
+            raise damaged(partition.folder, 0, f"no segment holds event {expected}")
         segment = kinds[base](handles.disk, partition.folder, base)
         place = _place_at(segment, partition, time, by)
         if place is not None and (found := segment.read(place, topic=topic, partition=number)) is not None:
             chunk = found[0]
             return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
+        expected = _end_offset(segment, partition)
     return end
 
 
@@ -177,6 +179,12 @@ def _find(segment: Segment | Sealed, offset: int, partition: Partition) -> int:
 def _end_position(segment: Segment, partition: Partition) -> int:
     mark = partition.visible()
     return mark.position if mark.base == segment.base else segment.size()
+
+
+def _end_offset(segment: Segment | Sealed, partition: Partition) -> int:
+    if isinstance(segment, Sealed):
+        return segment.end_offset
+    return segment.index(end=_end_position(segment, partition)).end_offset
 
 
 def _reached_before(segment: Segment | Sealed, by: TimeKind) -> int:

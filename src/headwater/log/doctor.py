@@ -94,6 +94,12 @@ class _Examination:
                 self._topic(name)
 
     def _log_files(self) -> None:
+        for name in ("catalog.lock", "commit.lock"):
+            path = f"{self._folder}/{name}"
+            self._check(path, partial(self._open, path), mend=partial(self._create, path))
+        for name in ("topics", "producers"):
+            path = f"{self._folder}/{name}"
+            self._check(path, partial(self._disk.names, path), mend=partial(self._disk.make_folder, path))
         self._check(f"{self._folder}/headwater", lambda: read_text(self._disk, f"{self._folder}/headwater", "log"))
         self._check(f"{self._folder}/incarnations", lambda: read_incarnations(self._disk, self._folder))
         self._check(f"{self._folder}/state", lambda: last_boot_id(self._disk, self._folder), mend=self._mend_state)
@@ -296,6 +302,12 @@ class _Examination:
             return floor, dict(found)
         finally:
             commits.close()
+
+    def _open(self, path: str) -> None:
+        self._disk.open(path).close()
+
+    def _create(self, path: str) -> None:
+        self._disk.open(path, "create").close()
 
     def _size(self, path: str) -> int:
         file = self._disk.open(path)

@@ -227,9 +227,9 @@ def has_intact_header(data: memoryview, position: int) -> bool:
 
 def load(frame: Frame, source: pa.Buffer, position: int, *, schema: pa.Schema, path: str) -> pa.RecordBatch:
     """The frame's batch, without copying it; `Damaged` when its checksum fails."""
-    data = source.slice(position + HEADER_BYTES, frame.payload_bytes)
-    if data.size != frame.payload_bytes or crc32c(data) != frame.payload_crc:
+    if not is_intact(frame, source, position):
         raise damaged(path, position, f"events {frame.base_offset} to {frame.end_offset - 1}")
+    data = source.slice(position + HEADER_BYTES, frame.payload_bytes)
     try:
         return pa.ipc.read_record_batch(data, physical_schema(schema, frame.flags))
     except pa.ArrowException as error:
@@ -238,8 +238,10 @@ def load(frame: Frame, source: pa.Buffer, position: int, *, schema: pa.Schema, p
 
 def is_intact(frame: Frame, source: pa.Buffer, position: int) -> bool:
     """Whether the frame's payload is whole."""
-    data = source.slice(position + HEADER_BYTES, frame.payload_bytes)
-    return bool(data.size == frame.payload_bytes and crc32c(data) == frame.payload_crc)
+    start = position + HEADER_BYTES
+    if start + frame.payload_bytes > source.size:
+        return False
+    return bool(crc32c(source.slice(start, frame.payload_bytes)) == frame.payload_crc)
 
 
 def damaged(path: str, position: int, what: str) -> Damaged:

@@ -1,7 +1,7 @@
 """An index: where the frames of a closed segment stand, by offset and by time.
 
-Format of `<base offset>.index`: magic "HWINDX", format u16, entries u64, crc32c u32 of the entries, then 40 bytes an
-entry (offset, position, end position, greatest event time of the partition so far, append time; i64 each).
+Format of `<base offset>.index`: magic "HWINDX", format u16, entries u64, crc32c u32 of the entries, then 48 bytes an
+entry (offset, end offset, position, end position, greatest event time so far, append time; i64 each).
 
 An index is never trusted beyond its checksum and can be deleted at any time: it is built again from the frames.
 """
@@ -22,7 +22,7 @@ FORMAT = 1
 
 _MAGIC = b"HWINDX"
 _HEADER = struct.Struct("<6sHQI")
-_ENTRY = np.dtype([("offset", "<i8"), ("position", "<i8"), ("end", "<i8"), ("running", "<i8"), ("appended", "<i8")])
+_ENTRY = np.dtype([(name, "<i8") for name in ("offset", "end_offset", "position", "end", "running", "appended")])
 
 
 class Index:
@@ -35,6 +35,11 @@ class Index:
     def end(self) -> int:
         """The position behind the last frame."""
         return int(self.entries["end"][-1]) if len(self.entries) else 0
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last frame's events."""
+        return int(self.entries["end_offset"][-1]) if len(self.entries) else 0
 
     def find(self, offset: int) -> int:
         """The position of the frame that holds the offset, or the end position."""
@@ -50,7 +55,7 @@ class Index:
 def build_index(found: Iterable[tuple[int, Frame]]) -> Index:
     """An index of the frames a scan has found."""
     rows = [
-        (frame.base_offset, position, position + frame.stride, frame.running_after, frame.appended)
+        (frame.base_offset, frame.end_offset, position, position + frame.stride, frame.running_after, frame.appended)
         for position, frame in found
     ]
     return Index(np.array(rows, dtype=_ENTRY))

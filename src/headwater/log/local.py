@@ -41,6 +41,7 @@ from headwater.log.transactions import Transactions, check_same_topic
 from headwater.log.wait import PollingWaiter, file_waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import (
+    Damaged,
     HeadwaterError,
     LogNotFound,
     NoAccess,
@@ -245,6 +246,12 @@ class LocalStore:
                 ) from None
             self._create_log()
         self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "write" if self._writable else "read")
+        for name in ("state", "commits", "commit.lock", "topics", "producers"):
+            if not self._disk.exists(f"{self.folder}/{name}"):
+                raise Damaged(
+                    f"{self.folder}/{name} is missing.",
+                    advice="Close every program that uses this log, then run `headwater doctor --repair`.",
+                )
         self._check_recovered()
         self._commits = CommitLog(self._disk, self.folder, writable=self._writable)
         self.handles = Handles(

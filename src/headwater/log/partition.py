@@ -57,6 +57,7 @@ class Partition:
         self._settle = settle
         self._rolled = rolled
         self._append_mutex = threading.Lock()
+        self._file_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
         self._head = Head(disk, f"{folder}/head", writable=writable)
         self._lock_file = disk.open(f"{folder}/lock", "write" if writable else "read")
@@ -291,13 +292,13 @@ class Partition:
         return mark
 
     def _active_file(self, base: int) -> File:
-        if self._active is None or self._active[0] != base:
-            if self._active is not None:
-                self._active[1].close()
-            file = self._disk.open(f"{self.folder}/{segment_name(base)}", "write")
-            self._active = (base, file)
-            self._room = file.size()
-        return self._active[1]
+        """The newest segment, opened for writing; asked for by the holders of either lock, so it has a mutex of its own."""
+        with self._file_mutex:
+            if self._active is None or self._active[0] != base:
+                file = self._disk.open(f"{self.folder}/{segment_name(base)}", "write")
+                self._active = (base, file)
+                self._room = file.size()
+            return self._active[1]
 
     def _make_room(self, file: File, length: int) -> None:
         """Allocates ahead in growing steps: syncing into allocated room is twice as fast, and cannot find a full disk."""

@@ -102,7 +102,7 @@ class Producer:
         for producers with an id: any number that grows from event to event (a line number, a position in the source). An
         event whose number was stored before, by this producer or one before it with the same id, is not stored again.
         """
-        if value.__class__ is dict:
+        if value.__class__ is dict or value.__class__ is bytearray:
             value = value.copy()
         with self._mutex:
             batch = self._open.get(topic)
@@ -407,8 +407,9 @@ def _headers_column(batch: Batch) -> pa.Array:
 def _bytes_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
     try:
         arrays = [pa.array(batch.keys, pa.binary()), pa.array(batch.values, pa.binary())]
-    except (pa.ArrowTypeError, pa.ArrowInvalid, TypeError):
-        bad = next(v for v in (*batch.keys, *batch.values) if not isinstance(v, (bytes, bytearray, str, type(None))))
+    except (pa.ArrowException, TypeError, UnicodeError):
+        fits = (bytes, bytearray, memoryview, str, type(None))
+        bad = next((value for value in (*batch.keys, *batch.values) if not isinstance(value, fits)), "such text")
         raise SchemaMismatch(
             f"Topic {topic.name!r} has no schema, so keys and values are bytes; got {type(bad).__name__} {bad!r:.60}.",
             advice="Encode it, or create the topic with a schema.",

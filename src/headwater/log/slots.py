@@ -1,12 +1,12 @@
 """A slot file: small facts that many processes read without a lock while one of them changes them.
 
 Format: one 4,096-byte file, mapped by everybody: magic of 6 bytes, format u16; then 512 bytes for each fact: an aligned
-u64 at 0, the generation of the fact; slot 0 at 64, slot 1 at 288. A slot is its generation u64, the fact's bytes, and
-the crc32c of both. Generation g stands in slot g & 1.
+u64 at 0, the generation of the fact (high half) and the crc32c of that number (low half); slot 0 at 64, slot 1 at 288. A
+slot is its generation u32, the fact's bytes, and the crc32c of both. Generation g stands in slot g & 1.
 
 An update fills the slot that does not count and then sets the word to the next generation. A process killed at any
-instruction leaves a whole slot behind; a reader that was overtaken twice sees that slot and word differ and looks again; a
-flipped bit in the word names a generation that no slot has, so an older fact is never taken for the present one.
+instruction leaves a whole slot behind; a reader that was overtaken twice sees that slot and word differ and looks again;
+and no flipped bit, in a slot or in the word, makes an older fact pass for the present one.
 
 Invariant: each fact is changed only under a lock of its own; who holds it is said where the fact is defined.
 """
@@ -25,7 +25,8 @@ from headwater.model.errors import Damaged, FormatTooNew
 SLOT_FILE_BYTES = 4096
 
 _START = struct.Struct("<6sH")
-_GENERATION = struct.Struct("<Q")
+_GENERATION = struct.Struct("<I")
+_GENERATION_MAX = 0xFFFFFFFF
 _CHECKSUM = struct.Struct("<I")
 _FACT_BYTES = 512
 _SLOTS = (64, 288)
@@ -55,9 +56,10 @@ class SlotFile:
         """A fact as it was at one moment."""
         shape, place = self._shapes[fact], _FACT_BYTES * (fact + 1)
         for _ in range(_LOOKS_MAX):
-            generation = self._words[place // 8]
+            word = self._words[place // 8]
+            generation = word >> 32
             found = self._slot(place + _SLOTS[generation & 1], shape)
-            if found is not None and found[0] == generation:
+            if found is not None and found[0] == generation and word == _word(generation):
                 return found[1]
         raise self._damaged("no slot's checksum holds")
 
@@ -70,11 +72,11 @@ class SlotFile:
     def write(self, fact: int, *values: Any) -> None:
         """Changes a fact; the caller holds its lock."""
         place = _FACT_BYTES * (fact + 1)
-        generation = self._words[place // 8] + 1
+        generation = (self._words[place // 8] >> 32) + 1 & _GENERATION_MAX
         at = place + _SLOTS[generation & 1]
         data = _encode(generation, self._shapes[fact], values)
         self._view[at : at + len(data)] = data
-        self._words[place // 8] = generation
+        self._words[place // 8] = _word(generation)
 
     def sync(self) -> None:
         """Returns when the file is on disk."""
@@ -113,8 +115,9 @@ def create_slot_file(
     _START.pack_into(page, 0, magic, version)
     for number, (shape, values) in enumerate(facts):
         data = _encode(0, shape, values)
-        at = _FACT_BYTES * (number + 1) + _SLOTS[0]
-        page[at : at + len(data)] = data
+        place = _FACT_BYTES * (number + 1)
+        page[place : place + 8] = struct.pack("<Q", _word(0))
+        page[place + _SLOTS[0] : place + _SLOTS[0] + len(data)] = data
     fresh = disk.open(f"{path}.new", "create")
     try:
         fresh.write_at(0, [bytes(page)])
@@ -122,6 +125,10 @@ def create_slot_file(
     finally:
         fresh.close()
     disk.rename(f"{path}.new", path)
+
+
+def _word(generation: int) -> int:
+    return generation << 32 | crc32c(_GENERATION.pack(generation))
 
 
 def _encode(generation: int, shape: struct.Struct, values: tuple[Any, ...]) -> bytes:

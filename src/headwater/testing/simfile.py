@@ -135,14 +135,22 @@ class Inode:
 
     def map(self, length: int, *, writable: bool) -> mmap.mmap:
         """Maps the first `length` bytes; all mappings and the cache are the same memory."""
+        pages = self._share()
+        self.maps += 1
+        self._captured = bytes(self._data[: max(len(self._captured), _ceiling(length))])
+        return pages.map(length, writable=writable)
+
+    def view(self, length: int) -> mmap.mmap:
+        """The first `length` bytes as everybody sees them, now and later; nobody writes through it."""
+        return self._share().map(length, writable=False)
+
+    def _share(self) -> SharedPages:
         self.capture()
         if self._pages is None:
             self._pages = SharedPages()
             self._pages.memory[: len(self._data)] = bytes(self._data)
             self._data = self._pages.memory
-        self.maps += 1
-        self._captured = bytes(self._data[: max(len(self._captured), _ceiling(length))])
-        return self._pages.map(length, writable=writable)
+        return self._pages
 
     def unmap(self) -> None:
         """One mapping less."""

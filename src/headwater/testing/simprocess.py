@@ -259,12 +259,12 @@ class SimFile(_Opened):
             self._inode.resize(length)
 
     def view(self, length: int) -> pa.Buffer:
-        """A copy, as the file is now."""
+        """The shared pages themselves, as a real mapping is."""
         with self._machine.mutex:
             self._begin("view")
             if length > self._inode.length:
                 raise _too_short(self.path, length)
-            return pa.py_buffer(self._inode.read(0, length))
+            return pa.py_buffer(self._inode.view(length) if length else b"")
 
     def lock(self, *, wait: bool = True) -> bool:
         with self._machine.mutex:

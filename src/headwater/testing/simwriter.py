@@ -17,7 +17,7 @@ from headwater.log.log import Log
 from headwater.log.producer import Producer
 from headwater.log.store import Write
 from headwater.log.topic import Topic
-from headwater.model.errors import Fenced, TopicExists, TopicNotFound
+from headwater.model.errors import Fenced, SchemaConflict, TopicExists, TopicNotFound
 from headwater.testing.oracle import KEYS, LENGTHS, NEVER, Batch, Place, Source, Violation
 from headwater.testing.simreader import View, read_temporary
 from headwater.testing.world import COLUMNS, TEMPORARY, Actor, Refused, World
@@ -96,15 +96,14 @@ class SimWriter(Actor):
             )
         durable = any(place.durable for batch in batches if (place := self._place(batch, 0)))
         for batch in batches:
-            mine = {}
             for partition, spans in offsets[batch.topic].items():
                 place = self._place(batch, partition)
                 if place is None or not self.world.oracle.rows_in(batch, place):
                     continue
-                mine[partition] = spans.pop(0)
+                span = spans.pop(0)
+                self.acknowledge(batch, {partition: span})
                 if durable:
-                    self.world.oracle.survives_power_loss(place, mine[partition].stop)
-            self.acknowledge(batch, mine)
+                    self.world.oracle.survives_power_loss(place, span.stop)
 
     def _commit(self, batches: Sequence[Batch]) -> dict[str, dict[int, list[range]]]:
         with self.log.transaction() as transaction:
@@ -123,7 +122,7 @@ class SimWriter(Actor):
         batch = self.batch(topic, partition=self.random.randrange(known.partitions))
         assert batch.partition is not None
         stamp = Stamp(producer=producer, sequence_first=0, sequence_last=len(batch.keys) - 1)
-        rows = _to_arrow(self.rows(batch), known.schema)
+        rows = self.call_on({topic}, f"rows for {topic}", lambda: _to_arrow(self.rows(batch), known.schema))
         write = Write(known, batch.partition, rows, stamp=stamp)
         stored: range | None = None
         with self.ending(batch):
@@ -230,7 +229,7 @@ class SimWriter(Actor):
         topic = next(iter(self.world.topics))
         have = sum(name.startswith("extra") for name in self.log.topic(topic).schema.names)
         extras = "".join(f", extra{number} BIGINT" for number in range(min(have + 1, EXTRAS_MAX)))
-        self.call(f"alter {topic}", lambda: self.log.alter_topic(topic, schema=COLUMNS + extras))
+        self.call(f"alter {topic}", lambda: self.log.alter_topic(topic, schema=COLUMNS + extras), (SchemaConflict,))
 
     def _seal(self) -> None:
         topic = self._topic()
