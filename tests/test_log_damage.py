@@ -18,11 +18,12 @@ import headwater as hw
 from children import in_child
 from specimen import CHANGES, KINDS, LOOKS, Snapshot, files_of, make_specimen
 
-TRIALS = 400 if os.environ.get("HEADWATER_TIER") == "bench" else 10
+TRIALS = [10, pytest.param(400, marks=pytest.mark.bench)]
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Damage is not about syncing, so it is tried where a sync costs nothing."""
 
 Damage = Callable[[Path, random.Random], object]
+Specimen = tuple[Snapshot, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +68,11 @@ def wrong(seen: dict[str, Any], truth: dict[str, Any], damaged: Path) -> Iterato
             yield f"{name}: is {value!r:.200}, should be {truth[name]!r:.200}"
 
 
-def try_damages(specimen: tuple[Snapshot, dict[str, Any]], kind: str, damages: dict[str, Damage]) -> list[str]:
+def try_damages(specimen: Specimen, kind: str, damages: dict[str, Damage], trials: int) -> list[str]:
     """What went wrong over many seeded damages, each on a fresh copy."""
     snapshot, truth = specimen
     failures = []
-    for seed in range(TRIALS):
+    for seed in range(trials):
         chance = random.Random(f"{kind} {seed}")
         snapshot.restore()
         path = chance.choice(files_of(snapshot.folder, kind))
@@ -121,22 +122,26 @@ def cut(path: Path, chance: random.Random) -> str:
     return f"from {size} to {length}"
 
 
+@pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_bit_is_named_or_changes_nothing(specimen: tuple[Snapshot, dict[str, Any]], kind: str) -> None:
+def test_a_flipped_bit_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:
     """In every kind of file; also what is appended afterwards is stored beside the truth or refused."""
-    failures = in_child(lambda: try_damages(specimen, kind, {"flip": flip, "flip word": flip_word}), timeout_s=100)
+    failures = in_child(
+        lambda: try_damages(specimen, kind, {"flip": flip, "flip word": flip_word}, trials), timeout_s=60 + trials
+    )
     assert not failures, "\n".join(failures[:10])
 
 
+@pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_file_is_named_or_changes_nothing(specimen: tuple[Snapshot, dict[str, Any]], kind: str) -> None:
+def test_a_cut_file_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:
     """Shorter than it was, or with a hole of zeros: never a crash, never other events."""
-    failures = in_child(lambda: try_damages(specimen, kind, {"cut": cut, "zero": zero}), timeout_s=100)
+    failures = in_child(lambda: try_damages(specimen, kind, {"cut": cut, "zero": zero}, trials), timeout_s=60 + trials)
     assert not failures, "\n".join(failures[:10])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newer_format_is_refused_by_name(specimen: tuple[Snapshot, dict[str, Any]], kind: str) -> None:
+def test_a_newer_format_is_refused_by_name(specimen: Specimen, kind: str) -> None:
     """Whoever meets the file says that Headwater is too old for it; an index is built again instead."""
     snapshot, truth = specimen
     for path in files_of(snapshot.folder, kind):
@@ -176,7 +181,7 @@ def raise_format(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_file_is_an_error_or_is_made_again(specimen: tuple[Snapshot, dict[str, Any]], kind: str) -> None:
+def test_a_missing_file_is_an_error_or_is_made_again(specimen: Specimen, kind: str) -> None:
     """Somebody removed it: no crash, no other events than there were."""
     snapshot, truth = specimen
     for path in files_of(snapshot.folder, kind):
@@ -188,7 +193,7 @@ def test_a_missing_file_is_an_error_or_is_made_again(specimen: tuple[Snapshot, d
     snapshot.restore()
 
 
-def test_all_indexes_can_be_deleted_while_the_log_is_used(specimen: tuple[Snapshot, dict[str, Any]]) -> None:
+def test_all_indexes_can_be_deleted_while_the_log_is_used(specimen: Specimen) -> None:
     """They are built again from the frames."""
     snapshot, truth = specimen
     snapshot.restore()
@@ -200,7 +205,7 @@ def test_all_indexes_can_be_deleted_while_the_log_is_used(specimen: tuple[Snapsh
     snapshot.restore()
 
 
-def test_damage_to_one_topic_leaves_the_others_usable(specimen: tuple[Snapshot, dict[str, Any]]) -> None:
+def test_damage_to_one_topic_leaves_the_others_usable(specimen: Specimen) -> None:
     """Its neighbours are read, written and made as ever."""
     snapshot, truth = specimen
     snapshot.restore()

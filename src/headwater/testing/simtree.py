@@ -74,13 +74,15 @@ class Tree:
     def make_folders(self, path: str) -> None:
         """Makes the folder and those above it where they are missing."""
         folder = self._root
-        for name in _names(path):
+        names = list(_names(path))
+        for place, name in enumerate(names):
             node = folder.entries.get(name)
             if node is None:
                 node = Folder()
                 self.change(Entry(folder, name, node))
             if not isinstance(node, Folder):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                code = errno.EEXIST if place == len(names) - 1 else errno.ENOTDIR
+                raise OSError(code, os.strerror(code), path)
             folder = node
 
     def rename(self, path: str, to: str) -> None:
