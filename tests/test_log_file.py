@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import stat
@@ -321,13 +322,13 @@ def test_a_sealed_segment_is_read_by_others_without_us(folder: Path) -> None:
         log.create_topic("orders", ORDERS, key="id", partitions=1, segment_bytes=4096)
         log.append("orders", rows)
         log.append("orders", [{"id": "o1", "_deleted": True, "_headers": {"why": b"asked"}}])
-        log.append("orders", orders(1))
+        log.append("orders", rows)
         log.store.seal("orders")
     first, second = sorted(folder.glob("topics/orders/0/*.arrow"))
-    frame = pl.read_ipc(first, memory_map=False)
+    frame = pl.read_ipc(first)
     assert frame.drop("_appended").to_dicts() == rows
-    table = pa.ipc.open_file(first).read_all()
-    assert duckdb.sql("select count(*), sum(amount), max(id) from table").fetchone() == (500, 124_750.0, "o99")
+    asked = duckdb.from_arrow(pa.ipc.open_file(first).read_all()).aggregate("count(*), sum(amount), max(id)")
+    assert asked.fetchall() == [(500, 124_750.0, "o99")]
     with_extras = pa.ipc.open_file(second).read_all()
     assert with_extras.select(["id", "_deleted"]).to_pylist() == [{"id": "o1", "_deleted": True}]
 
@@ -397,46 +398,44 @@ def open_paths() -> list[str]:
     return found
 
 
-def test_closing_while_threads_use_it_says_closed_to_each(folder: Path) -> None:
+@pytest.mark.parametrize("delay_ms", range(5, 35, 3))
+def test_closing_while_threads_use_it_says_closed_to_each(folder: Path, delay_ms: int) -> None:
     """Writers, readers and waiters end with `Closed` and nothing else, and everything acknowledged is there."""
-    for round_ in range(10):
-        log = hw.open_log(str(folder), durability="os")
-        log.create_topic("raw", partitions=2, exist_ok=True)
-        acknowledged: list[int] = []
-        errors: list[Exception] = []
-        before = sum(map(len, log.offsets("raw").values()))
+    log = hw.open_log(str(folder), durability="os")
+    log.create_topic("raw", partitions=2)
+    acknowledged: list[int] = []
+    errors: list[Exception] = []
 
-        def use(work: Callable[[], object], log: Log = log, errors: list[Exception] = errors) -> None:
-            try:
-                while True:
-                    work()
-            except Exception as error:  # noqa: BLE001 (which kinds are allowed is the test)
-                errors.append(error)
+    def use(work: Callable[[], object]) -> None:
+        try:
+            while True:
+                work()
+        except Exception as error:  # noqa: BLE001 (which kinds are allowed is the test)
+            errors.append(error)
 
-        def append(log: Log = log, acknowledged: list[int] = acknowledged) -> None:
-            log.append("raw", [b"x"])
-            acknowledged.append(1)
+    def append() -> None:
+        log.append("raw", [b"x"])
+        acknowledged.append(1)
 
-        reader = log.reader("raw")
+    with log.reader("raw") as reader:
         works: list[Callable[[], object]] = [
             append,
             append,
-            lambda log=log: log.read("raw"),
-            lambda reader=reader: reader.poll(timeout_s=5),
-            lambda log=log: log.offsets_at("raw", 0),
+            lambda: log.read("raw"),
+            lambda: reader.poll(timeout_s=5),
+            lambda: log.offsets_at("raw", 0),
         ]
         threads = [threading.Thread(target=use, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
-        time.sleep(0.01 + 0.003 * round_)
+        time.sleep(delay_ms / 1000)
         log.close()
         for thread in threads:
             thread.join(30)
-        assert not any(thread.is_alive() for thread in threads)
-        reader.close()
-        assert [repr(error) for error in errors if not isinstance(error, Closed)] == []
-        with hw.open_log(str(folder)) as again:
-            assert sum(map(len, again.offsets("raw").values())) >= before + len(acknowledged)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [repr(error) for error in errors if not isinstance(error, Closed)] == []
+    with hw.open_log(str(folder)) as again:
+        assert sum(map(len, again.offsets("raw").values())) >= len(acknowledged)
 
 
 class FullDisk:
@@ -469,6 +468,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullD
         with hw.open_log(str(tmp_path / "log")) as log:
             yield FullDisk(log, lambda: fill_up(tmp_path / "filler"), (tmp_path / "filler").unlink)
     finally:
+        gc.collect()  # a traceback may still hold a file of it
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
@@ -478,7 +478,8 @@ def fill_up(path: Path) -> None:
             while True:
                 file.write(bytes(4096))
         except OSError as error:
-            assert error.errno == errno.ENOSPC
+            if error.errno != errno.ENOSPC:
+                raise
 
 
 def append_until_full(log: Log, topic: str, *, atomic: bool = False) -> list[bytes]:

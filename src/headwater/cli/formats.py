@@ -74,6 +74,7 @@ class JsonLines:
             read_options=arrow_json.ReadOptions(use_threads=False, block_size=_JSON_BLOCK_BYTES),
             parse_options=arrow_json.ParseOptions(explicit_schema=self._quick, unexpected_field_behavior="error"),
         )
+        table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
         if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
             raise ValueError("an object does not stand on one line of its own")
         columns = [table[c.name].cast(c.type) if _is_read_as_text(c.type) else table[c.name] for c in self._schema]
@@ -194,7 +195,14 @@ class Rows:
     def parse_batch(self, batch: pa.RecordBatch, first_row: int, *, stop: bool) -> Parsed:
         """The events of a batch, and its bad rows by their number in the file."""
         rows = range(first_row, first_row + batch.num_rows)
-        return _sort_out(batch, rows, _to_batch_of(self._schema), stop=stop)
+        return _sort_out(batch, rows, self._convert, stop=stop)
+
+    def _convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(f"{error}.", advice="Store text as UTF-8, or bytes as BINARY.") from None
+        return to_batch(batch, self._schema)
 
 
 def _check_columns(found: pa.Schema, topic: Topic, name: str) -> None:

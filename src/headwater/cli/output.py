@@ -74,18 +74,19 @@ def to_cell(value: object) -> Text:
     return Text(printable(short).replace("\n", "↵"))
 
 
-def make_table(names: Iterable[str], types: Iterable[pa.DataType] = ()) -> Table:
+def make_table(names: Iterable[str], types: Iterable[pa.DataType]) -> Table:
     """An empty table with these columns; numbers stand at the right."""
+    table = Table(header_style="bold", border_style="dim")
+    for name, type_ in zip(names, types, strict=True):
+        table.add_column(Text(printable(name)), justify="right" if is_number(type_) else "left", overflow="ellipsis")
+    return table
+
+
+def is_number(type_: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
     import pyarrow as pa
 
-    table = Table(header_style="bold", border_style="dim")
-    kinds = list(types)
-    for at, name in enumerate(names):
-        is_number = at < len(kinds) and (
-            pa.types.is_integer(kinds[at]) or pa.types.is_floating(kinds[at]) or pa.types.is_decimal(kinds[at])
-        )
-        table.add_column(Text(printable(name)), justify="right" if is_number else "left", overflow="ellipsis")
-    return table
+    return pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
 
 
 def print_table(table: Table) -> None:

@@ -6,9 +6,11 @@ stored, none after it is. With `--skip-bad` bad lines are counted and left out.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time as clock
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -116,10 +118,11 @@ class _Run:
         import pyarrow as pa
 
         if parsed.batches:
-            self._log.append(
-                self._topic, pa.Table.from_batches(parsed.batches) if parsed.batches[1:] else parsed.batches[0]
-            )
-            self._events += sum(batch.num_rows for batch in parsed.batches)
+            parts = [pa.Table.from_batches([batch]) for batch in parsed.batches]
+            rows = pa.concat_tables(parts, promote_options="default")  # only some may have deletions or headers
+            with _uninterrupted():
+                self._log.append(self._topic, rows)
+                self._events += rows.num_rows
 
     def _tell_bad(self, one: Input, parsed: Parsed) -> None:
         for bad in parsed.bad:
@@ -169,3 +172,16 @@ class _Counts(ProgressColumn):
             f"· {bytes_text(int(task.completed / elapsed))}/s",
             style="cyan",
         )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C wait until the block has ended: what is counted is what is stored."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.output import make_table, to_cell
+from headwater.cli.output import is_number, make_table, to_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 WIDTH_MIN = 6
 WIDTH_MAX = 40
+NUMBER_WIDTH_MIN = 10
+GAP = 2
 
 
 class RowPrinter:
@@ -45,13 +46,17 @@ class RowPrinter:
         self._console.print(table, crop=False, soft_wrap=False)
 
     def _measure(self, cells: list[list[Text]]) -> list[int]:
-        options = self._console.options
+        """Room for what the first rows have; numbers may grow, and text gets what is left."""
         wide = []
         for at, name in enumerate(self._names):
-            widest = max(Measurement.get(self._console, options, row[at]).maximum for row in cells)
-            wide.append(min(max(widest + 2, len(name), WIDTH_MIN), WIDTH_MAX))
-        while sum(wide) + 2 * len(wide) > self._console.width and max(wide) > WIDTH_MIN:
+            widest = max(row[at].cell_len for row in cells)
+            least = NUMBER_WIDTH_MIN if is_number(self._types[at]) else WIDTH_MIN
+            wide.append(min(max(widest, len(name), least), WIDTH_MAX))
+        while sum(wide) + GAP * len(wide) > self._console.width and max(wide) > WIDTH_MIN:
             wide[wide.index(max(wide))] -= 1
+        texts = [at for at, type_ in enumerate(self._types) if not is_number(type_)]
+        if texts:
+            wide[texts[-1]] += max(0, self._console.width - sum(wide) - GAP * len(wide))
         return wide
 
 
@@ -59,4 +64,4 @@ def _strip(table: Table, *, show_header: bool) -> None:
     table.box = None
     table.show_header = show_header
     table.pad_edge = False
-    table.padding = (0, 2, 0, 0)
+    table.padding = (0, GAP, 0, 0)

@@ -91,7 +91,7 @@ class _Events:
         self._log = log
         self._topic = topic
         self._shown = shown
-        self._columns = [*topic.schema.names, *META, *OPTIONAL]
+        self._columns = [*topic.schema.names, *META, *OPTIONAL, "_topic"]
         held = log.offsets(topic.name)
         self.firsts = {number: offsets.start for number, offsets in held.items()}
         self.ends = {number: offsets.stop for number, offsets in held.items()}

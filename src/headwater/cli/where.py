@@ -22,11 +22,11 @@ class Where:
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows for which the expression is true, in their order."""
         try:
-            kept = self._connection.from_arrow(pa.Table.from_batches([batch])).filter(self._expression).to_arrow_table()
+            rows = self._connection.from_arrow(pa.Table.from_batches([batch]))
+            kept = rows.project(f"({self._expression})::boolean as kept").to_arrow_table()
         except duckdb.Error as error:
             raise InvalidInput(
                 f"--where {self._expression!r}: {first_sentence(error)}",
                 advice=f"Write one SQL condition over {', '.join(batch.schema.names)}.",
             ) from None
-        rows = kept.cast(batch.schema).combine_chunks().to_batches()
-        return rows[0] if rows else batch.slice(0, 0)
+        return batch.filter(kept["kept"].combine_chunks())

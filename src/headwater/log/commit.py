@@ -32,7 +32,7 @@ from crc32c import crc32c
 from headwater.log.disk import Disk, File
 from headwater.log.head import Mark
 from headwater.log.slots import SlotFile, create_slot_file
-from headwater.model.errors import Damaged, FormatTooNew, Poisoned, StorageError
+from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, StorageError
 
 FORMAT = 1
 COMMITS_BYTES_MAX = 4 << 20
@@ -143,6 +143,9 @@ class CommitLog:
                 file.write_at(state.end, [record])
                 self._disk.reach("commit: written")
                 file.sync()
+            except DiskFull:
+                self.set_state(state)
+                raise
             except StorageError as error:
                 poison()
                 self.set_state(msgspec.structs.replace(state, failed=1))

@@ -144,9 +144,17 @@ def segments(disk: Disk, folder: str) -> dict[int, type[Segment] | type[Sealed]]
 
 def offset_at(handles: Handles, name: str, number: int, *, time: int, by: TimeKind) -> int:
     """The first offset whose event (or append) time is at or after `time`, among visible events; the end if none is."""
-    topic = handles.topic(name)
+    for _ in range(_LOOKS_MAX):
+        try:
+            return _offset_at(handles, handles.partition(name, number), time, by)
+        except FileNotFoundError:
+            continue
+    raise damaged(handles.partition(name, number).folder, 0, "its segments vanish while they are looked at")
+
+
+def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) -> int:
+    topic = handles.topic(partition.topic.name)
     by = by if topic.time is not None else "appended"
-    partition = handles.partition(name, number)
     end = partition.visible().end
     kinds = segments(handles.disk, partition.folder)
     bases = sorted(base for base in kinds if base < end)
@@ -163,7 +171,7 @@ def offset_at(handles: Handles, name: str, number: int, *, time: int, by: TimeKi
             raise damaged(partition.folder, 0, f"no segment holds event {expected}")
         segment = kinds[base](handles.disk, partition.folder, base)
         place = _place_at(segment, partition, time, by)
-        if place is not None and (found := segment.read(place, topic=topic, partition=number)) is not None:
+        if place is not None and (found := segment.read(place, topic=topic, partition=partition.number)) is not None:
             chunk = found[0]
             return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
         expected = _end_offset(segment, partition)

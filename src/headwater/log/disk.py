@@ -112,7 +112,10 @@ class Disk(Protocol):
         """Removes a folder with all that is in it."""
 
     def sync_folder(self, path: str) -> None:
-        """Returns when the folder's names are on the disk: without it a new file may be gone after a power loss."""
+        """Returns when the folder's names are on the disk: without it a new file may be gone after a power loss.
+
+        `FileNotFoundError` when there is none.
+        """
 
     def free_bytes(self, path: str) -> int:
         """The room left on the disk that holds `path`."""
@@ -190,6 +193,8 @@ class RealDisk:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise storage_error(error, path) from error
 

@@ -163,8 +163,11 @@ class Handles:
     def _sync_names(self, name: str) -> None:
         """Whoever made or changed the topic may have died before its name was on disk; nothing is acknowledged till it is."""
         if self._writable:
-            self.disk.sync_folder(f"{self.folder}/topics/{name}")
-            self.disk.sync_folder(f"{self.folder}/topics")
+            try:
+                self.disk.sync_folder(f"{self.folder}/topics/{name}")
+                self.disk.sync_folder(f"{self.folder}/topics")
+            except FileNotFoundError:
+                raise _deleted(name) from None
 
     def _open(self, topic: Topic, number: int) -> Partition:
         try:

@@ -18,7 +18,7 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -32,7 +32,7 @@ from headwater.log.disk import Disk, RealDisk
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
-from headwater.log.partition import Partition, create_partition, is_marked_deleted, mark_deleted
+from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.seal import Sealer, seal_partition
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
@@ -47,7 +47,6 @@ from headwater.model.errors import (
     NoAccess,
     StorageError,
     TopicExists,
-    TopicNotFound,
 )
 
 FRAME_EVENTS_MAX = 65_536
@@ -88,6 +87,7 @@ class LocalStore:
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
         with self.gate, self._catalog():
+            self.handles.names()
             if self._is_half_deleted(topic.name):
                 self._remove(topic.name)
             if self._disk.exists(f"{topics}/{topic.name}"):
@@ -114,12 +114,11 @@ class LocalStore:
                 raise
             return self.handles.refresh(topic.name)
 
-    def replace(self, topic: Topic) -> Topic:
+    def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self.gate, self._catalog():
-            if self.handles.refresh(topic.name).id != topic.id:
-                raise TopicNotFound(f"Topic {topic.name!r} was deleted and created again.", advice="Look at it anew.")
-            write_text(self._disk, f"{self.folder}/topics/{topic.name}/topic", "topic", topic_to_json(topic))
-            return self.handles.refresh(topic.name)
+            topic = change(self.handles.refresh(name))
+            write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
+            return self.handles.refresh(name)
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
@@ -136,7 +135,7 @@ class LocalStore:
             if len(writes) > 1 and self._is_real and sum(write.count for write in writes) >= PARALLEL_EVENTS:
                 outcomes = list(self._writers().map(lambda write: _synced(self._appended(write)), writes))
             else:
-                outcomes = [_synced(appended) for appended in [self._appended(write) for write in writes]]
+                outcomes = [_synced(done) for done in [self._appended(write) for write in writes]]
             for name in sorted({write.topic.name for write in writes}):
                 self.handles.signal(name)
             return outcomes
@@ -196,7 +195,7 @@ class LocalStore:
     def seal(self, name: str) -> int:
         with self.gate:
             self._check_writable()
-            partitions = [self.handles.partition(name, n) for n in range(self.handles.topic(name).partitions)]
+            partitions = [self.handles.partition(name, n) for n in range(self.handles.refresh(name).partitions)]
             return sum(seal_partition(self._disk, partition) for partition in partitions)
 
     def incarnation(self) -> int:
@@ -332,7 +331,7 @@ class LocalStore:
         self.handles.forget(name)
         self._disk.remove_folder(gone)
 
-    def _appended(self, write: Write) -> tuple[Partition, range] | HeadwaterError:
+    def _appended(self, write: Write) -> tuple[Partition, Appended] | HeadwaterError:
         try:
             partition = self.handles.usable_partition(write.topic.name, write.partition)
             check_same_topic(partition, write.topic.id)
@@ -375,16 +374,16 @@ class LocalStore:
             raise NoAccess(f"The log {self.folder} was opened read-only.", advice="Open it without read_only=True.")
 
 
-def _synced(appended: tuple[Partition, range] | HeadwaterError) -> range | Exception:
+def _synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Exception:
     """The offsets of an append once they are on disk."""
-    if isinstance(appended, HeadwaterError):
-        return appended
-    partition, offsets = appended
+    if isinstance(done, HeadwaterError):
+        return done
+    partition, appended = done
     try:
-        partition.sync_to(offsets.stop)
+        partition.sync(appended)
     except HeadwaterError as error:
         return error
-    return offsets
+    return appended.offsets
 
 
 def _payloads(write: Write) -> Iterator[Payload]:

@@ -30,7 +30,7 @@ EVENT_BYTES_MAX = 8 << 20
 PARTITIONS = 4
 FUTURE_MAX = "1 day"
 
-_SCAN_EVENTS = 1 << 20
+_SCAN_EVENTS = 1 << 16
 
 
 def open_log(
@@ -47,6 +47,10 @@ def open_log(
     `durability` is what topics created through this handle get by default: "fsync" (acknowledged means on disk) or "os"
     (acknowledged means with the operating system: it survives any crash of a process, not a power loss).
     """
+    if not isinstance(url, (str, os.PathLike)):
+        raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
+    if durability not in ("fsync", "os"):
+        raise InvalidInput(f"Unknown durability {durability!r}.", advice='Use "fsync" or "os".')
     url = os.fspath(url)
     scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
     if not rest and scheme != "memory":
@@ -132,23 +136,20 @@ class Log:
         event_bytes_max: int | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls."""
-        topic = self._store.refresh(check_name(name))
-        changes: dict[str, Any] = {}
-        if schema is not None:
-            if not topic.has_schema:
-                raise InvalidInput(
-                    f"Topic {name!r} carries bytes and cannot get a schema.", advice="Create another topic."
-                )
-            wider = widen(topic.schema, to_arrow_schema(schema), key=topic.key)
-            if wider != topic.schema:
-                changes["schemas"] = (*topic.schemas, wider)
-        if lateness is not None:
-            changes["lateness_us"] = duration_us(lateness)
-        if future_max is not None:
-            changes["future_us"] = duration_us(future_max)
-        if event_bytes_max is not None:
-            changes["event_bytes_max"] = event_bytes_max
-        return self._store.replace(check_topic(msgspec.structs.replace(topic, **changes)))
+
+        def change(topic: Topic) -> Topic:
+            changes: dict[str, Any] = {}
+            if schema is not None:
+                changes["schemas"] = _wider(topic, schema)
+            if lateness is not None:
+                changes["lateness_us"] = duration_us(lateness)
+            if future_max is not None:
+                changes["future_us"] = duration_us(future_max)
+            if event_bytes_max is not None:
+                changes["event_bytes_max"] = event_bytes_max
+            return check_topic(msgspec.structs.replace(topic, **changes))
+
+        return self._store.change(check_name(name), change)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its events."""
@@ -330,3 +331,12 @@ class Transaction:
     ) -> None:
         if kind is None:
             self.commit()
+
+
+def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:
+    if not topic.has_schema:
+        raise InvalidInput(
+            f"Topic {topic.name!r} carries bytes and cannot get a schema.", advice="Create another topic."
+        )
+    wider = widen(topic.schema, to_arrow_schema(schema), key=topic.key)
+    return topic.schemas if wider == topic.schema else (*topic.schemas, wider)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -62,10 +62,10 @@ class MemoryStore:
             self._partitions.update({(topic.name, number): _Partition() for number in range(topic.partitions)})
         return topic
 
-    def replace(self, topic: Topic) -> Topic:
+    def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self._changed:
-            self._topics[self.topic(topic.name).name] = topic
-        return topic
+            self._topics[name] = change(self.topic(name))
+            return self._topics[name]
 
     def delete(self, name: str) -> None:
         with self._changed:

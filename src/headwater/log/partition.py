@@ -32,6 +32,13 @@ from headwater.model.errors import Damaged, Fenced, Poisoned, SequenceGap, Stora
 _ROOM_FIRST = 64 << 10
 
 
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """Events that are written but perhaps not on disk: their offsets, and how often the partition had been healed."""
+
+    offsets: range
+    heals: int
+
+
 class Partition:
     """One partition opened by one process."""
 
@@ -102,8 +109,7 @@ class Partition:
                     raise TopicNotFound(
                         f"Topic {self.topic.name!r} was deleted while it was open.", advice="Create it again."
                     )
-                if self._head.is_poisoned():
-                    raise self._poisoned()
+                self._check_not_poisoned()
                 yield
             finally:
                 self._lock_file.unlock()
@@ -118,8 +124,8 @@ class Partition:
             finally:
                 self._sync_file.unlock()
 
-    def append(self, payloads: Sequence[Payload], *, epoch: Callable[[], int] | None = None) -> range:
-        """Writes payloads as frames and publishes them; they are durable once `sync_to` their end has returned.
+    def append(self, payloads: Sequence[Payload], *, epoch: Callable[[], int] | None = None) -> Appended:
+        """Writes payloads as frames and publishes them; they are durable once `sync` of the answer has returned.
 
         All payloads carry the stamps of one producer. A batch that is stored already is not stored again: its offsets are
         given as they were. `epoch` reads the producer's present epoch; a stale producer is fenced.
@@ -134,12 +140,13 @@ class Partition:
                     )
                 stored = self._stored_before(payloads, foreign=epoch is not None)
                 if stored is not None:
-                    return stored
+                    return Appended(stored, self._head.written().heals)
             after = self.stage(payloads)
             self._disk.reach("append: written")
             self._head.publish_written(after)
             self._disk.reach("append: published")
-            return range(after.end - sum(payload.count for payload in payloads), after.end)
+            offsets = range(after.end - sum(payload.count for payload in payloads), after.end)
+            return Appended(offsets, after.heals)
 
     def stage(self, payloads: Sequence[Payload], *, transaction: int = 0) -> Mark:
         """Writes payloads as frames behind the published end, without publishing.
@@ -187,24 +194,23 @@ class Partition:
             self._remember(payloads, mark, after)
         return after
 
-    def sync_to(self, end: int) -> None:
-        """Returns when everything below the offset `end` is on disk, through this process's fdatasync or another's."""
-        if self.topic.durability == "os" or self._head.durable().end >= end:
+    def sync(self, appended: Appended) -> None:
+        """Returns when these events are on disk, through this process's fdatasync or another's."""
+        if self.topic.durability == "os" or self._is_durable(appended):
             return
         with self._sync_mutex:
-            if self._head.durable().end >= end:
+            if self._is_durable(appended):
                 return
             self._sync_file.lock()
             try:
-                if self._head.durable().end < end:
+                if not self._is_durable(appended):
+                    self._check_not_healed(self._head.written(), appended)
                     self.sync_written()
             finally:
                 self._sync_file.unlock()
 
     def sync_written(self) -> None:
         """fdatasync, and publishes as durable what was written before it; the caller holds the sync lock."""
-        if self._head.is_poisoned():
-            raise self._poisoned()
         mark = self._head.written()
         self.sync_file(mark.base)
         self._disk.reach("sync: done")
@@ -212,7 +218,12 @@ class Partition:
         self._disk.reach("sync: published")
 
     def sync_file(self, base: int) -> None:
-        """fdatasync of a segment; a failure poisons the partition. The caller holds the sync lock."""
+        """fdatasync of a segment; a failure poisons the partition. The caller holds the sync lock.
+
+        After a failed sync the kernel takes what it could not write for written: the next one would succeed and mean
+        nothing. So a poisoned partition is not synced at all.
+        """
+        self._check_not_poisoned()
         try:
             self._active_file(base).sync()
         except StorageError as error:
@@ -235,8 +246,9 @@ class Partition:
         """The last that a producer has stored here, on disk before the answer."""
         with self.appending():
             found = self._sequence(producer, foreign=True)
+            heals = self._head.written().heals
         if found is not None:
-            self.sync_to(found.end_offset)
+            self.sync(Appended(range(found.end_offset, found.end_offset), heals))
         return found
 
     def heal(self) -> None:
@@ -252,15 +264,23 @@ class Partition:
                     if not self._head.is_poisoned():
                         return
                     mark = self.visible()
-                    mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1)
+                    mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1, rolling=-1)
                     file = self._active_file(mark.base)
                     file.truncate(mark.position)
+                    self._write_again(file, mark)
                     file.sync()
                     self._room = mark.position
                     self._head.publish_written(mark)
                     self._head.set_poisoned(poisoned=False)
             finally:
                 self._lock_file.unlock()
+
+    def _write_again(self, file: File, end: Mark) -> None:
+        """What lies behind the durable mark and stays: its pages count as written since the failed sync, though they are not."""
+        durable = self._head.durable()
+        start = durable.position if durable.base == end.base else 0
+        if start < end.position:
+            file.write_at(start, [file.read_at(start, end.position - start)])
 
     def sync_head(self) -> None:
         """Returns when the head is on disk."""
@@ -324,6 +344,7 @@ class Partition:
         The old segment is cut and synced first: what a dead writer left behind its end must not come back by a power loss
         once the next segment stands.
         """
+        self._check_not_poisoned()
         self._active_file(mark.base).truncate(mark.position)
         self._room = mark.position
         self.sync_file(mark.base)
@@ -392,6 +413,22 @@ class Partition:
                 self._producers[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end)
         if self._producers_mark == (mark.base, mark.position, mark.heals):
             self._producers_mark = (after.base, after.position, after.heals)
+
+    def _is_durable(self, appended: Appended) -> bool:
+        durable = self._head.durable()
+        if durable.end < appended.offsets.stop:
+            return False
+        self._check_not_healed(durable, appended)
+        return True
+
+    def _check_not_healed(self, mark: Mark, appended: Appended) -> None:
+        """After a failed sync and its mending the same offsets may belong to other events."""
+        if mark.heals != appended.heals:
+            raise self._poisoned()
+
+    def _check_not_poisoned(self) -> None:
+        if self._head.is_poisoned():
+            raise self._poisoned()
 
     def _poisoned(self) -> Poisoned:
         return Poisoned(

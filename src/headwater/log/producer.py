@@ -1,7 +1,8 @@
 """A producer: gathers single events into batches, and gives a receipt for each.
 
 Events are kept as Python values and become Arrow, are hashed to their partitions and written a batch at a time. A batch goes
-out when it is full, when its first event is `linger_ms` old, at `flush`, or when somebody asks a receipt for its result.
+out when it is full, when its first event is `linger_ms` old, at `flush`, or when somebody asks a receipt for its result. With
+`linger_ms=0` nothing is gathered: `send` returns when the event is durable.
 At most `batches_max` full batches wait; then `send` waits too (back-pressure).
 
 Each batch carries the producer's id and a sequence number for each partition, so a batch written again is stored once. A
@@ -115,8 +116,11 @@ class Producer:
             batch.keys.append(key)
             if headers is not None:
                 batch.headers[index] = headers
-            if index + 1 >= batch.events_max:
+            full = index + 1 >= batch.events_max
+            if full:
                 self._close_batch(topic)
+        if full and not self._linger_s:
+            self._write_all(None)
         return Receipt(batch, index)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -177,10 +181,10 @@ class Producer:
     def _begin(self, topic: str) -> Batch:
         self._check_usable()
         check_name(topic)
-        events_max = self._events_max.get(topic, self._batch_events_max)
+        events_max = self._events_max.get(topic, self._batch_events_max) if self._linger_s else 1
         batch = Batch(self._store.topic(topic), begun=time.monotonic(), events_max=events_max, send=self._send_now)
         self._open[topic] = batch
-        if self._thread is None:
+        if self._thread is None and self._linger_s:
             self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
             self._thread.start()
         if not self._ticking:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -114,8 +114,8 @@ class Store(Protocol):
     def create(self, topic: Topic) -> Topic:
         """Makes a topic; `TopicExists`."""
 
-    def replace(self, topic: Topic) -> Topic:
-        """Stores a changed topic."""
+    def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
+        """Changes a topic, as it is in that moment: two changes at once both count."""
 
     def delete(self, name: str) -> None:
         """Removes a topic with all its events."""

@@ -111,11 +111,15 @@ class Source:
 
 @dataclass
 class Column:
-    """One partition as far as anybody knows it: the event at each offset, and how much must be there."""
+    """One partition as far as anybody knows it: the event at each offset, and how much must be there.
+
+    `kept` is how much had to survive each power loss so far.
+    """
 
     events: list[Event | None] = field(default_factory=list)
     floor: int = 0
     floor_after_power_loss: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
 
 
 class Oracle:
@@ -238,9 +242,9 @@ class Oracle:
 
     def power_lost(self) -> None:
         """Only what was durable must be there from now on."""
-        self.power_losses += 1
         for column in self._columns.values():
-            column.floor = column.floor_after_power_loss
+            column.floor = column.kept[self.power_losses] = column.floor_after_power_loss
+        self.power_losses += 1
 
     def _of(self, event: Event) -> Batch | Source:
         number, row = event
@@ -280,17 +284,18 @@ class Oracle:
 
     def _take_back(self, place: Place, column: Column, offset: int, event: Event) -> None:
         """Another event where one was known: right only for the end of a partition, and behind a power loss."""
-        born = self.batches[event[0]].born if event[0] in self.batches else 0
-        gone = {
-            known
-            for known in column.events[offset:]
-            if known is not None and known[0] in self.batches and self.batches[known[0]].born < born
-        }
-        if place.durable or offset < column.floor_after_power_loss or column.events[offset] not in gone:
-            raise Violation(f"Offset {offset} of {place} held {column.events[offset]} and now holds {event}.")
-        for known in gone:
-            del self._where[known]
-        column.events[offset:] = [None if known in gone else known for known in column.events[offset:]]
+        known, born = column.events[offset], self._born(event)
+        assert known is not None
+        losses = range(self._born(known), born)
+        if place.durable or all(offset < column.kept.get(loss, 0) for loss in losses):
+            raise Violation(f"Offset {offset} of {place} held {known} and now holds {event}.")
+        gone = [old for old in column.events[offset:] if old is not None and self._born(old) < born]
+        for old in gone:
+            del self._where[old]
+        column.events[offset:] = [None if old in gone else old for old in column.events[offset:]]
+
+    def _born(self, event: Event) -> int:
+        return self.batches[event[0]].born if event[0] in self.batches else 0
 
 
 def check_error(error: Exception) -> HeadwaterError:

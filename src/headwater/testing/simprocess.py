@@ -147,8 +147,10 @@ class SimProcess:
         with self.machine.mutex:
             self._begin("sync_folder", path)
             folder = self._find(path)
+            if folder is None:
+                raise _missing(path)
             if not isinstance(folder, Folder):
-                _refuse(errno.ENOENT if folder is None else errno.ENOTDIR, path)
+                _refuse(errno.ENOTDIR, path)
             self.machine.tree.sync(folder)
 
     def free_bytes(self, path: str) -> int:

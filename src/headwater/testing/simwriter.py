@@ -115,7 +115,7 @@ class SimWriter(Actor):
 
     def _write_stamped(self) -> None:
         """An idempotent batch for one partition, written again when it was refused, and sometimes when it was not."""
-        topic = self._topic()
+        topic, changes = self._topic(), self.world.comings.changes
         known = self.call_on({topic}, f"look at {topic}", lambda: self.log.topic(topic))
         self._stamps += 1
         producer = f"{self.world.oracle.number():016d}".encode()
@@ -128,7 +128,9 @@ class SimWriter(Actor):
         with self.ending(batch):
             for _ in range(self.random.randint(1, RETRIES_MAX)):
                 try:
-                    found = self.call_on({topic}, f"write {_name(batch)} stamped", lambda: self._write(write))
+                    found = self.call_on(
+                        {topic}, f"write {_name(batch)} stamped", lambda: self._write(write), changes=changes
+                    )
                 except Refused:
                     continue
                 if stored not in (None, found):

@@ -105,6 +105,7 @@ class Actor:
         self.actions = actions
         self.read_only = read_only
         self.random = Random(world.random.random())
+        self._disk: ScheduledDisk | None = None
         self._log: Log | None = None
 
     @property
@@ -132,7 +133,7 @@ class Actor:
     def open(self) -> None:
         """Opens the log if it is not open."""
         if self._log is None:
-            disk = ScheduledDisk(self.world.disk.process(self.name), self.world.schedule)
+            disk = self._disk = ScheduledDisk(self.world.disk.process(self.name), self.world.schedule)
             self._log = self.call(
                 "open",
                 lambda: open_log(
@@ -157,6 +158,7 @@ class Actor:
         self.world.note(self.name, what)
         try:
             result = work()
+            self._check_alive()
         except (Crashed, Violation) as end:
             self.world.note(self.name, f"… {what}: {type(end).__name__}: {end}")
             raise
@@ -169,15 +171,23 @@ class Actor:
         self.world.note(self.name, f"… {what}: {_short(result)}")
         return result
 
-    def call_on(self, topics: set[str], what: str, work: Callable[[], Result], expected: Errors = ()) -> Result:
-        """A call about these topics: one that may be gone may be said to be gone."""
-        comings, changes = self.world.comings, self.world.comings.changes
+    def call_on(
+        self, topics: set[str], what: str, work: Callable[[], Result], expected: Errors = (), changes: int | None = None
+    ) -> Result:
+        """A call about these topics: one that may have gone, since so many changes, may be said to be gone."""
+        comings = self.world.comings
+        changes = comings.changes if changes is None else changes
         try:
             return self.call(what, work, (*expected, TopicNotFound) if TEMPORARY in topics else expected)
         except Refused as refusal:
             if isinstance(refusal.error, TopicNotFound) and (comings.state, comings.changes) == ("present", changes):
                 raise Violation(f"{what}: the topic is there, and yet: {refusal.error}") from refusal
             raise
+
+    def _check_alive(self) -> None:
+        """A call that never came to the disk has not noticed that its process is dead; its answer reaches nobody."""
+        if self._disk is None or not self._disk.process.alive:
+            raise Crashed(f"Process {self.name} is dead.")
 
     def _is_expected(self, error: HeadwaterError, expected: Errors) -> bool:
         if isinstance(error, (Damaged, FormatTooNew)):
