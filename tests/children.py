@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -69,6 +69,30 @@ class Child(Generic[T]):
         if self._reaped is None:
             self._reaped = os.waitpid(self.pid, 0)[1]
         return self._reaped
+
+
+class Gate:
+    """A door between processes that were forked after it was made: one waits until another opens it."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+
+    def open(self, word: bytes = b"!") -> None:
+        """Lets the one who waits go on, with a word to it."""
+        os.write(self._writing, word)
+
+    def wait(self, *, timeout_s: float = 20.0) -> bytes:
+        """The word that was given."""
+        if not select.select([self._reading], [], [], timeout_s)[0]:
+            raise AssertionError(f"nobody opened the gate in {timeout_s} s")
+        return os.read(self._reading, 1 << 10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reading)
+        os.close(self._writing)
 
 
 def in_child(work: Callable[[], T], *, user: int | None = None, timeout_s: float = 60.0) -> T:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from children import Child, in_child
+from children import Child, Gate, in_child
 from headwater.log import wait
 from headwater.log.log import Log
 from headwater.model.errors import Closed, Fenced
@@ -84,17 +84,16 @@ def test_producers_of_many_processes_keep_their_order(folder: str) -> None:
 @pytest.mark.covers("DistributedLog", backends=["file"])
 def test_a_stale_writer_in_another_process_is_refused(folder: str) -> None:
     """It slept, another took over by its name; when it wakes up not one of its events is stored."""
-    with hw.open_log(folder) as log:
+    with hw.open_log(folder) as log, Gate() as asleep, Gate() as woken:
         log.create_topic("raw", partitions=1)
-        ready, go = os.pipe(), os.pipe()
 
         def sleep_then_write() -> str:
             with hw.open_log(folder) as mine:
                 stale = mine.producer(id="writer", linger_ms=60_000)
                 stale.send("raw", b"before").result()
                 waiting = stale.send("raw", b"too late")
-                os.write(ready[1], b"!")
-                os.read(go[0], 1)
+                asleep.open()
+                woken.wait()
                 try:
                     waiting.result()
                 except Fenced as error:
@@ -102,15 +101,13 @@ def test_a_stale_writer_in_another_process_is_refused(folder: str) -> None:
                 return "stored"
 
         child = Child(sleep_then_write)
-        os.read(ready[0], 1)
+        asleep.wait()
         with log.producer(id="writer") as fresh:
             fresh.send("raw", b"fresh").result()
-            os.write(go[1], b"!")
+            woken.open()
             assert child.result() == Fenced.code
             fresh.send("raw", b"fresh again").result()
         assert values_of(log, "raw") == [b"before", b"fresh", b"fresh again"]
-        for end in (*ready, *go):
-            os.close(end)
 
 
 def test_a_reader_in_another_process_wakes_at_once(folder: str) -> None:
@@ -139,53 +136,47 @@ def test_a_reader_polls_where_inotify_is_exhausted(folder: str, monkeypatch: pyt
 
 def delays_of_a_follower(folder: str, log: Log) -> list[float]:
     """How long after its append another process has each of a few events."""
-    reading, writing = os.pipe()
 
     def follow() -> list[float]:
-        delays = []
+        delays: list[float] = []
         with hw.open_log(folder) as mine, mine.reader("raw") as reader:
             reader.poll(timeout_s=0)
-            os.write(writing, b"!")
+            ready.open()
             while len(delays) < 20:
                 delays += [time.time() - float(event.value) for event in reader.poll(timeout_s=20)]
         return delays
 
-    child = Child(follow)
-    os.read(reading, 1)
-    for _ in range(20):
-        time.sleep(0.01)
-        log.append("raw", [b"%f" % time.time()])
-    delays = child.result()
-    os.close(reading)
-    os.close(writing)
-    return delays
+    with Gate() as ready:
+        child = Child(follow)
+        ready.wait()
+        for _ in range(20):
+            time.sleep(0.01)
+            log.append("raw", [b"%f" % time.time()])
+        return child.result()
 
 
 def test_an_event_loop_in_another_process_is_woken(folder: str) -> None:
     """By the same watch, without a thread."""
-    with hw.open_log(folder) as log:
+    with hw.open_log(folder) as log, Gate() as ready:
         log.create_topic("raw", partitions=1)
-        reading, writing = os.pipe()
 
         async def follow() -> tuple[list[bytes], int]:
             found: list[bytes] = []
             with hw.open_log(folder) as mine, mine.reader("raw") as reader:
                 await reader.poll_async(timeout_s=0)
-                os.write(writing, b"!")
+                ready.open()
                 while len(found) < 5:
                     found += [event.value for event in await reader.poll_async(timeout_s=20)]
                 return found, threading.active_count()
 
         child = Child(lambda: asyncio.run(follow()))
-        os.read(reading, 1)
+        ready.wait()
         for number in range(5):
             log.append("raw", [b"%d" % number])
             time.sleep(0.002)
         found, threads = child.result()
         assert found == [b"0", b"1", b"2", b"3", b"4"]
         assert threads == 1
-        os.close(reading)
-        os.close(writing)
 
 
 def test_a_forked_child_uses_the_log_it_inherited(folder: str) -> None:
@@ -297,10 +288,9 @@ def test_a_fork_in_the_middle_of_an_append_does_not_block_the_child(folder: str)
 @pytest.mark.parametrize("held", ["append", "sync", "catalog", "commit"])
 def test_a_lock_dies_with_its_process_though_a_child_of_it_lives(folder: str, held: str) -> None:
     """`flock` survives a fork: a child that kept its parent's files would keep its locks for ever."""
-    with hw.open_log(folder) as log:
+    with hw.open_log(folder) as log, Gate() as forked:
         log.create_topic("raw", partitions=1)
         log.append("raw", [b"before"])
-        reading, writing = os.pipe()
 
         def hold_and_fork() -> None:
             mine = hw.open_log(folder)
@@ -310,11 +300,11 @@ def test_a_lock_dies_with_its_process_though_a_child_of_it_lives(folder: str, he
                 if grandchild == 0:
                     time.sleep(60)
                     os._exit(0)
-                os.write(writing, b"%d\n" % grandchild)
+                forked.open(b"%d" % grandchild)
                 time.sleep(60)
 
         parent = Child(hold_and_fork)
-        grandchild = int(os.read(reading, 100))
+        grandchild = int(forked.wait())
         try:
             parent.kill()
             begun = time.monotonic()
@@ -326,8 +316,6 @@ def test_a_lock_dies_with_its_process_though_a_child_of_it_lives(folder: str, he
             assert time.monotonic() - begun < 10
         finally:
             os.kill(grandchild, signal.SIGKILL)
-            os.close(reading)
-            os.close(writing)
         assert values_of(log, "raw") == [b"before", b"mine", b"after", b"after", b"after"]
 
 

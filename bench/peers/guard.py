@@ -3,7 +3,8 @@
 `python guard.py FOLDER COMMAND…` prints the service's pid, then waits. When its standard input closes (the parent
 stopped it, or died, even by SIGKILL) or it is told to terminate, it ends the service by pid and removes FOLDER. It
 exits with the service's status when the service ends first, and then leaves FOLDER for the parent to read. Should the
-guard itself be killed, the kernel kills the service (PR_SET_PDEATHSIG).
+guard itself be killed, the kernel kills the service (PR_SET_PDEATHSIG). A guard that runs as root runs the service as the
+owner of FOLDER.
 
 A file of its own with only the standard library, so that it starts in some 20 ms with `python -I -S`.
 """
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -28,6 +30,14 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def owner(folder: str) -> dict[str, Any]:
+    """What `subprocess` takes to run a program as the owner of a folder."""
+    if os.geteuid() != 0:
+        return {}
+    found = os.stat(folder)
+    return {"user": found.st_uid, "group": found.st_gid, "extra_groups": []}
 
 
 def main(folder: str, command: list[str]) -> int:
@@ -44,6 +54,7 @@ def main(folder: str, command: list[str]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            **owner(folder),
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
     print(service.pid, flush=True)

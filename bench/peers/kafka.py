@@ -3,9 +3,10 @@
     with KafkaPeer() as kafka:
         Producer({"bootstrap.servers": kafka.bootstrap})
 
-The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`),
-and later starts need no network. The folder is formatted anew at each start and removed at the stop. The broker ends
-with the program that started it, even when that is killed (see `guard`).
+The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`, for root
+`/var/cache/headwater`), and later starts need no network. The folder is formatted anew at each start and removed at the
+stop. The broker ends with the program that started it, even when that is killed (see `guard`). Started by root, it runs as
+`nobody`: a service needs no rights over the machine.
 
 One object serves one start after another, from one thread at a time.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -28,6 +30,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from bench.peers import PeerError
+from bench.peers.guard import owner
 
 VERSION = "4.3.1"
 JAVA_VERSION_MIN = 17
@@ -152,6 +155,7 @@ class KafkaPeer:
         self._folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-", dir=self._parent_folder))
         properties = self._folder / "server.properties"
         properties.write_text(_properties(self._folder, port, controller_port, self._settings))
+        _give_away(self._folder)
         class_path = str(libs / "*")
         _format(java, class_path, properties)
         guard = Path(__file__).with_name("guard.py")
@@ -192,7 +196,8 @@ class KafkaPeer:
 
 def fetch_jars(*, version: str = VERSION) -> Path:
     """The folder of Kafka's jars; the first call for a version downloads them, later ones touch no network."""
-    cache = Path(os.environ.get("HEADWATER_CACHE") or Path.home() / ".cache" / "headwater")
+    own = Path("/var/cache/headwater") if os.geteuid() == 0 else Path.home() / ".cache" / "headwater"
+    cache = Path(os.environ.get("HEADWATER_CACHE") or own)
     home = cache / f"kafka-{version}"
     libs = home / "libs"
     if libs.is_dir():
@@ -222,6 +227,13 @@ def _download(home: Path, libs: Path, version: str) -> None:
         what = f"Maven could not fetch Kafka {version}; is the network reachable? Its last lines"
         raise PeerError("download_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
     partial.rename(libs)  # a download that broke off is never taken for a whole one
+
+
+def _give_away(folder: Path) -> None:
+    """Makes the folder the service's own; the guard runs the service as the folder's owner."""
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
 
 
 def _find_java() -> str:
@@ -272,6 +284,7 @@ def _format(java: str, class_path: str, properties: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        **owner(str(properties.parent)),
     )
     if done.returncode:
         what = "Kafka's folder could not be formatted; the tool's last lines"

@@ -139,8 +139,9 @@ def read_account(path: Path) -> list[dict[str, Any]]:
 
 
 def _load(database: Any, log: Log, topics: Iterable[str], lines: list[dict[str, Any]]) -> None:
-    tables = [log.read(topic, columns=_EVENT_COLUMNS).append_column("topic", _constant(log, topic)) for topic in topics]
-    database.register("contents", pa.concat_tables(tables, promote_options="default"))
+    contents = {topic: log.read(topic, columns=_EVENT_COLUMNS) for topic in topics}
+    named = [table.append_column("topic", pa.array([topic] * len(table), pa.string())) for topic, table in contents.items()]
+    database.register("contents", pa.concat_tables(named))
     database.execute("CREATE TABLE events AS SELECT *, _partition AS partition, _offset AS place FROM contents")
     rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _TABLES}
     for turn, line in enumerate(lines):
@@ -164,6 +165,3 @@ def _load(database: Any, log: Log, topics: Iterable[str], lines: list[dict[str, 
             database.execute(f"INSERT INTO {table} SELECT * FROM fresh")
             database.unregister("fresh")
 
-
-def _constant(log: Log, topic: str) -> pa.Array:
-    return pa.array([topic] * log.read(topic, columns=["_offset"]).num_rows, pa.string())

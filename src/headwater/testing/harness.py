@@ -1,0 +1,212 @@
+"""The crash harness: rounds of real processes that are killed with SIGKILL, started again, and checked from outside.
+
+    with Nursery() as nursery:
+        report = run_round(nursery, folder, seed)      # raises Violation, with the seed, when an invariant does not hold
+
+A round has four writers and two readers on a new log. Its seed chooses a crash point (every writer dies where it reaches it for
+the first, second or third time), the moments at which others are killed, and whether the log is then opened in another boot
+of the machine, so that it is recovered. Whoever dies is started again. In the end all are killed, and what the log holds is
+compared with what the workers wrote down (`invariants`).
+
+The kernel decides when processes run, so a seed repeats the plan of a round and not its every step. Nothing outlives the
+harness: workers die with the nursery, the nursery with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from headwater.log.log import open_log
+from headwater.model.errors import HeadwaterError
+from headwater.testing.crash_worker import TOPICS, Order, Role, WorkerDisk
+from headwater.testing.invariants import check_round
+from headwater.testing.oracle import Violation
+from headwater.testing.points import crash_points
+
+WRITERS: dict[str, Role] = {"plain": "plain", "lines": "lines", "transactions": "transactions", "keeper": "keeper"}
+READERS: dict[str, Role] = {"reader": "reader", "looker": "looker"}
+PHASE_S = 0.5
+POINT_TIMEOUT_S = 10.0
+POLL_S = 0.005
+
+_ANOTHER_MUST_DIE_FIRST = {"settle: before publish": "commit: recorded"}
+
+
+class Nursery:
+    """The process that forks workers; see `crash_worker`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headwater.testing.crash_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def start(self, order: Order) -> int:
+        """A new worker; returns its pid."""
+        return int(self._ask(msgspec.json.encode(order)))
+
+    def ended(self) -> dict[int, int]:
+        """The workers that have ended since the last call, by pid, with their exit codes."""
+        return msgspec.json.decode(self._ask(b"{}"), type=dict[int, int])
+
+    def close(self) -> None:
+        """Ends the nursery, and with it every worker that is left."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, line: bytes) -> bytes:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"The nursery of crash workers has ended ({self._process.wait()}).")
+        return answer
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round that broke no promise."""
+
+    seed: int
+    point: str
+    died_at_point: int = 0
+    killed: int = 0
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def run_round(nursery: Nursery, folder: Path, seed: int, *, points: Sequence[str] | None = None) -> RoundReport:
+    """One round in an empty folder; `Violation` names the seed and leaves the folder as it is."""
+    try:
+        return Round(nursery, folder, seed, points or crash_points()).run()
+    except (Violation, HeadwaterError) as failure:
+        failure.add_note(f"seed {seed}; the log and the workers' accounts are in {folder}")
+        raise
+
+
+class Round:
+    """One round: its plan, its workers that are alive, and which of them are to die by themselves."""
+
+    def __init__(self, nursery: Nursery, folder: Path, seed: int, points: Sequence[str]) -> None:
+        self._nursery = nursery
+        self._folder = folder
+        self._random = Random(seed)
+        self._point = points[seed % len(points)]
+        self._report = RoundReport(seed, self._point)
+        self._lives = dict.fromkeys((*WRITERS, *READERS), 0)
+        self._boot = 0
+        self._alive: dict[int, str] = {}
+        self._killed: set[int] = set()
+
+    def run(self) -> RoundReport:
+        """Runs the round and checks it."""
+        began = time.monotonic()
+        try:
+            self._run_phase(with_point=not self._point.startswith("recovery"))
+            if self._point.startswith("recovery") or self._random.random() < 0.3:
+                self._kill(list(self._alive))
+                self._await_end(list(self._alive))
+                self._boot += 1
+                self._run_phase(with_point=self._point.startswith("recovery"))
+        finally:
+            self._kill(list(self._alive))
+            self._await_end(list(self._alive))
+        self._report.counts = self._check()
+        self._report.seconds = time.monotonic() - began
+        return self._report
+
+    def _run_phase(self, *, with_point: bool) -> None:
+        """Starts everybody, kills some at random, restarts the dead, until the point was met and the time is over."""
+        began = time.monotonic()
+        for name in self._lives:
+            self._start(name, self._point_for(name) if with_point else "")
+        kills = sorted(self._random.uniform(0.0, PHASE_S) for _ in range(self._random.randint(0, 3)))
+        met_before = self._report.died_at_point
+        while (passed := time.monotonic() - began) < PHASE_S or (with_point and self._report.died_at_point == met_before):
+            if passed > POINT_TIMEOUT_S:
+                break
+            if kills and passed > kills[0]:
+                del kills[0]
+                self._kill([self._random.choice(list(self._alive))])
+            self._restart_dead()
+            time.sleep(POLL_S)
+
+    def _point_for(self, name: str) -> str:
+        if name in READERS:
+            return ""
+        if name == "transactions":
+            return _ANOTHER_MUST_DIE_FIRST.get(self._point, self._point)
+        return self._point
+
+    def _start(self, name: str, point: str = "") -> None:
+        order = Order(
+            name=name,
+            role=(WRITERS | READERS)[name],
+            log=str(self._folder / "log"),
+            account=str(self._folder / f"{name}.jsonl"),
+            seed=self._report.seed,
+            life=self._lives[name],
+            boot=self._boot,
+            point=point,
+            nth=self._random.randint(1, 3),
+        )
+        self._lives[name] += 1
+        self._alive[self._nursery.start(order)] = name
+
+    def _restart_dead(self) -> None:
+        for pid, code in self._nursery.ended().items():
+            name = self._alive.pop(pid)
+            if code != -signal.SIGKILL:
+                raise Violation(f"Worker {name} ended by itself ({code}): {self._last_words(name)}")
+            if pid not in self._killed:
+                self._report.died_at_point += 1
+            self._start(name)
+
+    def _kill(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._killed.add(pid)
+            self._report.killed += 1
+
+    def _await_end(self, pids: Sequence[int]) -> None:
+        left = set(pids)
+        while left:
+            for pid in self._nursery.ended():
+                left.discard(pid)
+                self._alive.pop(pid, None)
+            time.sleep(POLL_S)
+
+    def _last_words(self, name: str) -> str:
+        account = self._folder / f"{name}.jsonl"
+        return account.read_text(encoding="utf-8").splitlines()[-1] if account.exists() else "nothing"
+
+    def _check(self) -> dict[str, int]:
+        order = Order("judge", "plain", "", "", self._report.seed, 0, self._boot)
+        accounts = [path for name in self._lives if (path := self._folder / f"{name}.jsonl").exists()]
+        with open_log(str(self._folder / "log"), disk=WorkerDisk(order), create=False) as log:
+            log.append("first", [])
+            return check_round(log, TOPICS, accounts)
