@@ -128,9 +128,11 @@ def test_a_reader_polls_where_inotify_is_exhausted(folder: str, monkeypatch: pyt
     with hw.open_log(folder, durability="os") as log:
         log.create_topic("raw", partitions=2)
         assert isinstance(log.store.waiter(["raw"]), wait.PollingWaiter)
+        for _ in range(2):
+            log.append("raw", [b"one for each partition"])
         before = len(os.listdir("/proc/self/fd"))
         delays = delays_of_a_follower(folder, log)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
     assert statistics.median(delays) < 0.05
 
 
@@ -139,7 +141,7 @@ def delays_of_a_follower(folder: str, log: Log) -> list[float]:
 
     def follow() -> list[float]:
         delays: list[float] = []
-        with hw.open_log(folder) as mine, mine.reader("raw") as reader:
+        with hw.open_log(folder) as mine, mine.reader("raw", start="latest") as reader:
             reader.poll(timeout_s=0)
             ready.open()
             while len(delays) < 20:
@@ -192,7 +194,7 @@ def test_a_forked_child_uses_the_log_it_inherited(folder: str) -> None:
                 transaction.append("raw", [b"child, together"])
             with log.producer(id="child") as producer:
                 producer.send("raw", b"child, sent").result()
-            log.create_topic("of the child")
+            log.create_topic("of-the-child")
             return len(values_of(log, "raw"))
 
         child = Child(use)
@@ -204,7 +206,7 @@ def test_a_forked_child_uses_the_log_it_inherited(folder: str) -> None:
         for who in (b"child", b"parent"):
             numbers = [int(value.split()[1]) for value in values if value.startswith(who + b" ")]
             assert numbers == list(range(30))
-        assert log.topics() == ["of the child", "raw"]
+        assert log.topics() == ["of-the-child", "raw"]
 
 
 def test_a_producer_belongs_to_the_process_that_opened_it(folder: str) -> None:
@@ -326,7 +328,7 @@ def lock_of(log: Log, held: str) -> Any:
         return store._catalog()
     if held == "commit":
         return store._commits.locked()
-    partition = store.partition("raw", 0)
+    partition = store.handles.partition("raw", 0)
     return partition.appending() if held == "append" else partition.syncing()
 
 

@@ -16,12 +16,10 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 
 import pyarrow as pa
 
@@ -29,6 +27,7 @@ from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
+from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
@@ -68,7 +67,7 @@ class LocalStore:
         self._writable = not read_only
         self._counters: Counter[str] = Counter()
         self._open_files(create=create and not read_only)
-        _stores_to_reopen().add(self)
+        tell_when_forked(self)
 
     # Topics
 
@@ -221,8 +220,8 @@ class LocalStore:
             self._close_files()
             self._closed = True
 
-    def reopen(self) -> None:
-        """In a forked child: the parent's locks are not ours, and a copy of its files would keep them after its death."""
+    def forked(self) -> None:
+        """In a child: the parent's locks are not ours, and a copy of its files would keep them after its death."""
         if not self._closed:
             self._close_files()
             self._open_files(create=False)
@@ -399,16 +398,3 @@ def _payloads(write: Write) -> Iterator[Payload]:
             stamp=write.stamp,
             continues=start + rows < write.count,
         )
-
-
-@cache
-def _stores_to_reopen() -> weakref.WeakSet[LocalStore]:
-    """The stores of this process, which a forked child opens again; the hook is set once and cannot be taken back."""
-    stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
-
-    def reopen() -> None:
-        for store in list(stores):
-            store.reopen()
-
-    os.register_at_fork(after_in_child=reopen)
-    return stores

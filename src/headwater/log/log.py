@@ -101,7 +101,7 @@ class Log:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes."""
         columns = BYTES_SCHEMA if schema is None else to_arrow_schema(schema)
         if schema is not None and key in columns.names:
-            key_bytes(pa.array([], columns.field(key).type))
+            key_bytes(pa.nulls(0, columns.field(key).type))
         topic = check_topic(
             Topic(
                 name=check_name(name),

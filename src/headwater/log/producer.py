@@ -26,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Stamp
 from headwater.log.placement import Placement, place
 from headwater.log.receipt import STORED_BEFORE, Batch, Outcome, Receipt
@@ -75,18 +76,11 @@ class Producer:
         self._retry_s = retry_s
         self._next: dict[tuple[str, int], int] = {}
         self._sticky = 0
-        self._open: dict[str, Batch] = {}
-        self._full: deque[Batch] = deque()
         self._failure: Exception | None = None
-        self._mutex = threading.Lock()
-        self._work = threading.Condition(self._mutex)
-        self._room = threading.Condition(self._mutex)
-        self._writing = threading.Lock()
-        self._ticking = False
-        self._urgent = False
+        self._foreign = False
         self._closed = False
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
+        self._begin_empty()
+        tell_when_forked(self)
 
     def send(
         self,
@@ -148,7 +142,7 @@ class Producer:
 
     def close(self) -> None:
         """Flushes, and ends."""
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self._foreign:
             return
         try:
             self.flush()
@@ -175,6 +169,22 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def forked(self) -> None:
+        """In a child: what was gathered is the parent's to write."""
+        self._foreign = True
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._open: dict[str, Batch] = {}
+        self._full: deque[Batch] = deque()
+        self._mutex = threading.Lock()
+        self._work = threading.Condition(self._mutex)
+        self._room = threading.Condition(self._mutex)
+        self._writing = threading.Lock()
+        self._ticking = False
+        self._urgent = False
+        self._thread: threading.Thread | None = None
 
     # Gathering; the caller holds `_mutex`
 
@@ -233,6 +243,7 @@ class Producer:
                 self._write_all(None)
 
     def _send_now(self, timeout_s: float | None) -> None:
+        self._check_usable()
         with self._mutex:
             for topic in list(self._open):
                 self._full.append(self._open.pop(topic))
@@ -350,7 +361,7 @@ class Producer:
         return outcomes
 
     def _check_usable(self) -> None:
-        if self._pid != os.getpid():
+        if self._foreign:
             raise Closed("This producer belongs to the process that forked this one.", advice="Open one here.")
         if self._closed:
             raise Closed("The producer was closed.", advice="Open another with log.producer().")

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from random import Random
 from typing import Any, Literal, NoReturn
 
@@ -26,10 +27,13 @@ import msgspec
 
 from headwater.log.log import Log, open_log
 from headwater.model.errors import LogNotFound, NoAccess, TopicNotFound
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.log.disk import RealDisk
+from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 
 Role = Literal["plain", "lines", "transactions", "keeper", "reader", "looker"]
 
+ANYWHERE = "anywhere"
+ANYWHERE_PROBABILITY = 0.002
 COLUMNS = (
     "key STRING, worker STRING, batch BIGINT, row INT, size INT, text STRING, line BIGINT, transaction_size INT"
 )
@@ -61,15 +65,32 @@ class Order(msgspec.Struct, frozen=True):
     nth: int = 1
 
 
-class WorkerDisk(CrashingDisk):
-    """The real disk, in a boot of the machine that the driver counts: so recovery runs without one."""
+class _Counted(RealDisk):
+    """A boot of the machine that the driver counts, so that recovery runs without one."""
 
-    def __init__(self, order: Order) -> None:
-        super().__init__(order.point, order.nth)
-        self._boot = order.boot
+    boot = 0
 
     def boot_id(self) -> str:
-        return f"boot-{self._boot}"
+        return f"boot-{self.boot}"
+
+
+class _PointDisk(_Counted, CrashingDisk):
+    """Dies at a point."""
+
+
+class _AnywhereDisk(_Counted, RandomCrashDisk):
+    """Dies anywhere, also in the middle of a write."""
+
+
+def worker_disk(order: Order) -> RealDisk:
+    """The real disk, with the worker's death in it."""
+    disk: _Counted
+    if order.point == ANYWHERE:
+        disk = _AnywhereDisk(hash((order.seed, order.life)), ANYWHERE_PROBABILITY)
+    else:
+        disk = _PointDisk(order.point, order.nth)
+    disk.boot = order.boot
+    return disk
 
 
 class Account:
@@ -108,7 +129,7 @@ class Worker:
             act()
 
     def _open(self) -> Log:
-        disk = WorkerDisk(self.order)
+        disk = worker_disk(self.order)
         if self.order.role not in ("reader", "looker"):
             log = open_log(self.order.log, disk=disk)
             for name, options in TOPICS.items():
@@ -251,6 +272,7 @@ def die_with_parent() -> None:
 
 def main() -> int:
     """The nursery: a worker for each order, until there are no more."""
+    _warm_up()
     die_with_parent()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)
@@ -266,6 +288,15 @@ def main() -> int:
             run_worker(order)
         answers.write(b"%d\n" % pid)
     return 0
+
+
+def _warm_up() -> None:
+    """Imports here, once, what a worker would import at its first event."""
+    import_module("headwater.log.local")
+    with open_log("memory://") as log:
+        log.create_topic("any", COLUMNS, key="key")
+        log.append("any", [{"key": "a"}])
+        log.reader("any").poll()
 
 
 def _ended() -> dict[int, int]:

@@ -4,7 +4,7 @@
         report = run_round(nursery, folder, seed)      # raises Violation, with the seed, when an invariant does not hold
 
 A round has four writers and two readers on a new log. Its seed chooses a crash point (every writer dies where it reaches it for
-the first, second or third time), the moments at which others are killed, and whether the log is then opened in another boot
+the first, second or third time; or anywhere, even in the middle of a write), the moments at which others are killed, and whether the log is then opened in another boot
 of the machine, so that it is recovered. Whoever dies is started again. In the end all are killed, and what the log holds is
 compared with what the workers wrote down (`invariants`).
 
@@ -31,17 +31,18 @@ import msgspec
 
 from headwater.log.log import open_log
 from headwater.model.errors import HeadwaterError
-from headwater.testing.crash_worker import TOPICS, Order, Role, WorkerDisk
+from headwater.testing.crash_worker import ANYWHERE, COLUMNS, TOPICS, Order, Role, worker_disk
 from headwater.testing.invariants import check_round
 from headwater.testing.oracle import Violation
 from headwater.testing.points import crash_points
 
 WRITERS: dict[str, Role] = {"plain": "plain", "lines": "lines", "transactions": "transactions", "keeper": "keeper"}
 READERS: dict[str, Role] = {"reader": "reader", "looker": "looker"}
-PHASE_S = 0.5
-POINT_TIMEOUT_S = 10.0
+PHASE_S = 0.4
+PHASE_TIMEOUT_S = 10.0
 POLL_S = 0.005
 
+_ONCE = ("open", "recovery")
 _ANOTHER_MUST_DIE_FIRST = {"settle: before publish": "commit: recorded"}
 
 
@@ -101,10 +102,15 @@ class RoundReport:
 def run_round(nursery: Nursery, folder: Path, seed: int, *, points: Sequence[str] | None = None) -> RoundReport:
     """One round in an empty folder; `Violation` names the seed and leaves the folder as it is."""
     try:
-        return Round(nursery, folder, seed, points or crash_points()).run()
+        return Round(nursery, folder, seed, points or round_points()).run()
     except (Violation, HeadwaterError) as failure:
         failure.add_note(f"seed {seed}; the log and the workers' accounts are in {folder}")
         raise
+
+
+def round_points() -> list[str]:
+    """Where the writers of a round may die: each point of the log, and anywhere."""
+    return [*crash_points(), ANYWHERE]
 
 
 class Round:
@@ -120,6 +126,7 @@ class Round:
         self._boot = 0
         self._alive: dict[int, str] = {}
         self._killed: set[int] = set()
+        self._mortals: set[str] = set()
 
     def run(self) -> RoundReport:
         """Runs the round and checks it."""
@@ -139,29 +146,38 @@ class Round:
         return self._report
 
     def _run_phase(self, *, with_point: bool) -> None:
-        """Starts everybody, kills some at random, restarts the dead, until the point was met and the time is over."""
+        """Starts everybody, kills some at random and restarts the dead, until all have worked and the point was met."""
         began = time.monotonic()
-        for name in self._lives:
-            self._start(name, self._point_for(name) if with_point else "")
-        kills = sorted(self._random.uniform(0.0, PHASE_S) for _ in range(self._random.randint(0, 3)))
+        before = self._accounts()
+        self._mortals = set(WRITERS) if with_point else set()
         met_before = self._report.died_at_point
-        while (passed := time.monotonic() - began) < PHASE_S or (with_point and self._report.died_at_point == met_before):
-            if passed > POINT_TIMEOUT_S:
-                break
+        for name in self._lives:
+            self._start(name)
+        kills = sorted(self._random.uniform(0.0, PHASE_S) for _ in range(self._random.randint(0, 3)))
+        while (passed := time.monotonic() - began) < PHASE_TIMEOUT_S:
             if kills and passed > kills[0]:
                 del kills[0]
                 self._kill([self._random.choice(list(self._alive))])
             self._restart_dead()
+            met = not with_point or self._report.died_at_point > met_before
+            if passed > PHASE_S and met and all(size > before[name] for name, size in self._accounts().items()):
+                return
             time.sleep(POLL_S)
 
+    def _accounts(self) -> dict[str, int]:
+        """How much each worker has written down."""
+        paths = {name: self._folder / f"{name}.jsonl" for name in self._lives}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+
     def _point_for(self, name: str) -> str:
-        if name in READERS:
+        """Where a worker is to die: each writer does so once in a round."""
+        if name not in self._mortals:
             return ""
         if name == "transactions":
             return _ANOTHER_MUST_DIE_FIRST.get(self._point, self._point)
         return self._point
 
-    def _start(self, name: str, point: str = "") -> None:
+    def _start(self, name: str) -> None:
         order = Order(
             name=name,
             role=(WRITERS | READERS)[name],
@@ -170,8 +186,8 @@ class Round:
             seed=self._report.seed,
             life=self._lives[name],
             boot=self._boot,
-            point=point,
-            nth=self._random.randint(1, 3),
+            point=self._point_for(name),
+            nth=self._random.randint(1, 3) if self._lives[name] == 0 and not self._point.startswith(_ONCE) else 1,
         )
         self._lives[name] += 1
         self._alive[self._nursery.start(order)] = name
@@ -182,7 +198,8 @@ class Round:
             if code != -signal.SIGKILL:
                 raise Violation(f"Worker {name} ended by itself ({code}): {self._last_words(name)}")
             if pid not in self._killed:
-                self._report.died_at_point += 1
+                self._report.died_at_point += self._point_for(name) == self._point
+                self._mortals.discard(name)
             self._start(name)
 
     def _kill(self, pids: Sequence[int]) -> None:
@@ -207,6 +224,7 @@ class Round:
     def _check(self) -> dict[str, int]:
         order = Order("judge", "plain", "", "", self._report.seed, 0, self._boot)
         accounts = [path for name in self._lives if (path := self._folder / f"{name}.jsonl").exists()]
-        with open_log(str(self._folder / "log"), disk=WorkerDisk(order), create=False) as log:
-            log.append("first", [])
+        with open_log(str(self._folder / "log"), disk=worker_disk(order), create=False) as log:
+            for name, options in TOPICS.items():
+                log.create_topic(name, COLUMNS, key="key", exist_ok=True, **options)
             return check_round(log, TOPICS, accounts)
