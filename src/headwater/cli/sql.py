@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 META = ("_partition", "_offset", "_time", "_appended", "_key", "_deleted")
 TABLE_ROWS_MAX = 1_000
+MEMORY = "1GB"
 
 _BATCH_ROWS = 65_536
 _SCAN_ROWS = 16_384
@@ -74,6 +75,10 @@ def answer(log: Log, query: str, *, tables: Mapping[str, pa.Table] | None = None
             yield relation.to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             raise _told(error, scans.values(), log) from None
+        except RuntimeError as error:
+            if "interrupted" in str(error):
+                raise KeyboardInterrupt from None
+            raise
         finally:
             connection.close()
 
@@ -84,6 +89,7 @@ def connect(folder: str) -> duckdb.DuckDBPyConnection:
 
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     connection.execute("set temp_directory = $folder", {"folder": folder})
+    connection.execute(f"set memory_limit = '{MEMORY}'")
     connection.execute("set TimeZone = 'UTC'")
     connection.execute("set enable_external_access = false")
     return connection
@@ -131,7 +137,8 @@ def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     kinds = [statement.type for statement in connection.extract_statements(query)]
     if len(kinds) != 1:
         raise InvalidInput(f"There are {len(kinds)} statements.", advice="Ask one question at a time.")
-    if kinds[0] not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+    # DuckDB splits a PIVOT whose columns it must look up first into several statements, and calls that MULTI.
+    if kinds[0] not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI):
         raise InvalidInput(
             f"{kinds[0].name} is refused: `sql` only reads.", advice="Use `headwater produce` to add events."
         )

@@ -158,6 +158,9 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
     end = partition.visible().end
     kinds = segments(handles.disk, partition.folder)
     bases = sorted(base for base in kinds if base < end)
+    active = partition.visible().base
+    if active < end and active not in kinds:
+        raise damaged(partition.folder, 0, f"no segment holds event {active}")
     low, high = 0, len(bases)
     while high - low > 1:
         middle = (low + high) // 2

@@ -160,8 +160,8 @@ class Log:
         return self._store.topics()
 
     def topic(self, name: str) -> Topic:
-        """What a topic is."""
-        return self._store.topic(check_name(name))
+        """What a topic is now, even if another process changed it a moment ago."""
+        return self._store.refresh(check_name(name))
 
     def offsets(self, topic: str) -> dict[int, range]:
         """The offsets each partition holds."""
@@ -280,7 +280,7 @@ class Log:
         self.close()
 
     def _writes(self, name: str, rows: Any) -> list[Write]:
-        topic = self.topic(name)
+        topic = self._store.topic(check_name(name))
         try:
             batch = to_batch(rows, topic.schema)
         except SchemaMismatch:

@@ -116,10 +116,11 @@ class Partition:
 
     @contextmanager
     def syncing(self) -> Iterator[None]:
-        """Holds the sync lock."""
+        """Holds the sync lock, with every dead transaction settled: nobody else publishes here from now on."""
         with self._sync_mutex:
             self._sync_file.lock()
             try:
+                self._settle()
                 yield
             finally:
                 self._sync_file.unlock()
@@ -198,16 +199,10 @@ class Partition:
         """Returns when these events are on disk, through this process's fdatasync or another's."""
         if self.topic.durability == "os" or self._is_durable(appended):
             return
-        with self._sync_mutex:
-            if self._is_durable(appended):
-                return
-            self._sync_file.lock()
-            try:
-                if not self._is_durable(appended):
-                    self._check_not_healed(self._head.written(), appended)
-                    self.sync_written()
-            finally:
-                self._sync_file.unlock()
+        with self.syncing():
+            if not self._is_durable(appended):
+                self._check_not_healed(self._head.written(), appended)
+                self.sync_written()
 
     def sync_written(self) -> None:
         """fdatasync, and publishes as durable what was written before it; the caller holds the sync lock."""

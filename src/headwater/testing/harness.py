@@ -42,7 +42,7 @@ PHASE_S = 0.4
 PHASE_TIMEOUT_S = 10.0
 POLL_S = 0.005
 
-_ONCE = ("open", "recovery")
+_ONCE = ("open", "recovery", "settle")
 _ANOTHER_MUST_DIE_FIRST = {"settle: before publish": "commit: recorded"}
 
 
@@ -53,6 +53,11 @@ class Nursery:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headwater.testing.crash_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+
+    @property
+    def pid(self) -> int:
+        """The nursery's own pid."""
+        return self._process.pid
 
     def start(self, order: Order) -> int:
         """A new worker; returns its pid."""
@@ -99,10 +104,15 @@ class RoundReport:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def run_round(nursery: Nursery, folder: Path, seed: int, *, points: Sequence[str] | None = None) -> RoundReport:
-    """One round in an empty folder; `Violation` names the seed and leaves the folder as it is."""
+def run_round(
+    nursery: Nursery, folder: Path, seed: int, *, phase_s: float = PHASE_S, relentless: bool = False
+) -> RoundReport:
+    """One round in an empty folder; `Violation` names the seed and leaves the folder as it is.
+
+    In a relentless round a writer that died at the point is started to die there again, until the time is over.
+    """
     try:
-        return Round(nursery, folder, seed, points or round_points()).run()
+        return Round(nursery, folder, seed, phase_s=phase_s, relentless=relentless).run()
     except (Violation, HeadwaterError) as failure:
         failure.add_note(f"seed {seed}; the log and the workers' accounts are in {folder}")
         raise
@@ -116,9 +126,12 @@ def round_points() -> list[str]:
 class Round:
     """One round: its plan, its workers that are alive, and which of them are to die by themselves."""
 
-    def __init__(self, nursery: Nursery, folder: Path, seed: int, points: Sequence[str]) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, seed: int, *, phase_s: float, relentless: bool) -> None:
+        points = round_points()
         self._nursery = nursery
         self._folder = folder
+        self._phase_s = phase_s
+        self._relentless = relentless
         self._random = Random(seed)
         self._point = points[seed % len(points)]
         self._report = RoundReport(seed, self._point)
@@ -153,14 +166,15 @@ class Round:
         met_before = self._report.died_at_point
         for name in self._lives:
             self._start(name)
-        kills = sorted(self._random.uniform(0.0, PHASE_S) for _ in range(self._random.randint(0, 3)))
-        while (passed := time.monotonic() - began) < PHASE_TIMEOUT_S:
+        kills = sorted(self._random.uniform(0.0, self._phase_s) for _ in range(self._random.randint(0, 3)))
+        while (passed := time.monotonic() - began) < self._phase_s + PHASE_TIMEOUT_S:
             if kills and passed > kills[0]:
                 del kills[0]
                 self._kill([self._random.choice(list(self._alive))])
             self._restart_dead()
             met = not with_point or self._report.died_at_point > met_before
-            if passed > PHASE_S and met and all(size > before[name] for name, size in self._accounts().items()):
+            worked = self._relentless or all(size > before[name] for name, size in self._accounts().items())
+            if passed > self._phase_s and met and worked:
                 return
             time.sleep(POLL_S)
 
@@ -198,9 +212,15 @@ class Round:
             if code != -signal.SIGKILL:
                 raise Violation(f"Worker {name} ended by itself ({code}): {self._last_words(name)}")
             if pid not in self._killed:
-                self._report.died_at_point += self._point_for(name) == self._point
-                self._mortals.discard(name)
+                self._mourn(name)
             self._start(name)
+
+    def _mourn(self, name: str) -> None:
+        """A writer has died by itself; it does so once, and then nobody has to die first any more."""
+        if self._point_for(name) == self._point:
+            self._report.died_at_point += 1
+            if not self._relentless:
+                self._mortals = {other for other in self._mortals if self._point_for(other) == self._point} - {name}
 
     def _kill(self, pids: Sequence[int]) -> None:
         for pid in pids:

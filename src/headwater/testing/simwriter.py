@@ -122,7 +122,7 @@ class SimWriter(Actor):
         batch = self.batch(topic, partition=self.random.randrange(known.partitions))
         assert batch.partition is not None
         stamp = Stamp(producer=producer, sequence_first=0, sequence_last=len(batch.keys) - 1)
-        rows = self.call_on({topic}, f"rows for {topic}", lambda: _to_arrow(self.rows(batch), known.schema))
+        rows = _to_arrow(self.rows(batch, known), known.schema)
         write = Write(known, batch.partition, rows, stamp=stamp)
         stored: range | None = None
         with self.ending(batch):
@@ -254,9 +254,9 @@ class SimWriter(Actor):
         batch.changes = self.world.comings.changes
         return batch
 
-    def rows(self, batch: Batch) -> list[dict[str, Any]]:
-        """The events of a batch as users would give them."""
-        topic = self.log.topic(batch.topic)
+    def rows(self, batch: Batch, topic: Topic | None = None) -> list[dict[str, Any]]:
+        """The events of a batch as users would give them, with the columns that the topic has."""
+        topic = topic or self.log.topic(batch.topic)
         texts = [self.world.oracle.text((batch.number, row)) for row in range(len(batch.keys))]
         if not topic.has_schema:
             return [

@@ -1,0 +1,173 @@
+"""Simulated histories: kills, power losses, failed syncs and full disks by seed break no promise, and a broken log is found out.
+
+`python -m bench.crash --only sim` runs a thousand more; `--seed N` replays one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from random import Random
+from typing import Any
+
+import pytest
+
+from headwater.log.commit import CommitLog
+from headwater.log.handles import Handles
+from headwater.log.partition import Partition
+from headwater.log.transactions import Transactions
+from headwater.testing import scheduled
+from headwater.testing.history import Report, run_history
+from headwater.testing.nature import TEMPERS
+from headwater.testing.oracle import Violation
+from headwater.testing.points import crash_points
+from headwater.testing.schedule import Deadlock, Schedule
+
+SEEDS = range(112)
+PLANTED_SEEDS_MAX = 150
+TRACE = """
+import hashlib, re, sys
+from headwater.testing.history import run_history
+lines = "\\n".join(run_history(int(sys.argv[1])).lines)
+print(hashlib.md5(re.sub("[0-9a-f]{32}", "", lines).encode()).hexdigest())
+"""
+
+
+def report_or_failure(seed: int) -> Report | str:
+    """What a history gives, in a form that comes back from another process."""
+    try:
+        return run_history(seed)
+    except Exception:  # noqa: BLE001 - the test shows it
+        return f"seed {seed}\n{traceback.format_exc()}"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Report | str]:
+    """Every history of this tier, on all cores."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(report_or_failure, SEEDS))
+
+
+@pytest.mark.parametrize("seed", range(len(TEMPERS)))
+def test_a_history_keeps_every_promise(seed: int) -> None:
+    """One of each temper, for the fast tier."""
+    assert run_history(seed).events > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_histories_keep_every_promise(outcomes: list[Report | str]) -> None:
+    """Nothing acknowledged lost, nothing doubled, torn, reordered or uncommitted served, atomic appends all or nothing."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.slow
+def test_histories_meet_every_misfortune(outcomes: list[Report | str]) -> None:
+    """Every point of the log is reached, and power losses and disk faults are common: the histories are not idle."""
+    reports = [outcome for outcome in outcomes if isinstance(outcome, Report)]
+    points: Counter[str] = sum((report.points for report in reports), Counter())
+    assert set(crash_points()) <= set(points)
+    assert sum(report.power_losses for report in reports) > len(SEEDS)
+    assert sum(report.faults for report in reports) > len(SEEDS)
+    assert sum(report.events for report in reports) > 50 * len(SEEDS)
+
+
+def test_a_seed_gives_the_same_history_again() -> None:
+    """Also in another process, with other hashes: a failure can be looked at as often as needed."""
+    seed = 3
+    lines = re.sub("[0-9a-f]{32}", "", "\n".join(run_history(seed).lines))
+    here = hashlib.md5(lines.encode()).hexdigest()
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", TRACE, str(seed)],
+        env=os.environ | {"PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert elsewhere.stdout.strip() == here
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Does not do what it should."""
+
+
+def written(partition: Partition) -> Any:
+    """What is written, where what is durable was asked for."""
+    return partition.written()
+
+
+PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "the disk lies about syncs": (scheduled._ScheduledFile, "sync", nothing),
+    "readers see what is not durable": (Partition, "visible", written),
+    "the readers' masks are forgotten": (CommitLog, "pending_parts", lambda *_: ()),
+    "dead transactions are not settled": (Transactions, "settle", nothing),
+    "retries are stored again": (Partition, "_stored_before", nothing),
+    "stale producers are not fenced": (Handles, "fence", nothing),
+    "what was written is acknowledged before it is durable": (Partition, "sync_to", nothing),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_mistake_is_found_out(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is not blind: with one mistake planted in the log or its disk, some history soon ends in a violation."""
+    owner, name, instead = PLANTED[mistake]
+    monkeypatch.setattr(owner, name, instead)
+    for seed in range(PLANTED_SEEDS_MAX):
+        try:
+            run_history(seed)
+        except (Violation, Deadlock):
+            return
+    pytest.fail(f"{PLANTED_SEEDS_MAX} histories, and nobody noticed that {mistake}.")
+
+
+def test_a_schedule_interleaves_and_repeats_itself() -> None:
+    """Two tasks meet in different ways by seed, and in the same way again."""
+
+    def run(seed: int) -> str:
+        schedule, steps = Schedule(Random(seed), switch_probability=0.5), []
+        for name in "ab":
+            schedule.add(name, lambda name=name: [(steps.append(name), schedule.turn()) for _ in range(5)])
+        schedule.run()
+        return "".join(steps)
+
+    runs = [run(seed) for seed in range(20)]
+    assert runs == [run(seed) for seed in range(20)]
+    assert len(set(runs)) > 10
+
+
+def test_a_schedule_finds_a_deadlock() -> None:
+    """Tasks that all wait for each other end in an error, not in a hanging test."""
+    schedule = Schedule(Random(0))
+    schedule.add("one", schedule.wait)
+    schedule.add("other", schedule.wait)
+    with pytest.raises(Deadlock, match="one, other|other, one"):
+        schedule.run()
+
+
+def test_a_failed_task_ends_the_others() -> None:
+    """Its error is what `run` raises; nobody is left waiting for a turn."""
+    schedule = Schedule(Random(0), switch_probability=1.0)
+
+    def fail() -> None:
+        schedule.turn()
+        raise ValueError("by itself")
+
+    def go_on() -> None:
+        while True:
+            schedule.turn()
+
+    schedule.add("failing", fail)
+    schedule.add("other", go_on)
+    with pytest.raises(ValueError, match="by itself"):
+        schedule.run()
