@@ -151,7 +151,7 @@ def test_a_schedule_finds_a_deadlock() -> None:
     schedule = Schedule(Random(0))
     schedule.add("one", schedule.wait)
     schedule.add("other", schedule.wait)
-    with pytest.raises(Deadlock, match="one, other|other, one"):
+    with pytest.raises(Deadlock, match="waits for a lock"):
         schedule.run()
 
 

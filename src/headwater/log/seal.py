@@ -30,6 +30,8 @@ def seal_partition(disk: Disk, partition: Partition) -> int:
     try:
         if not lock.lock(wait=False):
             return 0
+        # A power loss must not bring back a durable mark in a segment whose frames are gone.
+        partition.sync_head()
         sealed = 0
         for base in segment_bases(disk, partition.folder):
             if base < partition.durable_base():

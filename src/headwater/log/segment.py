@@ -224,5 +224,14 @@ class Segment:
             self._map_again()
 
     def _map_again(self) -> None:
-        self._view = self._file.view(self._file.size())
+        """Maps the file as long as it is now; it may be cut between the look and the mapping."""
+        length = self.size()
+        while True:
+            try:
+                self._view = self._file.view(length)
+                break
+            except StorageError:
+                before, length = length, self.size()
+                if length == before:
+                    raise
         self._bytes = memoryview(self._view)

@@ -110,6 +110,13 @@ class TopicContract(LogCase):
         log.create_topic("same", ORDERS)
         assert log.create_topic("orders", schema).schema == log.topic("same").schema
 
+    def test_a_topic_is_described_as_it_is_now(self, log: Log, other: Log) -> None:
+        """Also to a handle that knew it before it was changed."""
+        log.create_topic("t", "n INT")
+        assert other.topic("t") == log.topic("t")
+        changed = log.alter_topic("t", schema="n BIGINT, note STRING", lateness="1 minute")
+        assert other.topic("t") == log.topic("t") == changed
+
     def test_topics_are_listed_by_name(self, log: Log) -> None:
         """All of them, sorted."""
         for name in ("b", "a.1", "a_2", "A-3", "0", "x" * 200):
@@ -163,6 +170,40 @@ class TopicContract(LogCase):
         log.create_topic("orders", "n BIGINT", partitions=1)
         assert other.append("orders", [{"n": 1}]) == {0: range(1)}
         assert other.read("orders").to_pylist() == log.read("orders").to_pylist() == [{"n": 1}]
+
+    def test_a_reader_of_a_topic_made_anew_does_not_go_on_in_the_new_one(self, log: Log, other: Log) -> None:
+        """Its offsets mean other events there; it is told so instead of skipping some."""
+        for partitions in (3, 1):
+            log.create_topic("t", partitions=3)
+            log.append("t", [b"old"] * 3)
+            with log.reader("t") as reader, other.reader("t") as elsewhere:
+                assert len(reader.poll()) == len(elsewhere.poll()) == 3
+                log.delete_topic("t")
+                log.create_topic("t", partitions=partitions)
+                for _ in range(3):
+                    log.append("t", [b"new"] * 9)
+                for each in (reader, elsewhere):
+                    with refused(TopicNotFound, "'t'"):
+                        each.poll(timeout_s=0)
+            log.delete_topic("t")
+
+    def test_what_was_on_its_way_to_a_topic_made_anew_is_refused(self, log: Log) -> None:
+        """It was made for the old one, by the old one's schema."""
+        log.create_topic("t", "a INT", partitions=1)
+        transaction, producer = log.transaction(), log.producer(linger_ms=60_000)
+        transaction.append("t", [{"a": 1}])
+        receipt = producer.send("t", {"a": 1})
+        log.delete_topic("t")
+        log.create_topic("t", "a STRING", partitions=1)
+        with refused(TopicNotFound, "'t'"):
+            transaction.commit()
+        with refused(TopicNotFound, "'t'"):
+            receipt.result()
+        assert values_of(log, "t") == []
+        producer.send("t", {"a": "one"}).result()
+        with pytest.raises(TopicNotFound):
+            producer.close()
+        assert values_of(log, "t") == [{"a": "one"}]
 
     def test_a_topic_only_described_is_not_written_with_its_old_schema(self, log: Log, other: Log) -> None:
         """What a handle remembers of a topic is never used for another topic of that name."""

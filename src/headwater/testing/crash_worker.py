@@ -25,18 +25,16 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from headwater.log.disk import RealDisk
 from headwater.log.log import Log, open_log
 from headwater.model.errors import LogNotFound, NoAccess, TopicNotFound
-from headwater.log.disk import RealDisk
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 
 Role = Literal["plain", "lines", "transactions", "keeper", "reader", "looker"]
 
 ANYWHERE = "anywhere"
 ANYWHERE_PROBABILITY = 0.002
-COLUMNS = (
-    "key STRING, worker STRING, batch BIGINT, row INT, size INT, text STRING, line BIGINT, transaction_size INT"
-)
+COLUMNS = "key STRING, worker STRING, batch BIGINT, row INT, size INT, text STRING, line BIGINT, transaction_size INT"
 KEYS = ("a", "b", "c", "d", "e")
 LINE_KEYS = 5
 RESENT_LINES = 20
@@ -86,7 +84,7 @@ def worker_disk(order: Order) -> RealDisk:
     """The real disk, with the worker's death in it."""
     disk: _Counted
     if order.point == ANYWHERE:
-        disk = _AnywhereDisk(hash((order.seed, order.life)), ANYWHERE_PROBABILITY)
+        disk = _AnywhereDisk(order.seed * 1000 + order.life, ANYWHERE_PROBABILITY)
     else:
         disk = _PointDisk(order.point, order.nth)
     disk.boot = order.boot
@@ -300,7 +298,7 @@ def _warm_up() -> None:
 
 
 def _ended() -> dict[int, int]:
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -4,9 +4,9 @@
         report = run_round(nursery, folder, seed)      # raises Violation, with the seed, when an invariant does not hold
 
 A round has four writers and two readers on a new log. Its seed chooses a crash point (every writer dies where it reaches it for
-the first, second or third time; or anywhere, even in the middle of a write), the moments at which others are killed, and whether the log is then opened in another boot
-of the machine, so that it is recovered. Whoever dies is started again. In the end all are killed, and what the log holds is
-compared with what the workers wrote down (`invariants`).
+the first, second or third time; or anywhere, even in the middle of a write), the moments at which others are killed, and whether
+the log is then opened in another boot of the machine, so that it is recovered. Whoever dies is started again. In the end all are
+killed, and what the log holds is compared with what the workers wrote down (`invariants`).
 
 The kernel decides when processes run, so a seed repeats the plan of a round and not its every step. Nothing outlives the
 harness: workers die with the nursery, the nursery with the thread that started it.

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from headwater.log.log import open_log
 from headwater.model.errors import HeadwaterError, TopicExists
 from headwater.testing.nature import TEMPERS, Nature, Temper
 from headwater.testing.oracle import KEYS, Source, Violation
-from headwater.testing.scheduled import ScheduledDisk
 from headwater.testing.schedule import Deadlock, Endless
+from headwater.testing.scheduled import ScheduledDisk
 from headwater.testing.simprocess import Crashed
 from headwater.testing.simreader import SimReader, View
-from headwater.testing.simwriter import Keeper, SimWriter, StillProducer
+from headwater.testing.simwriter import Keeper, SimWriter
 from headwater.testing.world import COLUMNS, FOLDER, TEMPORARY, World
 
 LINES_SHOWN = 60
@@ -85,7 +86,7 @@ def _run(world: World, temper: Temper, actions: int) -> Report:
 
 def _create(world: World) -> list[Source]:
     """A log with its topics, made by processes that are killed all the time, and one event for each key in each topic."""
-    topics = {
+    topics: dict[str, dict[str, Any]] = {
         "first": {"schema": COLUMNS, "key": "key", "partitions": 1},
         "second": {"schema": COLUMNS, "key": "key", "partitions": 2},
         "swift": {"schema": COLUMNS, "key": "key", "partitions": 3, "durability": "os"},
@@ -116,8 +117,7 @@ def _create(world: World) -> list[Source]:
     creator.open()
     for topic in world.topics:
         for key in KEYS:
-            batch = creator.batch(topic, key=key)
-            creator.acknowledge(batch, creator.log.append(topic, creator.rows(batch)))
+            creator.append_one(topic, key)
     world.disk.kill("creator")
     return [world.oracle.source("second"), world.oracle.source("first")]
 
@@ -155,8 +155,7 @@ def _write_all(world: World, sources: list[Source]) -> None:
     clerk.open()
     for topic in world.topics:
         for key in KEYS:
-            batch = clerk.batch(topic, key=key)
-            clerk.acknowledge(batch, clerk.call(f"append to {topic}", lambda b=batch: clerk.log.append(b.topic, clerk.rows(b))))
+            clerk.append_one(topic, key)
     for act in (clerk.transact, clerk.produce, clerk.produce_lines, clerk.append_atomically):
         act()
     View(clerk, list(world.topics)).poll()

@@ -140,7 +140,9 @@ def read_account(path: Path) -> list[dict[str, Any]]:
 
 def _load(database: Any, log: Log, topics: Iterable[str], lines: list[dict[str, Any]]) -> None:
     contents = {topic: log.read(topic, columns=_EVENT_COLUMNS) for topic in topics}
-    named = [table.append_column("topic", pa.array([topic] * len(table), pa.string())) for topic, table in contents.items()]
+    named = [
+        table.append_column("topic", pa.array([topic] * len(table), pa.string())) for topic, table in contents.items()
+    ]
     database.register("contents", pa.concat_tables(named))
     database.execute("CREATE TABLE events AS SELECT *, _partition AS partition, _offset AS place FROM contents")
     rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _TABLES}
@@ -152,16 +154,16 @@ def _load(database: Any, log: Log, topics: Iterable[str], lines: list[dict[str, 
             case {"lines": count}:
                 rows["copied"].append((line["worker"], count))
             case {"poll": poll}:
-                place = (line["topic"], line["partition"], line["offset"])
-                event = (line["worker"], line["batch"], line["row"], line["line"])
-                rows["seen"].append((line["reader"], poll, turn, *place, *event))
+                seen = ("topic", "partition", "offset", "worker", "batch", "row", "line")
+                rows["seen"].append((line["reader"], poll, turn, *(line[name] for name in seen)))
             case {"batch": batch}:
                 rows["done"].append((line["worker"], batch))
     for table, columns in _TABLES.items():
         database.execute(f"CREATE TABLE {table} ({columns})")
         if rows[table]:
             names = [f"c{number}" for number in range(len(rows[table][0]))]
-            database.register("fresh", pa.Table.from_arrays([pa.array(c) for c in zip(*rows[table], strict=True)], names))
+            database.register(
+                "fresh", pa.Table.from_arrays([pa.array(c) for c in zip(*rows[table], strict=True)], names)
+            )
             database.execute(f"INSERT INTO {table} SELECT * FROM fresh")
             database.unregister("fresh")
-

@@ -60,7 +60,11 @@ class Nature:
         self._world.schedule.wake()
 
     def _crash_at_point(self) -> None:
-        name, point, nth = self._random.choice(self._names), self._random.choice(self._points), self._random.randint(1, 3)
+        name, point, nth = (
+            self._random.choice(self._names),
+            self._random.choice(self._points),
+            self._random.randint(1, 3),
+        )
         self._world.note("nature", f"will kill {name} at {point!r} ({nth})")
         self._world.disk.crash_at(name, point, nth)
 

@@ -214,7 +214,9 @@ class Oracle:
             if run != self.rows_in(batch, place):
                 raise Violation(f"Rows {run} of batch {batch.number} in {place}, not {self.rows_in(batch, place)}.")
             if batch.born < born:
-                raise Violation(f"Batch {batch.number} in {place} was written before a power loss, those before it after it.")
+                raise Violation(
+                    f"Batch {batch.number} in {place} was written before a power loss, those before it after it."
+                )
             at, born = at + len(run), batch.born
 
     def check_sources(self, contents: Mapping[Place, Sequence[Event]]) -> None:

@@ -66,7 +66,9 @@ class Schedule:
 
     def run(self) -> None:
         """Runs all tasks to their end; raises what the first that failed has raised."""
-        threads = [threading.Thread(target=self._work, args=(task,), name=task.name, daemon=True) for task in self._tasks]
+        threads = [
+            threading.Thread(target=self._work, args=(task,), name=task.name, daemon=True) for task in self._tasks
+        ]
         for thread in threads:
             thread.start()
         self._pass_on()

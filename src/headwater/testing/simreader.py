@@ -32,7 +32,10 @@ class View:
         self._from_first = start == "earliest"
         changes = actor.world.comings.changes
         self._reader: Reader = actor.call_on(
-            set(topics), f"reader of {', '.join(topics)}", lambda: actor.log.reader(topics, start=start), (PositionLost,)
+            set(topics),
+            f"reader of {', '.join(topics)}",
+            lambda: actor.log.reader(topics, start=start),
+            (PositionLost,),
         )
         if TEMPORARY in topics and (changes != actor.world.comings.changes or actor.world.comings.topic is None):
             raise Refused(TopicNotFound("Nobody knows which topic this is."))
@@ -57,7 +60,9 @@ class View:
         if events_max == EVERYTHING:
             for place, events in fresh.items():
                 if self.end(place) < floors[place]:
-                    raise Violation(f"A reader sees {place} up to {self.end(place)}, others up to {floors[place]} before.")
+                    raise Violation(
+                        f"A reader sees {place} up to {self.end(place)}, others up to {floors[place]} before."
+                    )
                 if self._from_first:
                     self._oracle.check_whole(place, events)
             self._check_groups(fresh)
@@ -91,7 +96,9 @@ class View:
         batch = self._oracle.batches.get(identity[0])
         source = self._oracle.sources.get(identity[0])
         if source is not None and value["attempt"] in source.stale:
-            raise Violation(f"Line {identity[1]} in {place} comes from a producer of {source.name} that was fenced before.")
+            raise Violation(
+                f"Line {identity[1]} in {place} comes from a producer of {source.name} that was fenced before."
+            )
         if batch is None:
             return
         missing = [name for name in batch.extras if value.get(name) != batch.number]
@@ -108,10 +115,14 @@ class View:
         for events in fresh.values():
             seen.update(self._oracle.batches[number].group for number, _ in events if number in self._oracle.batches)
         for group, count in seen.items():
-            batches = [b for b in self._oracle.groups.get(group, ()) if b.topic in self._topics and b.topic != TEMPORARY]
+            batches = [
+                b for b in self._oracle.groups.get(group, ()) if b.topic in self._topics and b.topic != TEMPORARY
+            ]
             if batches and count != sum(len(batch.keys) for batch in batches):
                 parts = {batch.number: batch.topic for batch in batches}
-                raise Violation(f"A poll has {count} events of the atomic group {group} of batches {parts}: {_text(fresh)}.")
+                raise Violation(
+                    f"A poll has {count} events of the atomic group {group} of batches {parts}: {_text(fresh)}."
+                )
 
 
 class SimReader(Actor):

@@ -67,13 +67,17 @@ class SimWriter(Actor):
 
     # Plain and atomic appends
 
+    def append_one(self, topic: str, key: str) -> None:
+        """One event with that key."""
+        self._append_batch(self.batch(topic, key=key))
+
     def _append(self) -> None:
-        topic = self._topic()
-        batch = self.batch(topic)
+        self._append_batch(self.batch(self._topic()))
+
+    def _append_batch(self, batch: Batch) -> None:
+        topic = batch.topic
         with self.ending(batch):
-            offsets = self.call_on(
-                {topic}, f"append {_name(batch)}", lambda: self.log.append(topic, self.rows(batch))
-            )
+            offsets = self.call_on({topic}, f"append {_name(batch)}", lambda: self.log.append(topic, self.rows(batch)))
         self.acknowledge(batch, offsets)
 
     def append_atomically(self) -> None:
@@ -81,7 +85,9 @@ class SimWriter(Actor):
         batch = self.batch(topic, group=self.world.oracle.number())
         with self.ending(batch):
             offsets = self.call_on(
-                {topic}, f"append {_name(batch)} atomically", lambda: self.log.append(topic, self.rows(batch), atomic=True)
+                {topic},
+                f"append {_name(batch)} atomically",
+                lambda: self.log.append(topic, self.rows(batch), atomic=True),
             )
         self.acknowledge(batch, offsets)
 
@@ -165,7 +171,9 @@ class SimWriter(Actor):
         producer.flush()
         return [receipt.result() for receipt in receipts]
 
-    def _send_row(self, producer: StillProducer, topic: str, row: Mapping[str, Any], sequence: int | None = None) -> Any:
+    def _send_row(
+        self, producer: StillProducer, topic: str, row: Mapping[str, Any], sequence: int | None = None
+    ) -> Any:
         if "value" in row:
             return producer.send(topic, row["value"], key=row["key"], sequence=sequence)
         return producer.send(topic, row, sequence=sequence)
@@ -302,7 +310,9 @@ class Keeper(SimWriter):
     def act(self) -> None:
         if self.random.random() < 0.8:
             super().act()
-        elif self.world.comings.state == "absent" or (self.world.comings.state == "unsure" and self.random.random() < 0.5):
+        elif self.world.comings.state == "absent" or (
+            self.world.comings.state == "unsure" and self.random.random() < 0.5
+        ):
             self._create()
         else:
             self._delete()
@@ -312,7 +322,9 @@ class Keeper(SimWriter):
         since = self.world.oracle.number()
         comings.change("unsure")
         try:
-            topic = self.call(f"create {TEMPORARY}", lambda: self._create_topic(self.log), (TopicExists,) if unsure else ())
+            topic = self.call(
+                f"create {TEMPORARY}", lambda: self._create_topic(self.log), (TopicExists,) if unsure else ()
+            )
         except Refused as refusal:
             if isinstance(refusal.error, TopicExists):
                 comings.change("present")
@@ -337,7 +349,9 @@ class Keeper(SimWriter):
         comings, unsure = self.world.comings, self.world.comings.state == "unsure"
         comings.change("unsure")
         try:
-            self.call(f"delete {TEMPORARY}", lambda: self.log.delete_topic(TEMPORARY), (TopicNotFound,) if unsure else ())
+            self.call(
+                f"delete {TEMPORARY}", lambda: self.log.delete_topic(TEMPORARY), (TopicNotFound,) if unsure else ()
+            )
         except Refused as refusal:
             if isinstance(refusal.error, TopicNotFound):
                 comings.change("absent")

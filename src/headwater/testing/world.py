@@ -136,9 +136,7 @@ class Actor:
             disk = self._disk = ScheduledDisk(self.world.disk.process(self.name), self.world.schedule)
             self._log = self.call(
                 "open",
-                lambda: open_log(
-                    FOLDER, disk=disk, clock=self.world.clock, create=False, read_only=self.read_only
-                ),
+                lambda: open_log(FOLDER, disk=disk, clock=self.world.clock, create=False, read_only=self.read_only),
                 (NoAccess,) if self.read_only and self.world.oracle.power_losses else (),
             )
 
@@ -164,10 +162,10 @@ class Actor:
             raise
         except Exception as error:
             self.world.note(self.name, f"… {what}: {type(error).__name__}: {error}")
-            if not self._is_expected(check_error(error), expected):
+            refusal = check_error(error)
+            if not self._is_expected(refusal, expected):
                 raise Violation(f"{what} raised {type(error).__name__}: {error}") from error
-            assert isinstance(error, HeadwaterError)
-            raise Refused(error) from error
+            raise Refused(refusal) from error
         self.world.note(self.name, f"… {what}: {_short(result)}")
         return result
 
@@ -196,4 +194,7 @@ class Actor:
 
 
 def _short(result: object) -> str:
-    return "done" if result is None or isinstance(result, Log) else f"{result!r:.200}"
+    """As much of an answer as is the same each time."""
+    if isinstance(result, (bool, int, str, range, list, dict)):
+        return f"{result!r:.200}"
+    return "done" if result is None else type(result).__name__

@@ -1,0 +1,162 @@
+"""The public API: the names that users type and the arguments they pass, as they stay."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import headwater as hw
+from headwater.log.log import Transaction
+from headwater.log.producer import Producer
+from headwater.log.reader import Reader
+from headwater.log.receipt import Receipt
+
+NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log"]
+
+SIGNATURES: dict[Any, dict[str, str]] = {
+    hw.Log: {
+        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None)",
+        "append": "(self, topic, rows, *, atomic=False)",
+        "close": "(self)",
+        "counters": "(self)",
+        "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
+        "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, exist_ok=False)",
+        "delete_topic": "(self, name)",
+        "offsets": "(self, topic)",
+        "offsets_at": "(self, topic, time, *, by='time')",
+        "producer": "(self, *, id=None, linger_ms=5.0, batches_max=4, retry_s=30.0)",
+        "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
+        "reader": "(self, topic, *, start='earliest', columns=None)",
+        "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
+        "seal": "(self, topic)",
+        "store": "property",
+        "table": "(self, topic, *, as_of=None)",
+        "topic": "(self, name)",
+        "topics": "(self)",
+        "transaction": "(self)",
+        "url": "property",
+    },
+    Transaction: {"append": "(self, topic, rows)", "commit": "(self)"},
+    Producer: {
+        "close": "(self)",
+        "flush": "(self, *, timeout_s=None)",
+        "flush_async": "(self, *, timeout_s=None)",
+        "send": "(self, topic, value=None, *, key=None, headers=None, sequence=None)",
+        "send_async": "(self, topic, value=None, **more)",
+    },
+    Receipt: {"done": "(self)", "result": "(self, *, timeout_s=None)"},
+    Reader: {
+        "close": "(self)",
+        "lag": "(self)",
+        "poll": "(self, *, events_max=500, timeout_s=1.0)",
+        "poll_arrow": "(self, *, events_max=1000000, timeout_s=1.0)",
+        "poll_arrow_async": "(self, *, events_max=1000000, timeout_s=1.0)",
+        "poll_async": "(self, *, events_max=500, timeout_s=1.0)",
+        "positions": "(self)",
+        "seek": "(self, start)",
+    },
+}
+
+FIELDS = {
+    hw.Event: ["key", "value", "time_us", "appended_us", "topic", "partition", "offset", "headers", "time", "appended"],
+    hw.Position: ["topic", "partition", "offset", "incarnation"],
+}
+
+CODES = {
+    "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict",
+    "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
+    "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
+    "no_access", "damaged", "format_too_new", "poisoned",
+}  # fmt: skip
+
+HEAVY = [
+    "pyspark", "duckdb", "pyarrow", "numpy", "pandas", "polars", "sqlglot", "typer", "rich", "confluent_kafka", "fastapi",
+    "uvicorn", "nicegui", "httpx", "psycopg", "psycopg2", "pymysqlreplication", "redis", "pika", "zmq", "tantivy",
+    "pymongo", "numba", "pytest", "hypothesis",
+]  # fmt: skip
+
+
+def test_the_public_names_are_these() -> None:
+    """A name that is added is added here, with its documentation; none is taken away."""
+    assert hw.__all__ == NAMES
+    assert dir(hw) == sorted([*NAMES, "__version__"])
+    for name in NAMES:
+        assert getattr(hw, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As of any module, so that `hasattr` and `from headwater import …` say what they should."""
+    assert not hasattr(hw, "nothing_of_that_name")
+    with pytest.raises(ImportError):
+        from headwater import nothing_of_that_name  # noqa: F401
+
+
+@pytest.mark.parametrize("kind", SIGNATURES, ids=lambda kind: kind.__name__)
+def test_the_members_and_their_arguments_are_these(kind: type) -> None:
+    """Names, order, kinds and defaults."""
+    found = {
+        name: _signature(inspect.getattr_static(kind, name))
+        for name in dir(kind)
+        if not name.startswith("_") and not inspect.ismemberdescriptor(inspect.getattr_static(kind, name))
+    }
+    assert found == SIGNATURES[kind]
+
+
+def test_a_log_is_opened_like_this() -> None:
+    """One function for every kind of log."""
+    assert list(inspect.signature(hw.open_log).parameters) == [
+        "url",
+        "durability",
+        "create",
+        "read_only",
+        "disk",
+        "clock",
+    ]
+    defaults = {name: parameter.default for name, parameter in inspect.signature(hw.open_log).parameters.items()}
+    assert (defaults["durability"], defaults["create"], defaults["read_only"]) == ("fsync", True, False)
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_data_has_these_fields(kind: type) -> None:
+    """And no others that do not begin with an underscore."""
+    assert sorted(name for name in dir(kind) if not name.startswith("_")) == sorted(FIELDS[kind])
+
+
+def test_error_codes_are_these() -> None:
+    """Programs compare them, so they never change."""
+    kinds = [hw.HeadwaterError]
+    for kind in kinds:
+        kinds += [child for child in kind.__subclasses__() if child.__module__ == "headwater.model.errors"]
+    assert {kind.code for kind in kinds} == CODES
+    retriable = {kind.code for kind in kinds if kind.retriable}
+    assert retriable == {"overloaded", "timed_out", "disk_full"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("import headwater", []),
+        ("import headwater; headwater.errors, headwater.HeadwaterError", []),
+        ("import headwater; headwater.open_log('memory://').create_topic('t')", ["pyarrow", "numpy"]),
+        ("import headwater.testing", ["pyarrow", "numpy"]),
+    ],
+    ids=["import", "errors", "use", "testing"],
+)
+def test_nothing_is_loaded_before_it_is_needed(statement: str, allowed: list[str]) -> None:
+    """Neither Spark nor any optional client, and without a log not even Arrow."""
+    script = f"{statement}\nimport sys\nprint([module for module in {HEAVY!r} if module in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert set(eval(done.stdout)) <= set(allowed), done.stdout
+
+
+def _signature(member: Any) -> str:
+    """The parameters with their defaults, without annotations."""
+    if isinstance(member, property):
+        return "property"
+    signature = inspect.signature(member)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
