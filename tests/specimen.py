@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -101,9 +104,55 @@ class Snapshot:
             path.write_bytes(content)
 
 
-Seen = dict[str, Callable[[Log], Any]]
+Uses = dict[str, Callable[[Log], Any]]
+Specimen = tuple[Snapshot, dict[str, Any]]
+"""The log's files, and what it shows and does when nothing is damaged."""
 
-LOOKS: Seen = {
+
+@contextmanager
+def specimen_in_memory() -> Iterator[Specimen]:
+    """A specimen to be damaged again and again, where a sync costs nothing."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as parent:
+        folder = Path(parent) / "log"
+        make_specimen(folder)
+        assert all(files_of(folder, kind) for kind in KINDS)
+        snapshot = Snapshot(folder)
+        truth = look(folder)
+        snapshot.restore()
+        assert not [name for name, seen in truth.items() if isinstance(seen, Exception)], truth
+        yield snapshot, truth
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """Everything the log shows and does, or the error in its place."""
+    try:
+        log = hw.open_log(str(folder))
+    except Exception as error:  # noqa: BLE001 (which kinds are allowed is the test)
+        return dict.fromkeys([*LOOKS, *CHANGES], error)
+    seen: dict[str, Any] = {}
+    with log:
+        for name, use in {**LOOKS, **CHANGES}.items():
+            try:
+                seen[name] = use(log)
+            except Exception as error:  # noqa: BLE001 (which kinds are allowed is the test)
+                seen[name] = error
+    return seen
+
+
+def wrong(seen: dict[str, Any], truth: dict[str, Any], damaged: Path) -> Iterator[str]:
+    """What is neither the truth nor an error of ours that names the damaged file."""
+    for name, value in seen.items():
+        if isinstance(value, hw.HeadwaterError):
+            if str(damaged) not in str(value) or not value.advice:
+                yield f"{name}: {type(value).__name__}: {value}"
+        elif isinstance(value, Exception):
+            yield f"{name}: {type(value).__name__} is not ours: {value}"
+        elif value != truth[name]:
+            yield f"{name}: is {value!r:.200}, should be {truth[name]!r:.200}"
+
+
+LOOKS: Uses = {
     "topics": lambda log: [log.topic(name) for name in log.topics()],
     "offsets": lambda log: [log.offsets("orders"), log.offsets("raw")],
     "events of orders": lambda log: _events(log, "orders"),
@@ -115,7 +164,7 @@ LOOKS: Seen = {
 }
 """What is looked at, one by one: a damage that shows in one place need not show in another."""
 
-CHANGES: Seen = {
+CHANGES: Uses = {
     "resume": lambda log: _grown(log, lambda: _send_again(log)),
     "append": lambda log: _grown(log, lambda: log.append("orders", [order(70), order(71)])),
     "transaction": lambda log: _grown(log, lambda: log.append("orders", [order(72), order(73)], atomic=True)),

@@ -14,6 +14,14 @@ from headwater.testing.contract import LogContract
 from headwater.testing.contract_case import OpenLog
 
 
+def test_every_test_of_the_contract_is_run_and_says_its_rule() -> None:
+    """Two parts with a test of the same name would hide one of them."""
+    parts = [part for part in LogContract.__mro__ if part.__module__.startswith("headwater.")]
+    tests = [(name, test) for part in parts for name, test in vars(part).items() if name.startswith("test")]
+    assert len({name for name, _ in tests}) == len(tests) > 90
+    assert not [name for name, test in tests if not test.__doc__]
+
+
 class TestFileLog(LogContract):
     """Acknowledged means on disk."""
 

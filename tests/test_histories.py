@@ -112,7 +112,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "dead transactions are not settled": (Transactions, "settle", nothing),
     "retries are stored again": (Partition, "_stored_before", nothing),
     "stale producers are not fenced": (Handles, "fence", nothing),
-    "what was written is acknowledged before it is durable": (Partition, "sync_to", nothing),
+    "what was written is acknowledged before it is durable": (Partition, "sync", nothing),
 }
 
 

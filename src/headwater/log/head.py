@@ -23,7 +23,7 @@ from headwater.log.slots import SlotFile, create_slot_file
 FORMAT = 1
 
 _MAGIC = b"HWHEAD"
-_MARK = struct.Struct("<qqqqqIIq")
+_MARK = struct.Struct("<qqqqqIIqI")
 _FLAG = struct.Struct("<Q")
 _SHAPES = (_MARK, _MARK, _FLAG, _FLAG)
 _WRITTEN, _DURABLE, _POISONED, _DELETED = range(4)
@@ -35,7 +35,9 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     `running` is the greatest event time so far, `appended` the last append time, `chain` the last header's checksum.
     `heals` counts how often the partition went back to what was on disk, so that nobody trusts what it remembers from
     before. While a writer begins another segment, `rolling` is that segment's base; a writer that finds it set removes what
-    the one before it, which died, has begun.
+    the one before it, which died, has begun. `writing` is set while frames are written to a topic with
+    `durability="os"`: a dead writer's frames are cut there before others take their place, or a power loss could bring
+    them back in place of events that were seen.
     """
 
     end: int = 0
@@ -46,6 +48,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     chain: int = 0
     heals: int = 0
     rolling: int = -1
+    writing: int = 0
 
 
 class Head:

@@ -19,7 +19,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
@@ -194,8 +194,7 @@ class LocalStore:
     def seal(self, name: str) -> int:
         with self.gate:
             self._check_writable()
-            partitions = [self.handles.partition(name, n) for n in range(self.handles.refresh(name).partitions)]
-            return sum(seal_partition(self._disk, partition) for partition in partitions)
+            return sum(self._seal(name, n) for n in range(self.handles.refresh(name).partitions))
 
     def incarnation(self) -> int:
         return self._incarnation
@@ -264,6 +263,9 @@ class LocalStore:
         )
         self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
         self._incarnation = self._commits.state().incarnation
+        if self._writable and self._commits.state().failed:
+            with suppress(StorageError), self._catalog():
+                self._transactions.replace_failed_commits()
 
     def _check_recovered(self) -> None:
         """After an unclean stop the first to open the log puts it in order."""
@@ -344,6 +346,19 @@ class LocalStore:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="headwater-writer")
             return self._pool
+
+    def _seal(self, name: str, number: int) -> int:
+        partition = self.handles.partition(name, number)
+        topic = partition.topic
+        try:
+            return seal_partition(self._disk, partition)
+        except Damaged:
+            if self.handles.refresh(name).schema_id == topic.schema_id:
+                raise
+            return seal_partition(self._disk, partition)
+        except FileNotFoundError:
+            self.handles.refresh(name)
+            return 0
 
     def _seal_later(self) -> None:
         """Only on a real disk: a simulated history stays in one thread."""

@@ -187,6 +187,8 @@ class Partition:
                 chain=frame.header_crc,
                 heals=mark.heals,
             )
+        if self.topic.durability == "os":
+            self._head.publish_written(msgspec.structs.replace(mark, writing=1))
         self._disk.reach("append: locked")
         file.write_at(mark.position, buffers)
         self._counters["frames"] += len(payloads)
@@ -259,7 +261,7 @@ class Partition:
                     if not self._head.is_poisoned():
                         return
                     mark = self.visible()
-                    mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1, rolling=-1)
+                    mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1, rolling=-1, writing=0)
                     file = self._active_file(mark.base)
                     file.truncate(mark.position)
                     self._write_again(file, mark)
@@ -297,12 +299,19 @@ class Partition:
     # Segments
 
     def _written_in_order(self) -> Mark:
-        """The written mark, after what a writer that died while rolling has begun is removed."""
+        """The written mark, after what a writer that died in the middle has begun is removed."""
         mark = self._head.written()
         if mark.rolling >= 0:
             self._disk.remove(f"{self.folder}/{segment_name(mark.rolling)}")
             self._disk.sync_folder(self.folder)
             mark = msgspec.structs.replace(mark, rolling=-1)
+            self._head.publish_written(mark)
+        if mark.writing:
+            file = self._active_file(mark.base)
+            file.truncate(mark.position)
+            self._room = mark.position
+            file.sync()
+            mark = msgspec.structs.replace(mark, writing=0)
             self._head.publish_written(mark)
         return mark
 

@@ -92,8 +92,9 @@ def recover_partition(disk: Disk, folder: str, *, decided: Decided, decided_or_o
 def _recover_locked(disk: Disk, folder: str, decided: Decided, decided_or_old: Decided) -> Mark:
     mark = _durable_mark(disk, folder)
     bases = segment_bases(disk, folder)
-    if mark is not None and mark.base not in bases:
-        mark = None
+    if mark is not None and mark.base not in bases and any(base > mark.base for base in bases):
+        # Its segment was sealed since: everything up to the next one was closed, and is on disk.
+        mark = _start_of(disk, folder, min(base for base in bases if base > mark.base))
     start = mark or _first_mark(disk, folder, bases)
     end = _last_whole_frame(disk, folder, start, decided if mark else decided_or_old)
     while end.end in bases and end.end > end.base:

@@ -126,6 +126,7 @@ def _judge(world: World, sources: list[Source]) -> int:
     """The log in the eyes of new processes: everything is there, everything works, and goes on to be there."""
     world.disk.heal()
     world.disk.capacity_bytes = None
+    world.is_healed = True
     end = world.random.choice(("power loss", "kill", "stop"))
     if end == "power loss":
         world.power_loss()
@@ -140,7 +141,6 @@ def _judge(world: World, sources: list[Source]) -> int:
 
 def _read_all(world: World, name: str) -> int:
     judge = SimWriter(world, name)
-    world.faults = 0
     judge.open()
     view = View(judge, list(world.topics))
     view.poll()

@@ -68,6 +68,7 @@ class World:
         self.oracle = Oracle()
         self.comings = Comings()
         self.faults = 0
+        self.is_healed = False
         self.topics: dict[str, Topic] = {}
         self.lines: list[str] = []
         self._now = 1_700_000_000_000_000
@@ -182,6 +183,9 @@ class Actor:
                 raise Violation(f"{what}: the topic is there, and yet: {refusal.error}") from refusal
             raise
 
+    def _may_fail(self) -> bool:
+        return self.world.faults > 0 and not self.world.is_healed
+
     def _check_alive(self) -> None:
         """A call that never came to the disk has not noticed that its process is dead; its answer reaches nobody."""
         if self._disk is None or not self._disk.process.alive:
@@ -190,7 +194,7 @@ class Actor:
     def _is_expected(self, error: HeadwaterError, expected: Errors) -> bool:
         if isinstance(error, (Damaged, FormatTooNew)):
             return False
-        return isinstance(error, expected) or (self.world.faults > 0 and isinstance(error, StorageError))
+        return isinstance(error, expected) or (self._may_fail() and isinstance(error, StorageError))
 
 
 def _short(result: object) -> str:
