@@ -44,7 +44,7 @@ def test_what_users_would_meet_the_doctor_finds_first(specimen: Specimen, kind: 
 
 
 def examine_damaged(specimen: Specimen, kind: str, trials: int) -> Iterator[str]:
-    snapshot, truth = specimen
+    snapshot, _ = specimen
     for what, path in damaged(snapshot, kind, trials):
         before = content(snapshot.folder)
         report = examine(str(snapshot.folder))

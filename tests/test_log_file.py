@@ -32,6 +32,7 @@ from headwater.model.errors import (
     LogNotFound,
     NoAccess,
     Poisoned,
+    PositionLost,
     StorageError,
     Unsupported,
 )
@@ -590,3 +591,29 @@ def test_a_failed_fsync_closes_its_partition_until_the_log_is_opened_again() -> 
         log.append("raw", [b"stored too"])
         assert values_of(log, "raw") == [b"stored", b"stored too"]
         assert values_of(log, "other") == [b"fine"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_place_that_a_power_loss_took_back_is_refused(seed: int) -> None:
+    """With `durability="os"` events can be lost; a position behind them is never taken for the events that came after."""
+    disk = SimDisk(seed)
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("before"), durability="os") as log:
+        log.create_topic("raw", partitions=1)
+        for number in range(20):
+            log.append("raw", [b"old %d" % number])
+        with log.reader("raw") as reader:
+            assert len(reader.poll()) == 20
+            saved = reader.positions()
+        disk.power_loss()
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("after")) as log:
+        kept = values_of(log, "raw")
+        assert kept == [b"old %d" % number for number in range(len(kept))]
+        log.append("raw", [b"new"] * 30)
+        if len(kept) == 20:
+            assert log.read("raw", start=saved).num_rows == 30
+        else:
+            with refused(PositionLost, "20", str(len(kept))):
+                log.read("raw", start=saved)
+        with log.reader("raw", start="latest") as reader:
+            assert reader.positions()[0].incarnation > saved[0].incarnation
+            assert log.read("raw", start=reader.positions()).num_rows == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headwater as hw
@@ -207,6 +208,17 @@ def test_a_forked_child_uses_the_log_it_inherited(folder: str) -> None:
             numbers = [int(value.split()[1]) for value in values if value.startswith(who + b" ")]
             assert numbers == list(range(30))
         assert log.topics() == ["of-the-child", "raw"]
+
+
+def test_a_forked_child_appends_much_as_its_parent_did(folder: str) -> None:
+    """What the parent keeps running for large batches does not run in the child, and is not waited for there."""
+    batch = pa.record_batch({"n": pa.array(range(150_000))})
+    with hw.open_log(folder, durability="os") as log:
+        log.create_topic("numbers", "n BIGINT", key="n", partitions=3)
+        log.append("numbers", batch)
+        assert len(in_child(lambda: log.append("numbers", batch), timeout_s=30)) == 3
+        log.append("numbers", batch)
+        assert log.read("numbers").num_rows == 450_000
 
 
 def test_a_producer_belongs_to_the_process_that_opened_it(folder: str) -> None:

@@ -203,7 +203,7 @@ def _reached_before(segment: Segment | Sealed, by: TimeKind) -> int:
     if isinstance(segment, Segment):
         return segment.header.running if by == "time" else segment.header.appended
     first = segment.batches[0]
-    return first.running_before if by == "time" else first.appended_min - 1
+    return first.running_before if by == "time" else first.appended_before
 
 
 def _place_at(segment: Segment | Sealed, partition: Partition, time: int, by: TimeKind) -> int | None:

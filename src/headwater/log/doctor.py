@@ -321,4 +321,4 @@ def _sealed_pieces(segment: Sealed, topic: Topic, number: int) -> Iterator[Piece
     for place, entry in enumerate(segment.batches):
         found: tuple[Chunk, int] | None = segment.read(place, topic=topic, partition=number)
         assert found is not None
-        yield Piece(found[0], entry.running_before, entry.running_after)
+        yield Piece(found[0], entry.running_before, entry.running_after, entry.appended_before, entry.appended_after)

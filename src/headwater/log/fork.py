@@ -15,7 +15,7 @@ from typing import Protocol
 class Forked(Protocol):
     """Something that has to know that it is in a forked child."""
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """Called in the child, once, while it has a single thread."""
 
 
@@ -31,7 +31,7 @@ def _handles() -> weakref.WeakSet[Forked]:
 
     def tell() -> None:
         for handle in list(handles):
-            handle.forked()
+            handle._forked()
 
     os.register_at_fork(after_in_child=tell)
     return handles

@@ -219,7 +219,7 @@ class LocalStore:
             self._close_files()
             self._closed = True
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a child: the parent's locks are not ours, and a copy of its files would keep them after its death."""
         if not self._closed:
             self._close_files()

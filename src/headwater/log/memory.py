@@ -89,6 +89,8 @@ class MemoryStore:
         with self._changed:
             for write in writes:
                 self._partition(write.topic.name, write.partition)
+                if self.topic(write.topic.name).id != write.topic.id:
+                    raise _made_anew(write.topic.name)
             ranges = [self._append(write) for write in writes]
             self._changed.notify_all()
         return ranges
@@ -157,6 +159,8 @@ class MemoryStore:
 
     def _append(self, write: Write) -> range:
         partition = self._partition(write.topic.name, write.partition)
+        if self.topic(write.topic.name).id != write.topic.id:
+            raise _made_anew(write.topic.name)
         stamp, count = write.stamp, write.count
         if stamp.producer != NO_PRODUCER:
             if stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
@@ -204,9 +208,12 @@ class _MemoryCursor:
         self._store = store
         self._name = name
         self._number = partition
+        self._topic_id = store.topic(name).id
 
     def read(self, end: int, *, events_max: int) -> list[Chunk]:
-        chunks = []
+        chunks: list[Chunk] = []
+        if self._store.topic(self._name).id != self._topic_id:
+            raise _made_anew(self._name)
         while self.offset < end and events_max > 0:
             chunk = self._store.chunk_at(self._name, self._number, self.offset)
             stop = min(chunk.end_offset, end, self.offset + events_max)
@@ -229,3 +236,7 @@ class _MemoryWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _made_anew(name: str) -> TopicNotFound:
+    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")

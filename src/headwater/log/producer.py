@@ -170,7 +170,7 @@ class Producer:
     ) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a child: what was gathered is the parent's to write."""
         self._foreign = True
         self._begin_empty()

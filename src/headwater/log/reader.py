@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.log.events import output_schema, to_batch_of, to_events
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
 from headwater.model.clock import time_us
-from headwater.model.errors import Closed, InvalidInput, PositionLost
+from headwater.model.errors import Closed, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -79,7 +79,7 @@ class Reader:
     def lag(self) -> int:
         """How many events are there to be read now."""
         bounds = self._store.bounds(self._names)
-        return sum(bounds[place].end - cursor.offset for place, cursor in self._cursors.items())
+        return sum(_end_of(bounds, place) - cursor.offset for place, cursor in self._cursors.items())
 
     def close(self) -> None:
         """Frees what it waits on."""
@@ -149,8 +149,7 @@ class Reader:
         chunks: list[Chunk] = []
         for step in range(len(places)):
             place = places[(self._turn + step) % len(places)]
-            cursor = self._cursors[place]
-            found = cursor.read(bounds[place].end, events_max=events_max)
+            found = self._cursors[place].read(_end_of(bounds, place), events_max=events_max)
             events_max -= sum(chunk.batch.num_rows for chunk in found)
             chunks += found
             if events_max <= 0:
@@ -205,6 +204,14 @@ class Reader:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The reader was closed.", advice="Open another with log.reader(…).")
+
+
+def _end_of(bounds: Mapping[tuple[str, int], Bounds], place: tuple[str, int]) -> int:
+    if place not in bounds:
+        raise TopicNotFound(
+            f"Topic {place[0]!r} was deleted and created again with fewer partitions.", advice="Open another reader."
+        )
+    return bounds[place].end
 
 
 def _no_start(start: object) -> InvalidInput:

@@ -19,22 +19,22 @@ STORED_BEFORE = -1
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The promise of one event's place in the log."""
 
-    batch: Batch
-    index: int
+    _batch: Batch
+    _index: int
 
     def result(self, *, timeout_s: float | None = None) -> Position:
         """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
-        return self.batch.position(self.index, timeout_s)
+        return self._batch.position(self._index, timeout_s)
 
     def done(self) -> bool:
         """Whether the result is there."""
-        return self.batch.outcome is not None
+        return self._batch.outcome is not None
 
     def __await__(self) -> Generator[Any, None, Position]:
-        if self.batch.outcome is None:
+        if self._batch.outcome is None:
             loop = asyncio.get_running_loop()
-            yield from loop.run_in_executor(None, self.batch.settle, None).__await__()
-        return self.batch.position(self.index, None)
+            yield from loop.run_in_executor(None, self._batch.settle, None).__await__()
+        return self._batch.position(self._index, None)
 
 
 class Batch:

@@ -110,13 +110,14 @@ class Sealer:
 
 
 def _pieces(segment: Segment, topic: Topic, number: int) -> Iterator[Piece]:
-    position, running = segment.start, segment.header.running
-    expected = segment.base
+    position, expected = segment.start, segment.base
+    running, appended = segment.header.running, segment.header.appended
     while (frame := segment.frame_at(position)) is not None:
         found = segment.read(position, topic=topic, partition=number)
         if found is None or found[0].base_offset != expected:
             raise damaged(segment.path, position, f"event {expected} is not where it should be")
-        yield Piece(found[0], running, frame.running_after)
-        position, running, expected = found[1], frame.running_after, found[0].end_offset
+        yield Piece(found[0], running, frame.running_after, appended, frame.appended)
+        position, expected = found[1], found[0].end_offset
+        running, appended = frame.running_after, frame.appended
     if position < segment.size():
         raise damaged(segment.path, position, f"event {expected} is not where it should be")

@@ -6,7 +6,7 @@ base64 text:
 
     header: magic "HWSEAL", format u16, schema id u32, flags u32, batches u32, base offset i64, end offset i64
     a batch: position u64, bytes u64, base offset i64, events u32, crc32c u32 of its whole message, time min i64,
-             time max i64, running before i64, running after i64, appended min i64, appended max i64
+             time max i64, running before i64, running after i64, appended before i64, appended after i64
     crc32c u32 of all that
 
 Arrow's format has no checksums, so each batch is found by this table and believed only if its crc32c holds. The table
@@ -57,8 +57,8 @@ class SealedBatch(msgspec.Struct, frozen=True, gc=False):
     time_max: int
     running_before: int
     running_after: int
-    appended_min: int
-    appended_max: int
+    appended_before: int
+    appended_after: int
 
 
 def sealed_name(base: int) -> str:
@@ -87,7 +87,7 @@ class Sealed:
     def batch_at(self, time: int, *, by: str) -> int | None:
         """The number of the first batch that reaches a time, or None; `by` is "running" or "appended"."""
         for number, batch in enumerate(self.batches):
-            if (batch.running_after if by == "running" else batch.appended_max) >= time:
+            if (batch.running_after if by == "running" else batch.appended_after) >= time:
                 return number
         return None
 
@@ -171,11 +171,13 @@ class Sealed:
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Some events to be sealed, with the partition's greatest event time before and after them."""
+    """Some events to be sealed, with the partition's greatest event time and last append time before and after them."""
 
     chunk: Chunk
     running_before: int
     running_after: int
+    appended_before: int
+    appended_after: int
 
 
 def encode_sealed(pieces: Iterable[Piece], *, schema: pa.Schema, schema_id: int, time_column: str | None) -> bytearray:
@@ -237,7 +239,9 @@ def _join(held: list[Piece]) -> Piece:
     tables = [pa.Table.from_batches([_with_appended(piece.chunk)]) for piece in held]
     batch = pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
     chunk = msgspec.structs.replace(held[0].chunk, batch=batch, appended=None)
-    return Piece(chunk, held[0].running_before, held[-1].running_after)
+    return Piece(
+        chunk, held[0].running_before, held[-1].running_after, held[0].appended_before, held[-1].appended_after
+    )
 
 
 def _with_appended(chunk: Chunk) -> pa.RecordBatch:
@@ -267,7 +271,6 @@ def _entry(
     group: Piece, batch: pa.RecordBatch, place: tuple[int, int], data: bytearray, time_column: str | None
 ) -> SealedBatch:
     position, length = place
-    appended = pc.min_max(batch.column("_appended").cast(pa.int64())).as_py()
     time: dict[str, int | None] = {"min": None, "max": None}
     if time_column is not None:
         time = pc.min_max(batch.column(time_column).cast(pa.int64())).as_py()
@@ -281,8 +284,8 @@ def _entry(
         time_max=_or_none(time["max"]),
         running_before=group.running_before,
         running_after=group.running_after,
-        appended_min=appended["min"],
-        appended_max=appended["max"],
+        appended_before=group.appended_before,
+        appended_after=group.appended_after,
     )
 
 
