@@ -34,3 +34,5 @@ with hw.open_log(folder) as log:
     now, before = log.table("orders"), log.table("orders", as_of=hours[1])
     print("now:", {row["id"]: row["state"] for row in now.to_pylist()})
     print("at 13:00:", {row["id"]: row["state"] for row in before.to_pylist()})
+
+print(f"Look again: headwater -l {folder} tail orders")

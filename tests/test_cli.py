@@ -524,10 +524,14 @@ def test_a_pipe_that_closes_early_ends_tail_quietly(orders: Cli) -> None:
     assert process.stderr == ""
 
 
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start the command line as a shell in the foreground would: Ctrl-C is not ignored, even where the tests ignore it."""
+    command = ["env", "--default-signal=INT", *COMMAND, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
 def test_tail_follows_and_ends_quietly_with_ctrl_c(orders: Cli) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "tail", "orders", "-f", "-n", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = start("tail", "orders", "-f", "-n", "1")
     assert process.stdout is not None
     process.stdout.readline()
     orders("produce", "orders", stdin='{"id":"new"}\n')
@@ -537,9 +541,17 @@ def test_tail_follows_and_ends_quietly_with_ctrl_c(orders: Cli) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
+def test_ctrl_c_ends_a_question_that_takes_too_long(orders: Cli) -> None:
+    process = start("sql", "select count(*) from range(1000000000) a, range(1000) b, orders")
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, b"")
+
+
 def test_produce_follows_a_pipe_that_stays_open(orders: Cli) -> None:
     """What a program has written is stored before it writes more."""
-    process = subprocess.Popen([*COMMAND, "produce", "orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start("produce", "orders")
     assert process.stdin is not None
     process.stdin.write(b'{"id":"live"}\n{"id":"ha')
     process.stdin.flush()

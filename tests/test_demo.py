@@ -25,7 +25,17 @@ GONE_S_MAX = 20.0
 
 def start(folder: Path, *, seconds: int, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """Start the demonstration with its temporary folder in `folder`, by which its processes can be told."""
-    command = [sys.executable, "-m", "headwater.cli.main", "demo", "--seconds", str(seconds)]
+    # As a shell in the foreground would: Ctrl-C is not ignored, even where the tests ignore it.
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "headwater.cli.main",
+        "demo",
+        "--seconds",
+        str(seconds),
+    ]
     environment = os.environ | {"TMPDIR": str(folder), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 

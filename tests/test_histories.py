@@ -100,14 +100,8 @@ def nothing(*_: Any, **__: Any) -> None:
     """Does not do what it should."""
 
 
-def written(partition: Partition) -> Any:
-    """What is written, where what is durable was asked for."""
-    return partition.written()
-
-
 PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the disk lies about syncs": (scheduled._ScheduledFile, "sync", nothing),
-    "readers see what is not durable": (Partition, "visible", written),
     "the readers' masks are forgotten": (CommitLog, "pending_parts", lambda *_: ()),
     "dead transactions are not settled": (Transactions, "settle", nothing),
     "retries are stored again": (Partition, "_stored_before", nothing),

@@ -7,7 +7,7 @@ import tempfile
 import duckdb
 import pyarrow as pa
 
-from headwater.cli.sql import connect, first_sentence
+from headwater.cli.question import connect, first_sentence
 from headwater.model.errors import InvalidInput
 
 

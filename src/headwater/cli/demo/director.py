@@ -9,7 +9,7 @@ from headwater.cli.demo.proof import stored
 from headwater.cli.demo.screen import EVENTS_SHOWN, Scene, Screen
 from headwater.cli.demo.street import Shop, Street
 from headwater.cli.output import rows_of
-from headwater.cli.sql import answer
+from headwater.cli.question import answer
 from headwater.log.log import Log
 from headwater.log.reader import Reader
 

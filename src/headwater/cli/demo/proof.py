@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headwater.cli.demo.orders import TOPIC, sale
 from headwater.cli.output import rows_of
-from headwater.cli.sql import answer
+from headwater.cli.question import answer
 from headwater.log.log import Log
 
 QUESTION = f"""

@@ -58,7 +58,7 @@ def _play(folder: Path, seconds: float, console: Console) -> tuple[Scene, list[L
         with Street(url, folder, rate=RATE) as street:
             scene = Scene(seconds, shops=street.shops)
             street.begin()
-            screen = Stage(console) if console.is_terminal else Plain(console)
+            screen = Stage(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
             try:
                 Director(log, street, scene, screen).run()
             finally:

@@ -1,0 +1,134 @@
+"""A question to topics, answered by DuckDB over Arrow.
+
+Each topic that the question names is a view: its columns, then `_partition, _offset, _time, _appended, _key, _deleted`. All
+of them are read up to one snapshot of the log's ends, as streams, however large they are. DuckDB cannot reach files here,
+and nothing can be written.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from headwater.cli.joined import joined
+from headwater.log.log import Log
+from headwater.model.errors import HeadwaterError, InvalidInput, TopicNotFound
+
+META = ("_partition", "_offset", "_time", "_appended", "_key", "_deleted")
+MEMORY = "1GB"
+
+_BATCH_ROWS = 65_536
+_SCAN_ROWS = 16_384
+
+
+@contextmanager
+def answer(log: Log, query: str, *, tables: Mapping[str, pa.Table] | None = None) -> Iterator[pa.RecordBatchReader]:
+    """The rows that a question about topics, and about other tables, selects, as a stream of batches."""
+    scans = _scans(log, query)
+    with tempfile.TemporaryDirectory(prefix="headwater-sql-") as folder:
+        connection = connect(folder)
+        try:
+            _check_reads(connection, query)
+            for name, rows in {**scans, **(tables or {})}.items():
+                connection.register(name, rows)
+            reader = _interruptible(connection, lambda: connection.sql(query).to_arrow_reader(_BATCH_ROWS))
+            yield pa.RecordBatchReader.from_batches(reader.schema, _batches(connection, reader))
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise _told(error, scans.values(), log) from None
+        finally:
+            connection.close()
+
+
+def connect(folder: str) -> duckdb.DuckDBPyConnection:
+    """A DuckDB that sees what is registered with it and nothing else; what does not fit in memory goes to `folder`."""
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+    connection.execute("set temp_directory = $folder", {"folder": folder})
+    connection.execute(f"set memory_limit = '{MEMORY}'")
+    connection.execute("set TimeZone = 'UTC'")
+    connection.execute("set enable_external_access = false")
+    return connection
+
+
+def _batches(connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    while (batch := _interruptible(connection, lambda: next(reader, None))) is not None:
+        yield batch
+
+
+def _interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Any]) -> Any:
+    """Works in another thread: DuckDB does not look for Ctrl-C while it computes, so somebody must be free to see it."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
+class _Scan:
+    """A topic up to an end, which can be read again and again; keeps the error that ended a reading."""
+
+    def __init__(self, log: Log, topic: str, ends: Mapping[int, int]) -> None:
+        self.failure: HeadwaterError | None = None
+        self._log = log
+        self._topic = topic
+        self._ends = ends
+        self._columns = [*log.topic(topic).schema.names, *META]
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        batches = self._log.scan(self._topic, end=self._ends, columns=self._columns)
+        return pa.RecordBatchReader.from_batches(batches.schema, self._kept(batches)).__arrow_c_stream__(
+            requested_schema
+        )
+
+    def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from joined(batches, rows_min=_SCAN_ROWS)
+        except HeadwaterError as error:
+            self.failure = error
+            raise
+
+
+def _scans(log: Log, query: str) -> dict[str, _Scan]:
+    """The topics whose names stand in the question. One too many costs little; a parser would refuse what it cannot read."""
+    asked = query.lower()
+    names = [name for name in log.topics() if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", asked)]
+    ends: dict[str, dict[int, int]] = {name: {} for name in names}
+    for (name, number), bound in log.store.bounds(names).items():
+        ends[name][number] = bound.end
+    return {name: _Scan(log, name, ends[name]) for name in names}
+
+
+def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    kinds = [statement.type for statement in connection.extract_statements(query)]
+    if len(kinds) != 1:
+        raise InvalidInput(f"There are {len(kinds)} statements.", advice="Ask one question at a time.")
+    # DuckDB splits a PIVOT whose columns it must look up first into several statements, and calls that MULTI.
+    if kinds[0] not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI):
+        raise InvalidInput(
+            f"{kinds[0].name} is refused: `sql` only reads.", advice="Use `headwater produce` to add events."
+        )
+
+
+def _told(error: Exception, scans: Iterable[_Scan], log: Log) -> HeadwaterError:
+    """DuckDB's refusal in our words; where a topic could not be read, what its reader said."""
+    for scan in scans:
+        if scan.failure is not None:
+            return scan.failure
+    known = ", ".join(f'"{name}"' if re.search(r"\W", name) else name for name in log.topics()[:10]) or "none yet"
+    advice = f"Topics here: {known}. Names with '.' or '-' need double quotes."
+    if isinstance(error, duckdb.CatalogException):
+        return TopicNotFound(str(error).strip().partition("\n")[0], advice=advice)
+    return InvalidInput(first_sentence(error), advice=f"Write DuckDB's SQL over topics as tables. {advice}")
+
+
+def first_sentence(error: Exception) -> str:
+    """What DuckDB says, without the part of the query that it points at."""
+    return str(error).strip().partition("\n\n")[0].replace("\n", " ")
