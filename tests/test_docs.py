@@ -12,7 +12,9 @@ import pytest
 
 _ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PAGES = sorted(page for page in [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")] if _BLOCK.search(page.read_text()))
+_PAGES = sorted(
+    page for page in [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")] if _BLOCK.search(page.read_text())
+)
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))

@@ -107,6 +107,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "retries are stored again": (Partition, "_stored_before", nothing),
     "stale producers are not fenced": (Handles, "fence", nothing),
     "what was written is acknowledged before it is durable": (Partition, "sync", nothing),
+    "readers see what is not durable": (Partition, "visible", Partition.written),
 }
 
 

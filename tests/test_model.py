@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import headwater as hw
 from headwater.log import segment
@@ -95,6 +96,26 @@ def rows_of(draw: st.DrawFn, kind: str) -> list[Any]:
     return draw(st.lists(st.fixed_dictionaries(required, optional=optional), max_size=6))
 
 
+def many_rows(kind: str, count: int, chance: random.Random) -> list[Any]:
+    """So many rows that fit a topic of that kind, cheaper to draw than one by one."""
+    rows: list[Any] = []
+    for _ in range(count):
+        size = chance.choice([0, 1, 20, 400, 1500])
+        moment = NOON + timedelta(seconds=chance.randint(-20, 100))
+        row: dict[str, Any] = {
+            "bytes": {"key": chance.choice([None, b"k", b"l", b"m"]), "value": b"v" * size},
+            "keyed": {"id": chance.choice([None, *"klmnop"]), "n": chance.randint(-9, 9), "tags": ["t" * size]},
+            "timed": {"id": chance.randint(0, 9), "at": chance.choice([None, moment, moment]), "x": 0.5},
+            "keyless": {"n": chance.randint(0, 9), "text": "t" * size},
+        }[kind]
+        if chance.random() < 0.1:
+            row["_headers"] = {"h": b"1"}
+        if kind in ("keyed", "timed") and chance.random() < 0.1:
+            row["_deleted"] = True
+        rows.append(row)
+    return rows
+
+
 class Pair:
     """Something that exists twice: on the local log and on the model."""
 
@@ -144,6 +165,12 @@ class LogsAgree(RuleBasedStateMachine):
 
     # Topics
 
+    @initialize(kinds=st.tuples(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(KINDS))))
+    def begin(self, kinds: tuple[str, str]) -> None:
+        """With something to work on."""
+        for name, kind in zip(NAMES, kinds, strict=False):
+            self.create(0, name, kind, partitions=2, durability="fsync")
+
     @rule(
         handle=st.integers(0, 1),
         name=st.sampled_from(NAMES),
@@ -186,6 +213,17 @@ class LogsAgree(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.kinds)))
         rows = data.draw(rows_of(self.kinds[name]))
         self.both(self.handles[handle], lambda log: log.append(name, rows, atomic=atomic))
+
+    @precondition(lambda self: self.kinds)
+    @rule(handle=st.integers(0, 1), seed=st.integers(0, 9), batches=st.integers(1, 9), data=st.data())
+    def grow(self, handle: int, seed: int, batches: int, data: st.DataObject) -> None:
+        """Enough for segments to roll."""
+        name = data.draw(st.sampled_from(sorted(self.kinds)))
+        chance = random.Random(seed)
+        for _ in range(batches):
+            rows = many_rows(self.kinds[name], chance.randint(1, 8), chance)
+            self.both(self.handles[handle], lambda log, rows=rows: log.append(name, rows))
+            self.now += chance.choice([0, 0, 1_000_000])
 
     @precondition(lambda self: self.kinds)
     @rule(handle=st.integers(0, 1), data=st.data())

@@ -207,7 +207,7 @@ class CommitLog:
         """Begins again after a recovery; the boot id comes last, since it says that all is done."""
         create_commits(self._disk, self._folder, floor=floor)
         state = State(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
-        self.set_state(state)
+        self._state.write_after_power_loss(0, *msgspec.structs.astuple(state))
         self._state.sync()
         self._disk.reach("recovery: begun again")
         self.set_state(msgspec.structs.replace(state, boot_id=_boot_bytes(boot_id)))

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from headwater.model.errors import DiskFull, NoAccess, StorageError
+from headwater.model.errors import Damaged, DiskFull, NoAccess, StorageError
 
 Buffer = Any
 """Anything with the buffer protocol: bytes, memoryview, pyarrow.Buffer."""
@@ -276,7 +276,7 @@ class RealFile:
         try:
             return pa.py_buffer(mmap.mmap(self._handle, length, mmap.MAP_SHARED, mmap.PROT_READ))
         except (OSError, ValueError) as error:
-            raise StorageError(
+            raise Damaged(
                 f"{self.path} is shorter than {length} bytes or cannot be mapped: {error}.",
                 advice="Run `headwater doctor` on this log.",
             ) from error
@@ -309,7 +309,7 @@ class _RealMap:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self._map = mmap.mmap(handle, length, mmap.MAP_SHARED, protection)
         except ValueError as error:
-            raise StorageError(
+            raise Damaged(
                 f"{path} is shorter than {length} bytes.", advice="Run `headwater doctor` on this log."
             ) from error
         finally:

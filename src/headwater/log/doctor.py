@@ -130,7 +130,7 @@ class _Examination:
             marks.append(self._durable(folder))
         kinds = segments(self._disk, folder)
         names = set(self._disk.names(folder))
-        expected: int | None = None
+        expected: int | None = 0
         for base in sorted(kinds):
             self._twins(folder, base, names)
             self._index(folder, base, names)
@@ -142,7 +142,11 @@ class _Examination:
                 )
             visible = marks[0] if marks and marks[0].base == base else None
             expected = self._segment(kinds[base], folder, base, topic, number, visible)
-        if marks and expected is not None and expected < marks[0].end:
+        if marks and marks[0].base not in kinds:
+            self._add(
+                f"{folder}/{marks[0].base:020d}.frames", "is missing", advice="Restore it from a mirror or a backup."
+            )
+        elif marks and expected is not None and expected < marks[0].end:
             self._add(
                 folder,
                 f"events {expected} to {marks[0].end - 1} were acknowledged and are gone",
@@ -291,6 +295,8 @@ class _Examination:
         head = Head(self._disk, f"{folder}/head", writable=False)
         try:
             head.written()
+            head.is_poisoned()
+            head.is_deleted()
             return head.durable()
         finally:
             head.close()

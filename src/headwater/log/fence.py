@@ -31,12 +31,17 @@ class Fence:
         """The epoch in force."""
         return int(self._facts.read(0)[0])
 
+    def _last_epoch(self) -> int:
+        """The greatest epoch that is whole: a power loss may have torn the one that counts. The caller holds the lock."""
+        epochs = [int(epoch) for (epoch,) in self._facts.read_all(0)]
+        return max(epochs) if epochs else self.epoch()
+
     def raise_epoch(self) -> int:
         """Fences every producer of this name that is open now; returns the new epoch."""
         self._lock.lock()
         try:
-            epoch = self.epoch() + 1
-            self._facts.write(0, epoch)
+            epoch = self._last_epoch() + 1
+            self._facts.write_after_power_loss(0, epoch)
             self._facts.sync()
         finally:
             self._lock.unlock()

@@ -87,6 +87,14 @@ class Head:
         """Publishes what is on disk; the caller holds the sync lock."""
         self._facts.write(_DURABLE, *msgspec.structs.astuple(mark))
 
+    def set_after_power_loss(self, mark: Mark) -> None:
+        """Everything up to the mark is written and durable, and nothing is wrong; the caller holds both locks."""
+        values = msgspec.structs.astuple(mark)
+        self._facts.write_after_power_loss(_DURABLE, *values)
+        self._facts.write_after_power_loss(_WRITTEN, *values)
+        self._facts.write_after_power_loss(_POISONED, 0)
+        self._facts.write_after_power_loss(_DELETED, 0)
+
     def set_poisoned(self, *, poisoned: bool) -> None:
         """The caller holds the sync lock."""
         self._facts.write(_POISONED, int(poisoned))

@@ -195,9 +195,7 @@ def _set_head(disk: Disk, folder: str, mark: Mark) -> None:
         disk.sync_folder(folder)
         return
     try:
-        head.publish_written(mark)
-        head.publish_durable(mark)
-        head.set_poisoned(poisoned=False)
+        head.set_after_power_loss(mark)
         head.sync()
     finally:
         head.close()

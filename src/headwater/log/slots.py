@@ -78,6 +78,19 @@ class SlotFile:
         self._view[at : at + len(data)] = data
         self._words[place // 8] = _word(generation)
 
+    def write_after_power_loss(self, fact: int, *values: Any) -> None:
+        """Changes a fact whose word or slots may be torn: never in place of the only slot that is whole."""
+        place = _FACT_BYTES * (fact + 1)
+        found = [self._slot(place + slot, self._shapes[fact]) for slot in _SLOTS]
+        generations = [-1 if slot is None else slot[0] for slot in found]
+        target = generations.index(min(generations))
+        generation = max(*generations, 0) + 1
+        generation += (generation & 1) != target
+        data = _encode(generation, self._shapes[fact], values)
+        at = place + _SLOTS[target]
+        self._view[at : at + len(data)] = data
+        self._words[place // 8] = _word(generation)
+
     def sync(self) -> None:
         """Returns when the file is on disk."""
         self._map.sync()

@@ -46,6 +46,8 @@ class Nature:
         }
         strikes["all"] = (*strikes["power"], *strikes["sync"], *strikes["full"], self._fail_something)
         self._strikes = strikes[temper]
+        if temper in ("power", "all"):
+            world.power_loss_probability = self._random.choice((0.0, 0.5))
 
     def run(self) -> None:
         """Strikes now and then, as long as anybody is there."""

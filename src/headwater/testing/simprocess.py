@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pyarrow as pa
 
 from headwater.log.disk import Buffer, Mode, storage_error
-from headwater.model.errors import StorageError
+from headwater.model.errors import Damaged
 from headwater.testing.simfile import Inode
 from headwater.testing.simtree import Entry, Folder, Node
 
@@ -351,8 +351,8 @@ def _missing(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
-def _too_short(path: str, length: int) -> StorageError:
-    return StorageError(f"{path} is shorter than {length} bytes.", advice="Run `headwater doctor` on this log.")
+def _too_short(path: str, length: int) -> Damaged:
+    return Damaged(f"{path} is shorter than {length} bytes.", advice="Run `headwater doctor` on this log.")
 
 
 def _make_private(memory: mmap.mmap) -> None:

@@ -69,6 +69,7 @@ class World:
         self.comings = Comings()
         self.faults = 0
         self.is_healed = False
+        self.power_loss_probability = 0.0
         self.topics: dict[str, Topic] = {}
         self.lines: list[str] = []
         self._now = 1_700_000_000_000_000
@@ -123,6 +124,8 @@ class Actor:
                 self.act()
             except Crashed:
                 self.forget()
+                if self.world.random.random() < self.world.power_loss_probability:
+                    self.world.power_loss()
             except Refused as refusal:
                 if isinstance(refusal.error, StorageError) and self.random.random() < 0.7:
                     self.close()
