@@ -184,6 +184,8 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
 def _find(segment: Segment | Sealed, offset: int, partition: Partition) -> int:
     if isinstance(segment, Sealed):
         return segment.find(offset)
+    if offset == segment.base:
+        return segment.start
     return segment.find(offset, end=_end_position(segment, partition))
 
 

@@ -25,6 +25,7 @@ in the next frame: a batch too large for one frame is recovered whole or not at 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ CONTINUES = 4
 _MAGIC = b"HWF1"
 _ALIGNMENT = 64
 _CHECKED_BYTES = HEADER_BYTES - 4
+_PIECES_ROWS_MIN = 4096
 _HEADER = struct.Struct("<4sIQqIIqqqqq16sIIqqQI")
 _CHECKSUM = struct.Struct("<I")
 _PADDING = bytes(_ALIGNMENT)
@@ -100,7 +102,8 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
 class Payload(msgspec.Struct, frozen=True):
     """A batch made ready outside every lock: serialised, summed, its times looked at."""
 
-    data: pa.Buffer
+    buffers: Sequence[Any]
+    size: int
     crc: int
     count: int
     flags: int
@@ -113,7 +116,7 @@ class Payload(msgspec.Struct, frozen=True):
     @property
     def stride(self) -> int:
         """How many bytes its frame will take."""
-        return stride_of(self.data.size)
+        return stride_of(self.size)
 
 
 def physical_schema(schema: pa.Schema, flags: int) -> pa.Schema:
@@ -152,10 +155,14 @@ def prepare(
         times = _times(batch.column(time_column))
         if len(times):
             time_min, time_max = int(times.min()), int(times.max())
-    data = batch.serialize()
+    buffers = _serialise(batch)
+    crc = 0
+    for buffer in buffers:
+        crc = crc32c(buffer, crc)
     return Payload(
-        data=data,
-        crc=crc32c(data),
+        buffers=buffers,
+        size=sum(len(buffer) for buffer in buffers),
+        crc=crc,
         count=batch.num_rows,
         flags=flags | (CONTINUES if continues else 0),
         schema_id=schema_id,
@@ -176,7 +183,7 @@ def encode(
     frame = Frame(
         magic=_MAGIC,
         flags=payload.flags,
-        payload_bytes=payload.data.size,
+        payload_bytes=payload.size,
         base_offset=base_offset,
         count=payload.count,
         schema_id=payload.schema_id,
@@ -250,6 +257,42 @@ def damaged(path: str, position: int, what: str) -> Damaged:
         f"{path} is damaged at byte {position} ({what}): the checksum does not hold.",
         advice="The events were not served. Run `headwater doctor` on this log; restore them from a mirror or a backup.",
     )
+
+
+def _serialise(batch: pa.RecordBatch) -> list[Any]:
+    """The batch's IPC message; of a large one the pieces it consists of, so that its columns are never copied."""
+    if batch.num_rows < _PIECES_ROWS_MIN:
+        return [batch.serialize()]
+    pieces = _Pieces()
+    writer = pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema)
+    writer.write_batch(batch.slice(0, 0))
+    pieces.taken = []
+    writer.write_batch(batch)
+    return pieces.taken
+
+
+class _Pieces:
+    """A file for Arrow's writer that keeps the buffers it is handed instead of copying them."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+        self._size = 0
+
+    def write(self, piece: Any) -> int:
+        self.taken.append(piece)
+        self._size += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 def _times(column: pa.Array) -> Any:

@@ -177,7 +177,7 @@ class Partition:
                 chain=after.chain,
                 transaction=transaction,
             )
-            buffers += (header, payload.data, frames.padding(payload.data.size))
+            buffers += (header, *payload.buffers, frames.padding(payload.size))
             after = Mark(
                 end=frame.end_offset,
                 base=mark.base,
