@@ -17,7 +17,6 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from headwater.cli.joined import joined
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, InvalidInput, TopicNotFound
 
@@ -25,7 +24,6 @@ META = ("_partition", "_offset", "_time", "_appended", "_key", "_deleted")
 MEMORY = "1GB"
 
 _BATCH_ROWS = 65_536
-_SCAN_ROWS = 16_384
 
 
 @contextmanager
@@ -90,7 +88,7 @@ class _Scan:
 
     def _kept(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from joined(batches, rows_min=_SCAN_ROWS)
+            yield from batches
         except HeadwaterError as error:
             self.failure = error
             raise

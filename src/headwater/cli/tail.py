@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headwater.cli.joined import joined
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import is_terminal, rows_of, write_json
 from headwater.cli.rows import RowPrinter
@@ -130,7 +129,7 @@ class _Events:
     def _rows_of_partition(self, number: int, start: int) -> Iterator[tuple[Row, Row]]:
         starts = self.ends | {number: start}
         batches = self._log.scan(self._topic.name, start=starts, end=self.ends, columns=self._columns)
-        for batch in joined(batches, rows_min=_BATCH_ROWS):
+        for batch in batches:
             yield from self._pairs(batch)
 
     def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[Row, Row]]:

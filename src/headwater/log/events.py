@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -66,6 +66,24 @@ def to_batch_of(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     if schema is chunk.topic.schema and batch.num_columns == len(schema):
         return batch
     return pa.RecordBatch.from_arrays([_column(chunk, field) for field in schema], schema=schema)
+
+
+def joined(batches: Iterable[pa.RecordBatch], *, rows_min: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, at least `rows_min` in each batch but the last; large batches are not copied.
+
+    Producers that flush often leave many batches of a few events, and most programs take as long for a small batch as for a
+    large one.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= rows_min:
+            yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def _column(chunk: Chunk, field: pa.Field) -> pa.Array:

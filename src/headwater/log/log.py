@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.log.disk import Disk
-from headwater.log.events import output_schema, to_batch_of
+from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
 from headwater.log.reader import Reader, Start
@@ -31,6 +31,7 @@ PARTITIONS = 4
 FUTURE_MAX = "1 day"
 
 _SCAN_EVENTS = 1 << 16
+_BATCH_EVENTS_MIN = 4096
 
 
 def open_log(
@@ -99,6 +100,11 @@ class Log:
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes."""
+        if schema is None and (key not in (None, "key") or time is not None):
+            raise InvalidInput(
+                f"Topic {name!r} has no schema, so it has no columns to be key or time.",
+                advice='Give it a schema, such as schema="id STRING, at TIMESTAMP".',
+            )
         columns = BYTES_SCHEMA if schema is None else to_arrow_schema(schema)
         if schema is not None and key in columns.names:
             key_bytes(pa.nulls(0, columns.field(key).type))
@@ -242,7 +248,8 @@ class Log:
         ends = {place.partition: place.offset for place in self.reader(topic, start=end).positions()}
         starts = {place.partition: place.offset for place in self.reader(topic, start=start).positions()}
         schema = output_schema(self._store.refresh(topic), columns)
-        return pa.RecordBatchReader.from_batches(schema, self._batches(topic, schema, starts, ends))
+        batches = self._batches(topic, schema, starts, ends)
+        return pa.RecordBatchReader.from_batches(schema, joined(batches, rows_min=_BATCH_EVENTS_MIN))
 
     def table(self, topic: str, *, as_of: datetime | str | int | None = None) -> pa.Table:
         """The newest row of each key, without those that were deleted; `as_of` an event time."""

@@ -47,6 +47,7 @@ from headwater.model.schema import HEADERS
 
 BATCH_EVENTS_MAX = 32_768
 BATCH_BYTES_MAX = 8 << 20
+SEQUENCE_MAX = 2**62
 
 _RETRY_FIRST_S = 0.01
 _RETRY_LAST_S = 0.5
@@ -66,6 +67,7 @@ class Producer:
         batches_max: int = 4,
         retry_s: float = 30.0,
     ) -> None:
+        _check_settings(id, linger_ms=linger_ms, batches_max=batches_max, retry_s=retry_s)
         self._store = store
         self._id = id
         self._producer, self._epoch = store.register_producer(id) if id else (os.urandom(16), 0)
@@ -215,6 +217,8 @@ class Producer:
                 "`sequence` needs a producer with an id, and goes with every event or with none.",
                 advice='Open it with log.producer(id="…") and number all events.',
             )
+        if type(sequence) is not int or not 0 <= sequence <= SEQUENCE_MAX:
+            raise InvalidInput(f"{sequence!r} is no sequence number.", advice=f"Use 0 to {SEQUENCE_MAX}.")
         if batch.sequences is None:
             batch.sequences = []
         if batch.sequences and sequence <= batch.sequences[-1]:
@@ -367,6 +371,18 @@ class Producer:
             raise Closed("The producer was closed.", advice="Open another with log.producer().")
         if isinstance(self._failure, Fenced):
             raise self._failure
+
+
+def _check_settings(id: object, *, linger_ms: object, batches_max: object, retry_s: object) -> None:
+    if id is not None and not (isinstance(id, str) and id):
+        raise InvalidInput(f"{id!r} cannot be a producer's id.", advice="Use a string that is not empty, or none.")
+    for name, value, least in (("linger_ms", linger_ms, 0), ("batches_max", batches_max, 1), ("retry_s", retry_s, 0)):
+        if not _is_number(value, least, 10**9):
+            raise InvalidInput(f"{name}={value!r} makes no sense.", advice=f"Use a number from {least} up.")
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and least <= value <= most
 
 
 def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:

@@ -144,6 +144,8 @@ class Reader:
     def _chunks(self, events_max: int) -> list[Chunk]:
         """What can be read now, beginning with another partition each time so that none starves."""
         self._check_open()
+        if not _is_count(events_max):
+            raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
         bounds = self._store.bounds(self._names)
         places = list(self._cursors)
         chunks: list[Chunk] = []
@@ -204,6 +206,10 @@ class Reader:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The reader was closed.", advice="Open another with log.reader(…).")
+
+
+def _is_count(events_max: object) -> bool:
+    return isinstance(events_max, int) and events_max >= 1
 
 
 def _end_of(bounds: Mapping[tuple[str, int], Bounds], place: tuple[str, int]) -> int:

@@ -107,6 +107,7 @@ def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Recor
         raise SchemaMismatch(f"Column {min(twice)} is there twice.", advice="Rename or drop one of the two.")
     _refuse_unknown(set(names), schema, row=None)
     batch = _one_batch(table)
+    _refuse_broken(batch)
     wanted = [*schema, *(field for name, field in _EXTRA.items() if name in names)]
     columns = {}
     for field in wanted:
@@ -118,6 +119,17 @@ def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Recor
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(wanted))
+
+
+def _refuse_broken(batch: pa.RecordBatch) -> None:
+    """Arrow data of others may hold strings that are not UTF-8, or offsets that lead nowhere."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(
+                f"Column {name}: the Arrow data is broken ({error}).", advice="Write the column anew, or as BINARY."
+            ) from None
 
 
 def _one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:

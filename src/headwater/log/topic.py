@@ -75,6 +75,9 @@ def check_topic(topic: Topic) -> Topic:
             f"Column {topic.time!r} of topic {topic.name!r} is {topic.schema.field(topic.time).type}, not a time.",
             advice="Declare it as TIMESTAMP.",
         )
+    for name, duration in (("lateness", topic.lateness_us), ("future_max", topic.future_us)):
+        if duration < 0:
+            raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
     if topic.durability not in ("fsync", "os"):
         raise InvalidInput(
             f"Unknown durability {topic.durability!r}.", advice='Use "fsync" (the default) or "os" (faster, unsafe).'

@@ -21,6 +21,15 @@ from headwater.testing.contract_case import (
     values_of,
 )
 
+UNWORKABLE: list[dict[str, Any]] = [
+    {"batches_max": 0},
+    {"batches_max": "4"},
+    {"linger_ms": -1},
+    {"linger_ms": "5"},
+    {"retry_s": -1},
+    {"retry_s": None},
+]
+
 WRONG_HEADERS: list[Any] = [{"a": 1}, {1: b"a"}, {"a": [b"1"]}, [("a", b"1")], "trace", 7]
 
 
@@ -78,6 +87,12 @@ class ProducerContract(LogCase):
         with refused(Closed):
             producer.flush()
         producer.close()
+
+    @pytest.mark.parametrize("settings", UNWORKABLE, ids=repr)
+    def test_settings_of_a_producer_that_cannot_work_are_refused(self, log: Log, settings: dict[str, Any]) -> None:
+        """When it is opened, not when it hangs."""
+        with refused(InvalidInput, next(iter(settings))):
+            log.producer(**settings)
 
     def test_the_order_of_sends_is_the_order_of_each_partition(self, log: Log) -> None:
         """Over many batches, and mixed with another topic."""

@@ -145,15 +145,16 @@ class ReadContract(LogCase):
                 use("orders", columns=columns)
 
     def test_a_scan_streams_what_read_gives_at_once(self, log: Log) -> None:
-        """In several batches, with the same rows."""
-        log.create_topic("orders", ORDERS, key="id", partitions=3)
-        for start in range(0, 100, 10):
-            log.append("orders", orders(10, start=start))
-        stream = log.scan("orders", columns=["id", "_offset"])
+        """In several batches where there is much, with the same rows in the same order."""
+        log.create_topic("numbers", "n BIGINT", key="n", partitions=3)
+        for start in range(0, 300_000, 100_000):
+            log.append("numbers", pa.record_batch({"n": pa.array(range(start, start + 100_000))}))
+        log.append("numbers", [{"n": 300_000}])
+        stream = log.scan("numbers", columns=["n", "_partition", "_offset"])
         assert isinstance(stream, pa.RecordBatchReader)
         batches = list(stream)
         assert len(batches) > 1
-        assert pa.Table.from_batches(batches) == log.read("orders", columns=["id", "_offset"])
+        assert pa.Table.from_batches(batches) == log.read("numbers", columns=["n", "_partition", "_offset"])
 
     def test_a_scan_ends_where_the_log_ended_when_it_began(self, log: Log) -> None:
         """What is appended meanwhile does not belong to it."""

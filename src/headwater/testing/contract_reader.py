@@ -7,12 +7,13 @@ import threading
 import time
 from datetime import timedelta
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headwater.log.log import Log
-from headwater.model.errors import Closed
+from headwater.model.errors import Closed, InvalidInput
 from headwater.model.event import Event
 from headwater.testing.contract_case import NOON, ORDERS, LogCase, events_of, order, orders, refused
 
@@ -127,6 +128,23 @@ class ReaderContract(LogCase):
             assert reader.poll(timeout_s=0.15) == []
             assert 0.14 <= time.monotonic() - begun < 2
             assert reader.poll(timeout_s=0) == reader.poll_arrow(timeout_s=0) == []
+
+    @pytest.mark.parametrize("limits", [{"events_max": 0}, {"events_max": "5"}, {"timeout_s": "1"}], ids=repr)
+    def test_a_poll_without_sense_is_refused(self, log: Log, limits: dict[str, Any]) -> None:
+        """A limit of no events would wait for ever for them."""
+        log.create_topic("raw", partitions=1)
+        log.append("raw", [b"x"])
+        with log.reader("raw") as reader:
+            with refused(InvalidInput, next(iter(limits))):
+                reader.poll(**limits)
+            with refused(InvalidInput, next(iter(limits))):
+                reader.poll_arrow(**limits)
+            assert len(reader.poll()) == 1
+
+    def test_a_reader_of_nothing_is_refused(self, log: Log) -> None:
+        """It would wait for ever."""
+        with refused(InvalidInput):
+            log.reader([])
 
     def test_a_waiting_reader_wakes_for_an_event(self, log: Log, other: Log) -> None:
         """Long before its time is over, from any handle."""

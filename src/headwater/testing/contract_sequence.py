@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater.log.log import Log
@@ -113,6 +115,22 @@ class SequenceContract(LogCase):
             producer.send("raw", b"third", sequence=2)
         found = [(event.value, event.headers) for event in events_of(log, "raw")]
         assert found == [(b"first", None), (b"second", None), (b"third", None)]
+
+    @pytest.mark.parametrize("sequence", [-1, -(2**63), 2**63, 2**70, "1", 1.5, b"1", []], ids=repr)
+    def test_a_number_that_cannot_be_a_sequence_is_refused(self, log: Log, sequence: Any) -> None:
+        """Not stored, and not taken for one that was stored before."""
+        log.create_topic("raw", partitions=1)
+        with log.producer(id="x", linger_ms=60_000) as producer:
+            with refused(InvalidInput, "sequence"):
+                producer.send("raw", b"refused", sequence=sequence)
+            producer.send("raw", b"stored", sequence=0)
+        assert values_of(log, "raw") == [b"stored"]
+
+    @pytest.mark.parametrize("name", ["", 7, b"x", [], True], ids=repr)
+    def test_a_producers_id_is_a_text(self, log: Log, name: Any) -> None:
+        """An empty one would be nobody's."""
+        with refused(InvalidInput, "id"):
+            log.producer(id=name)
 
     def test_a_sequence_never_goes_back_in_silence(self, log: Log) -> None:
         """A smaller number than the last is either refused or was stored before; it is not stored out of order."""

@@ -51,6 +51,8 @@ UNWORKABLE: list[tuple[dict[str, Any], type[InvalidInput]]] = [
     ({"schema": ORDERS, "time": "amount"}, InvalidInput),
     ({"schema": ORDERS, "lateness": "soon"}, InvalidInput),
     ({"schema": ORDERS, "lateness": 5}, InvalidInput),
+    ({"schema": ORDERS, "lateness": timedelta(seconds=-1)}, InvalidInput),
+    ({"schema": ORDERS, "future_max": timedelta(seconds=-1)}, InvalidInput),
     ({"schema": ORDERS, "future_max": ""}, InvalidInput),
     ({"durability": "perhaps"}, InvalidInput),
     ({"segment_bytes": 1}, InvalidInput),
