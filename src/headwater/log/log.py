@@ -223,6 +223,8 @@ class Log:
     ) -> Reader:
         """Follows one or more topics from a place of its own."""
         names: list[object] = list(topic) if isinstance(topic, (list, tuple)) else [topic]
+        if not names:
+            raise InvalidInput("A reader of no topics would wait for ever.", advice="Name one topic, or several.")
         return Reader(self._store, [self.topic(check_name(name)).name for name in names], start=start, columns=columns)
 
     def read(
