@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,15 @@ class LogsAgree(RuleBasedStateMachine):
         return Pair(number, local, Log(self.store, "fsync", self.clock))
 
     def teardown(self) -> None:
-        try:
+        with ExitStack() as rest:
+            rest.callback(shutil.rmtree, self.folder.parent)
+            rest.callback(self.small_indexes.stop)
+            for handle in self.handles:
+                rest.callback(handle.local.close)
+            for number in range(2):
+                rest.callback(self.drop, number)
             for handle in self.handles:
                 self.compare_everything(handle)
-        finally:
-            self.drop(0)
-            self.drop(1)
-            for handle in self.handles:
-                handle.local.close()
-            self.small_indexes.stop()
-            shutil.rmtree(self.folder.parent)
 
     # Topics
 

@@ -49,6 +49,7 @@ BATCH_EVENTS_MAX = 32_768
 BATCH_BYTES_MAX = 8 << 20
 SEQUENCE_MAX = 2**62
 
+_MUTABLE = (dict, bytearray)
 _RETRY_FIRST_S = 0.01
 _RETRY_LAST_S = 0.5
 _SMALL_BATCH = 256
@@ -99,23 +100,24 @@ class Producer:
         for producers with an id: any number that grows from event to event (a line number, a position in the source). An
         event whose number was stored before, by this producer or one before it with the same id, is not stored again.
         """
-        if value.__class__ is dict or value.__class__ is bytearray:
+        if value.__class__ is not bytes and value.__class__ in _MUTABLE:
             value = value.copy()
-        with self._mutex:
-            batch = self._open.get(topic)
-            if batch is None:
-                batch = self._begin(topic)
-            if sequence is not None or batch.sequences is not None:
-                self._number(batch, sequence)
-            index = len(batch.values)
-            batch.values.append(value)
+        # Not `with`: taking and freeing the lock is a third of this call, and `with` makes it half.
+        self._acquire()
+        try:
+            batch = self._open.get(topic) or self._begin(topic)
+            values = batch.values
+            index = len(values)
+            if headers is not None or sequence is not None or batch.sequences is not None:
+                self._mark(batch, headers, sequence)
+            values.append(value)
             batch.keys.append(key)
-            if headers is not None:
-                batch.headers[index] = headers
-            full = index + 1 >= batch.events_max
-            if full:
-                self._close_batch(topic)
-        if full and not self._linger_s:
+            if index + 1 < batch.events_max:
+                return Receipt(batch, index)
+            self._close_batch(topic)
+        finally:
+            self._release()
+        if not self._linger_s:
             self._write_all(None)
         return Receipt(batch, index)
 
@@ -181,6 +183,7 @@ class Producer:
         self._open: dict[str, Batch] = {}
         self._full: deque[Batch] = deque()
         self._mutex = threading.Lock()
+        self._acquire, self._release = self._mutex.acquire, self._mutex.release
         self._work = threading.Condition(self._mutex)
         self._room = threading.Condition(self._mutex)
         self._writing = threading.Lock()
@@ -210,6 +213,13 @@ class Producer:
         self._work.notify_all()
         while len(self._full) > self._batches_max and not self._closed:
             self._room.wait()
+
+    def _mark(self, batch: Batch, headers: Mapping[str, bytes] | None, sequence: int | None) -> None:
+        """What few events have: headers, and a number of their own."""
+        if sequence is not None or batch.sequences is not None:
+            self._number(batch, sequence)
+        if headers is not None:
+            batch.headers[len(batch.values)] = headers
 
     def _number(self, batch: Batch, sequence: int | None) -> None:
         if self._id is None or sequence is None or (batch.sequences is None and batch.values):

@@ -115,6 +115,7 @@ class Reader:
         return [to_batch_of(chunk, output_schema(chunk.topic, self._columns)) for chunk in chunks]
 
     def _wait_for_chunks(self, events_max: int, timeout_s: float) -> list[Chunk]:
+        _check_poll(events_max, timeout_s)
         chunks = self._chunks(events_max)
         if chunks or timeout_s <= 0:
             return chunks
@@ -128,6 +129,7 @@ class Reader:
         return chunks
 
     async def _wait_for_chunks_async(self, events_max: int, timeout_s: float) -> list[Chunk]:
+        _check_poll(events_max, timeout_s)
         chunks = self._chunks(events_max)
         if chunks or timeout_s <= 0:
             await asyncio.sleep(0)
@@ -144,8 +146,6 @@ class Reader:
     def _chunks(self, events_max: int) -> list[Chunk]:
         """What can be read now, beginning with another partition each time so that none starves."""
         self._check_open()
-        if not _is_count(events_max):
-            raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
         bounds = self._store.bounds(self._names)
         places = list(self._cursors)
         chunks: list[Chunk] = []
@@ -208,8 +208,11 @@ class Reader:
             raise Closed("The reader was closed.", advice="Open another with log.reader(…).")
 
 
-def _is_count(events_max: object) -> bool:
-    return isinstance(events_max, int) and events_max >= 1
+def _check_poll(events_max: object, timeout_s: object) -> None:
+    if not isinstance(events_max, int) or events_max < 1:
+        raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
+    if not isinstance(timeout_s, (int, float)):
+        raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")
 
 
 def _end_of(bounds: Mapping[tuple[str, int], Bounds], place: tuple[str, int]) -> int:
