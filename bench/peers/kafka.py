@@ -234,6 +234,7 @@ def _give_away(folder: Path) -> None:
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+        folder.parent.chmod(folder.parent.stat().st_mode | 0o011)  # a temporary folder of root lets nobody through
 
 
 def _find_java() -> str:
