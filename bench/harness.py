@@ -158,6 +158,7 @@ def measure_each(
             enough = attempt >= options.runs and any(quiet for _, quiet in runs[name])
             if side is None or enough:
                 continue
+            os.sync()  # what the other side left for the disk to do is not to be paid by this one
             gc.collect()
             gc.freeze()  # or each collection during the run walks through the payload, which halves a consumer's rate
             with watch() as watched:

@@ -56,7 +56,7 @@ class HeadwaterSide:
 
     def send_with_receipts(self, payload: Payload) -> float:
         """Send every event with its key, keep every receipt and take the position from each."""
-        with self.new_log() as log, log.producer(linger_ms=5) as producer:
+        with self.new_log() as log, log.producer() as producer:
             send = producer.send
             start = time.perf_counter()
             receipts = [send(TOPIC, value, key=key) for key, value in zip(payload.keys, payload.values, strict=True)]
@@ -83,7 +83,7 @@ def open_log(folder: Path, durability: Durability = "fsync") -> hw.Log:
 
 def send(log: hw.Log, payload: Payload) -> float:
     """Send every event and flush; the seconds it took."""
-    with log.producer(linger_ms=5) as producer:
+    with log.producer() as producer:
         send = producer.send
         start = time.perf_counter()
         for key, value in zip(payload.keys, payload.values, strict=True):

@@ -28,7 +28,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "delete_topic": "(self, name)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
-        "producer": "(self, *, id=None, linger_ms=5.0, batches_max=4, retry_s=30.0)",
+        "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None)",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",

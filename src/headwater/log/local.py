@@ -50,7 +50,7 @@ from headwater.model.errors import (
 
 FRAME_EVENTS_MAX = 65_536
 FRAME_BYTES_MAX = 16 << 20
-PARALLEL_EVENTS = 65_536
+PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
 

@@ -210,11 +210,9 @@ class Log:
         """Appends to several topics that happen together or not at all: `with log.transaction() as tx: tx.append(…)`."""
         return Transaction(self)
 
-    def producer(
-        self, *, id: str | None = None, linger_ms: float = 5.0, batches_max: int = 4, retry_s: float = 30.0
-    ) -> Producer:
+    def producer(self, *, id: str | None = None, linger_ms: float = 20.0, retry_s: float = 30.0) -> Producer:
         """Sends single events in batches. With an `id` it resumes where the last producer of that id ended, and fences it."""
-        return Producer(self._store, id=id, linger_ms=linger_ms, batches_max=batches_max, retry_s=retry_s)
+        return Producer(self._store, id=id, linger_ms=linger_ms, retry_s=retry_s)
 
     # Reading
 

@@ -3,7 +3,8 @@
 Events are kept as Python values and become Arrow, are hashed to their partitions and written a batch at a time. A batch goes
 out when it is full, when its first event is `linger_ms` old, at `flush`, or when somebody asks a receipt for its result. With
 `linger_ms=0` nothing is gathered: `send` returns when the event is durable.
-At most `batches_max` full batches wait; then `send` waits too (back-pressure).
+Who fills a batch writes it, so `send` waits when the log cannot keep up (back-pressure), and at most one batch of each topic is
+held.
 
 Each batch carries the producer's id and a sequence number for each partition, so a batch written again is stored once. A
 full disk is tried again for `retry_s`; every other failure goes to the receipts of the batch and to the next `flush`.
@@ -50,6 +51,7 @@ BATCH_BYTES_MAX = 8 << 20
 SEQUENCE_MAX = 2**62
 
 _MUTABLE = (dict, bytearray)
+_MOMENT_S = 0.001
 _RETRY_FIRST_S = 0.01
 _RETRY_LAST_S = 0.5
 _SMALL_BATCH = 256
@@ -63,19 +65,17 @@ class Producer:
         store: Store,
         *,
         id: str | None = None,
-        linger_ms: float = 5.0,
+        linger_ms: float = 20.0,
         batch_events_max: int = BATCH_EVENTS_MAX,
-        batches_max: int = 4,
         retry_s: float = 30.0,
     ) -> None:
-        _check_settings(id, linger_ms=linger_ms, batches_max=batches_max, retry_s=retry_s)
+        _check_settings(id, linger_ms=linger_ms, retry_s=retry_s)
         self._store = store
         self._id = id
         self._producer, self._epoch = store.register_producer(id) if id else (os.urandom(16), 0)
         self._linger_s = linger_ms / 1000
         self._batch_events_max = batch_events_max
         self._events_max: dict[str, int] = {}
-        self._batches_max = batches_max
         self._retry_s = retry_s
         self._next: dict[tuple[str, int], int] = {}
         self._sticky = 0
@@ -117,8 +117,7 @@ class Producer:
             self._close_batch(topic)
         finally:
             self._release()
-        if not self._linger_s:
-            self._write_all(None)
+        self._write_all(None)
         return Receipt(batch, index)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -126,7 +125,7 @@ class Producer:
         self._check_usable()
         with self._mutex:
             for topic in list(self._open):
-                self._full.append(self._open.pop(topic))
+                self._close_batch(topic)
         if not self._write_all(timeout_s):
             raise TimedOut(f"Not everything was written in {timeout_s} s.", advice="Flush again; it is on its way.")
         failure, self._failure = self._failure, None
@@ -134,10 +133,11 @@ class Producer:
             raise failure
 
     async def send_async(self, topic: str, value: Any = None, **more: Any) -> Receipt:
-        """`send` for asyncio: other tasks run while it waits for room."""
-        while len(self._full) >= self._batches_max:
-            await asyncio.sleep(0.001)
-        return self.send(topic, value, **more)
+        """`send` for asyncio: other tasks run while a full batch is written."""
+        batch = self._open.get(topic)
+        if batch is not None and len(batch.values) + 1 < batch.events_max:
+            return self.send(topic, value, **more)
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: self.send(topic, value, **more))
 
     async def flush_async(self, *, timeout_s: float | None = None) -> None:
         """`flush` for asyncio."""
@@ -154,7 +154,6 @@ class Producer:
             with self._mutex:
                 self._closed = True
                 self._work.notify_all()
-                self._room.notify_all()
             if self._thread is not None:
                 self._thread.join()
 
@@ -185,10 +184,8 @@ class Producer:
         self._mutex = threading.Lock()
         self._acquire, self._release = self._mutex.acquire, self._mutex.release
         self._work = threading.Condition(self._mutex)
-        self._room = threading.Condition(self._mutex)
         self._writing = threading.Lock()
         self._ticking = False
-        self._urgent = False
         self._thread: threading.Thread | None = None
 
     # Gathering; the caller holds `_mutex`
@@ -207,12 +204,8 @@ class Producer:
         return batch
 
     def _close_batch(self, topic: str) -> None:
-        """A full batch goes to be written; the caller waits while too many do."""
+        """A batch takes no more events and is the next to be written."""
         self._full.append(self._open.pop(topic))
-        self._urgent = True
-        self._work.notify_all()
-        while len(self._full) > self._batches_max and not self._closed:
-            self._room.wait()
 
     def _mark(self, batch: Batch, headers: Mapping[str, bytes] | None, sequence: int | None) -> None:
         """What few events have: headers, and a number of their own."""
@@ -241,26 +234,35 @@ class Producer:
     # Writing
 
     def _run(self) -> None:
-        """Writes full batches, and open ones that have lingered; what is flushed is written by who flushes."""
-        while not self._closed:
+        """Sees to it that no event lingers for too long.
+
+        A batch that is due is written by whoever adds the next event to it: two threads that fight for the interpreter are
+        slower than one. Only where nobody does within a moment it is written here.
+        """
+        while True:
             with self._mutex:
-                if not self._urgent and not self._closed:
-                    self._ticking = bool(self._open)
-                    self._work.wait(self._linger_s if self._open else None)
-                    self._ticking = True
+                if self._closed:
+                    return
+                self._ticking = bool(self._open)
+                self._work.wait(self._linger_s if self._open else None)
+                self._ticking = True
                 due = time.monotonic() - self._linger_s
-                for topic in [topic for topic, batch in self._open.items() if batch.begun <= due]:
-                    self._full.append(self._open.pop(topic))
-                    self._urgent = True
-                urgent, self._urgent = self._urgent, False
-            if urgent:
+                late = [(topic, batch) for topic, batch in self._open.items() if batch.begun <= due]
+                for _, batch in late:
+                    batch.events_max = 0
+                if late:
+                    self._work.wait(_MOMENT_S)
+                for topic, batch in late:
+                    if self._open.get(topic) is batch:
+                        self._close_batch(topic)
+            if late:
                 self._write_all(None)
 
     def _send_now(self, timeout_s: float | None) -> None:
         self._check_usable()
         with self._mutex:
             for topic in list(self._open):
-                self._full.append(self._open.pop(topic))
+                self._close_batch(topic)
         self._write_all(timeout_s)
 
     def _write_all(self, timeout_s: float | None) -> bool:
@@ -272,9 +274,7 @@ class Producer:
                 batch = self._full[0]
                 batch.outcome = self._outcome(batch)
                 self._failure = self._failure or batch.outcome.error()
-                with self._mutex:
-                    self._full.popleft()
-                    self._room.notify_all()
+                self._full.popleft()
         finally:
             self._writing.release()
         return True
@@ -383,16 +383,12 @@ class Producer:
             raise self._failure
 
 
-def _check_settings(id: object, *, linger_ms: object, batches_max: object, retry_s: object) -> None:
+def _check_settings(id: object, *, linger_ms: object, retry_s: object) -> None:
     if id is not None and not (isinstance(id, str) and id):
         raise InvalidInput(f"{id!r} cannot be a producer's id.", advice="Use a string that is not empty, or none.")
-    for name, value, least in (("linger_ms", linger_ms, 0), ("batches_max", batches_max, 1), ("retry_s", retry_s, 0)):
-        if not _is_number(value, least, 10**9):
-            raise InvalidInput(f"{name}={value!r} makes no sense.", advice=f"Use a number from {least} up.")
-
-
-def _is_number(value: object, least: float, most: float) -> bool:
-    return isinstance(value, (int, float)) and least <= value <= most
+    for name, value in (("linger_ms", linger_ms), ("retry_s", retry_s)):
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
+            raise InvalidInput(f"{name}={value!r} makes no sense.", advice="Use a number from 0 up.")
 
 
 def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:

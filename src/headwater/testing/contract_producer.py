@@ -22,8 +22,6 @@ from headwater.testing.contract_case import (
 )
 
 UNWORKABLE: list[dict[str, Any]] = [
-    {"batches_max": 0},
-    {"batches_max": "4"},
     {"linger_ms": -1},
     {"linger_ms": "5"},
     {"retry_s": -1},
@@ -107,10 +105,10 @@ class ProducerContract(LogCase):
             assert amounts == sorted(amounts)
         assert values_of(log, "raw") == [b"%d" % number for number in range(500)]
 
-    def test_more_than_waits_at_most_is_sent_all_the_same(self, log: Log) -> None:
-        """`send` waits for room instead of losing or refusing events."""
+    def test_more_than_one_batch_holds_is_sent_all_the_same(self, log: Log) -> None:
+        """`send` waits while a batch is written, instead of losing or refusing events."""
         log.create_topic("raw", partitions=2)
-        with log.producer(batches_max=1, linger_ms=60_000) as producer:
+        with log.producer(linger_ms=60_000) as producer:
             for number in range(100_000):
                 producer.send("raw", b"%d" % number)
         assert log.read("raw").num_rows == 100_000
