@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headwater.testing.harness import Nursery, RoundReport, round_points, run_round
 from headwater.testing.history import Report, run_history
@@ -47,7 +47,7 @@ def kill_round(nursery: Nursery, seed: int) -> RoundReport | str:
     in_memory = seed % 2 == 0 and os.access(MEMORY, os.W_OK)
     folder = Path(tempfile.mkdtemp(prefix=f"headwater-crash-{seed}-", dir=MEMORY if in_memory else None))
     relentless = seed % RELENTLESS_EVERY == RELENTLESS_EVERY - 1
-    options = {"phase_s": RELENTLESS_S, "relentless": True} if relentless else {}
+    options: dict[str, Any] = {"phase_s": RELENTLESS_S, "relentless": True} if relentless else {}
     try:
         report = run_round(nursery, folder, seed, **options)
     except Exception:  # noqa: BLE001 - shown with its seed, and the others go on

@@ -284,7 +284,7 @@ class Producer:
             topic, rows, taken, refused = self._rows(batch)
             return self._write(batch, topic, rows, taken, refused)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the receipts, and the next batch goes on
-            nowhere = np.full(len(batch.values), -1, dtype=np.int64)
+            nowhere = [-1] * len(batch.values)
             return Outcome(nowhere, nowhere, {}, {-1: error}, 0)
 
     def _write(
@@ -308,7 +308,7 @@ class Producer:
                 mine = slice(None) if write.indices is None else write.indices
                 offsets[taken[mine] if isinstance(taken, np.ndarray) else mine] = np.arange(outcome.start, outcome.stop)
                 self._next[topic.name, write.partition] = write.stamp.sequence_last + 1
-        return Outcome(partitions, offsets, refused, failed, self._store.incarnation())
+        return Outcome(partitions.tolist(), offsets.tolist(), refused, failed, self._store.incarnation())
 
     def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch, Any, dict[int, Exception]]:
         """The batch as columns, which of its events they are, and why the others are refused."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -18,13 +19,16 @@ import pyarrow as pa
 from headwater.log.events import output_schema, to_batch_of, to_events
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
 from headwater.model.clock import time_us
-from headwater.model.errors import Closed, InvalidInput, PositionLost, TopicNotFound
+from headwater.model.errors import Closed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
 Start = str | int | datetime | Mapping[int, int] | Sequence[Position]
 """Where to begin: "earliest", "latest", an offset, a time, an offset for each partition, or saved positions."""
 
+READERS = 2
+
+_PARALLEL_EVENTS = 65_536
 _ASYNC_POLL_S = 0.005
 _WAIT_S_MAX = 1.0
 
@@ -40,6 +44,7 @@ class Reader:
         self._columns = columns
         self._closed = False
         self._waiter: Waiter | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._turn = 0
         for name in self._names:
@@ -84,6 +89,8 @@ class Reader:
     def close(self) -> None:
         """Frees what it waits on."""
         self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown()
         if self._waiter is not None:
             self._waiter.close()
             self._waiter = None
@@ -144,21 +151,46 @@ class Reader:
         return chunks
 
     def _chunks(self, events_max: int) -> list[Chunk]:
-        """What can be read now, beginning with another partition each time so that none starves."""
+        """What can be read now; after a failure the reader stands where it stood, so that nothing is skipped."""
         self._check_open()
-        bounds = self._store.bounds(self._names)
-        places = list(self._cursors)
+        before = {place: cursor.offset for place, cursor in self._cursors.items()}
+        try:
+            bounds = self._store.bounds(self._names)
+            waiting = [place for place in self._cursors if _end_of(bounds, place) > before[place]]
+            if events_max >= _PARALLEL_EVENTS and len(waiting) > 1:
+                return self._chunks_in_parallel(waiting, bounds, events_max)
+            return self._chunks_in_turn(waiting, bounds, events_max)
+        except HeadwaterError:
+            for (name, number), offset in before.items():
+                if self._cursors[name, number].offset != offset:
+                    self._cursors[name, number] = self._store.cursor(name, number, offset=offset)
+            raise
+
+    def _chunks_in_turn(
+        self, places: Sequence[tuple[str, int]], bounds: Mapping[tuple[str, int], Bounds], events_max: int
+    ) -> list[Chunk]:
+        """One partition after the other, beginning with another one each time so that none starves."""
         chunks: list[Chunk] = []
+        self._turn += 1
         for step in range(len(places)):
             place = places[(self._turn + step) % len(places)]
-            found = self._cursors[place].read(_end_of(bounds, place), events_max=events_max)
+            found = self._cursors[place].read(bounds[place].end, events_max=events_max)
             events_max -= sum(chunk.batch.num_rows for chunk in found)
             chunks += found
             if events_max <= 0:
-                self._turn += step
                 break
-        self._turn = (self._turn + 1) % len(places)
         return chunks
+
+    def _chunks_in_parallel(
+        self, places: Sequence[tuple[str, int]], bounds: Mapping[tuple[str, int], Bounds], events_max: int
+    ) -> list[Chunk]:
+        """An equal share of each partition: checking the sums of large frames is work for more than one core."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="headwater-reader")
+        share = events_max // len(places)
+        reads = [self._pool.submit(self._cursors[place].read, bounds[place].end, events_max=share) for place in places]
+        wait(reads)
+        return [chunk for read in reads for chunk in read.result()]
 
     def _watch(self) -> Waiter:
         if self._waiter is None:

@@ -24,7 +24,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     def result(self, *, timeout_s: float | None = None) -> Position:
         """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
-        return self._batch.position(self._index, timeout_s)
+        batch = self._batch
+        if batch.outcome is None:
+            batch.settle(timeout_s)
+        return batch.position(self._index, timeout_s)
 
     def done(self) -> bool:
         """Whether the result is there."""
@@ -68,7 +71,6 @@ class Batch:
 
     def position(self, index: int, timeout_s: float | None) -> Position:
         """Where one of its events stands."""
-        self.settle(timeout_s)
         if self.outcome is None:
             raise TimedOut(f"The batch was not written in {timeout_s} s.", advice="Ask again; it is still on its way.")
         return self.outcome.position(index, self.topic.name)
@@ -77,18 +79,20 @@ class Batch:
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a batch: a partition and an offset for each event, or an error for some events or partitions."""
 
-    partitions: Any
-    offsets: Any
+    partitions: list[int]
+    offsets: list[int]
     refused: Mapping[int, Exception]
     failed: Mapping[int, Exception]
     incarnation: int
 
     def position(self, index: int, topic: str) -> Position:
         """Where an event stands; raises why it does not."""
-        error = self.refused.get(index) or self.failed.get(int(self.partitions[index]))
-        if error is not None:
-            raise error
-        return Position(topic, int(self.partitions[index]), int(self.offsets[index]), self.incarnation)
+        partition = self.partitions[index]
+        if self.refused or self.failed:
+            error = self.refused.get(index) or self.failed.get(partition)
+            if error is not None:
+                raise error
+        return Position(topic, partition, self.offsets[index], self.incarnation)
 
     def error(self) -> Exception | None:
         """The first thing that went wrong, if any did."""
