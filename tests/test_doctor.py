@@ -39,7 +39,7 @@ def test_a_whole_log_is_healthy(specimen: Specimen) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_users_would_meet_the_doctor_finds_first(specimen: Specimen, kind: str, trials: int) -> None:
     """Wherever the log refuses something, the doctor names the file; looking changes no byte."""
-    failures = in_child(lambda: list(examine_damaged(specimen, kind, trials)), timeout_s=60 + trials)
+    failures = in_child(lambda: list(examine_damaged(specimen, kind, trials)), timeout_s=60 + 5 * trials)
     assert not failures, "\n".join(failures[:10])
 
 
@@ -62,7 +62,7 @@ def examine_damaged(specimen: Specimen, kind: str, trials: int) -> Iterator[str]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_that_was_repaired_shows_the_truth(specimen: Specimen, kind: str, trials: int) -> None:
     """Healthy means: everything is as it was. What is not repaired is refused as before, never made up."""
-    failures = in_child(lambda: list(repair_damaged(specimen, kind, trials)), timeout_s=60 + 2 * trials)
+    failures = in_child(lambda: list(repair_damaged(specimen, kind, trials)), timeout_s=60 + 5 * trials)
     assert not failures, "\n".join(failures[:10])
 
 

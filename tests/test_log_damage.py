@@ -45,7 +45,7 @@ def try_damages(specimen: Specimen, kind: str, damages: list[Damage], trials: in
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:
     """In every kind of file; also what is appended afterwards is stored beside the truth or refused."""
-    failures = in_child(lambda: try_damages(specimen, kind, FLIPS, trials), timeout_s=60 + trials)
+    failures = in_child(lambda: try_damages(specimen, kind, FLIPS, trials), timeout_s=60 + 5 * trials)
     assert not failures, "\n".join(failures[:10])
 
 
@@ -53,7 +53,7 @@ def test_a_flipped_bit_is_named_or_changes_nothing(specimen: Specimen, kind: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_file_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:
     """Shorter than it was, or with a hole of zeros: never a crash, never other events."""
-    failures = in_child(lambda: try_damages(specimen, kind, CUTS, trials), timeout_s=60 + trials)
+    failures = in_child(lambda: try_damages(specimen, kind, CUTS, trials), timeout_s=60 + 5 * trials)
     assert not failures, "\n".join(failures[:10])
 
 
