@@ -157,7 +157,8 @@ class Reader:
         try:
             bounds = self._store.bounds(self._names)
             waiting = [place for place in self._cursors if _end_of(bounds, place) > before[place]]
-            if events_max >= _PARALLEL_EVENTS and len(waiting) > 1:
+            events = sum(bounds[place].end - before[place] for place in waiting)
+            if min(events, events_max) >= _PARALLEL_EVENTS and len(waiting) > 1:
                 return self._chunks_in_parallel(waiting, bounds, events_max)
             return self._chunks_in_turn(waiting, bounds, events_max)
         except HeadwaterError:
