@@ -67,7 +67,8 @@ class LocalStore:
         self._writable = not read_only
         self._counters: Counter[str] = Counter()
         self._open_files(create=create and not read_only)
-        tell_when_forked(self)
+        if self._is_real:
+            tell_when_forked(self)
 
     # Topics
 
@@ -221,9 +222,14 @@ class LocalStore:
 
     def _forked(self) -> None:
         """In a child: the parent's locks are not ours, and a copy of its files would keep them after its death."""
-        if not self._closed:
-            self._close_files()
+        if self._closed:
+            return
+        self._close_files()
+        try:
             self._open_files(create=False)
+        except HeadwaterError:
+            self._closed = True
+            self.gate.close()
 
     # Opening
 
