@@ -463,4 +463,4 @@ class TestLogsAgree(LogsAgree.TestCase):  # type: ignore[name-defined,misc]
 class TestLogsAgreeForLong(LogsAgree.TestCase):  # type: ignore[name-defined,misc]
     """Many more, in the long tier."""
 
-    settings = settings(max_examples=2_000, stateful_step_count=80, deadline=None, suppress_health_check=CHECKS)
+    settings = settings(max_examples=1_000, stateful_step_count=80, deadline=None, suppress_health_check=CHECKS)

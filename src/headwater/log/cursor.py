@@ -168,16 +168,16 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
             high = middle
         else:
             low = middle
-    expected = bases[low] if low else 0
+    expected, where = bases[low] if low else 0, partition.folder
     for base in bases[low : low + 2]:
         if base != expected:
-            raise damaged(partition.folder, 0, f"no segment holds event {expected}")
+            raise damaged(where, 0, f"event {expected} is not where it should be")
         segment = kinds[base](handles.disk, partition.folder, base)
         place = _place_at(segment, partition, time, by)
         if place is not None and (found := segment.read(place, topic=topic, partition=partition.number)) is not None:
             chunk = found[0]
             return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
-        expected = _end_offset(segment, partition)
+        expected, where = _end_offset(segment, partition), segment.path
     return end
 
 
@@ -197,7 +197,7 @@ def _end_position(segment: Segment, partition: Partition) -> int:
 def _end_offset(segment: Segment | Sealed, partition: Partition) -> int:
     if isinstance(segment, Sealed):
         return segment.end_offset
-    return segment.index(end=_end_position(segment, partition)).end_offset
+    return max(segment.base, segment.index(end=_end_position(segment, partition)).end_offset)
 
 
 def _reached_before(segment: Segment | Sealed, by: TimeKind) -> int:
