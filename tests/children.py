@@ -39,7 +39,7 @@ class Child(Generic[T]):
         deadline = time.monotonic() + timeout_s
         try:
             while True:
-                if not select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not _is_readable(self._reading, max(0.0, deadline - time.monotonic())):
                     self.kill()
                     raise AssertionError(f"the child was not done in {timeout_s} s")
                 piece = os.read(self._reading, 1 << 16)
@@ -83,7 +83,7 @@ class Gate:
 
     def wait(self, *, timeout_s: float = 20.0) -> bytes:
         """The word that was given."""
-        if not select.select([self._reading], [], [], timeout_s)[0]:
+        if not _is_readable(self._reading, timeout_s):
             raise AssertionError(f"nobody opened the gate in {timeout_s} s")
         return os.read(self._reading, 1 << 10)
 
@@ -114,8 +114,17 @@ def _run(work: Callable[[], Any], user: int | None, writing: int) -> None:
         data = pickle.dumps(outcome)
     except Exception:  # noqa: BLE001 (some errors cannot be pickled)
         data = pickle.dumps((None, AssertionError(f"{outcome[1] or outcome[0]!r}"), outcome[2]))
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(data)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(data)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _is_readable(handle: int, timeout_s: float) -> bool:
+    """Not by `select`, which knows only the first 1,024 descriptors of a process."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(timeout_s * 1000))

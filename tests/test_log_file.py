@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
 import stat
@@ -469,8 +468,8 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullD
         with hw.open_log(str(tmp_path / "log")) as log:
             yield FullDisk(log, lambda: fill_up(tmp_path / "filler"), (tmp_path / "filler").unlink)
     finally:
-        gc.collect()  # a traceback may still hold a file of it
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        # Lazily, because a traceback may still hold a file of it.
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 def fill_up(path: Path) -> None:

@@ -26,10 +26,12 @@ class InotifyWaiter:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
+        self._poll = select.poll()  # not `select`, which knows only the first 1,024 descriptors of a process
+        self._poll.register(handle, select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
         """Returns when something was written, or after the time."""
-        if select.select([self._handle], [], [], max(timeout_s, 0.0))[0]:
+        if self._poll.poll(max(timeout_s, 0.0) * 1000):
             self.drain()
 
     def drain(self) -> None:

@@ -9,6 +9,7 @@ log works without re-opening or repair, and reads again after a last power loss.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ class Report:
 
 def run_history(seed: int, *, temper: Temper | None = None, actions: int = ACTIONS) -> Report:
     """One history from its creation to its judge; `Violation` names the seed."""
+    gc.collect()  # the world before this one is a circle of objects that holds hundreds of descriptors
     world = World(seed)
     temper = temper or TEMPERS[seed % len(TEMPERS)]
     try:
