@@ -87,10 +87,10 @@ class CommitLog:
     def locked(self) -> Iterator[None]:
         """Holds the lock of `state`; taken last, by holders of partitions' locks too."""
         with self._mutex:
-            if self._depth == 0:
-                self._lock.lock()
             self._depth += 1
             try:
+                if self._depth == 1:
+                    self._lock.lock()
                 yield
             finally:
                 self._depth -= 1

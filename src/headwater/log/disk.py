@@ -294,9 +294,9 @@ class RealFile:
         fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        handle, self._handle = self._handle, -1  # first, so that an interrupt cannot make us close the number twice
+        if handle >= 0:
+            os.close(handle)
 
     def __del__(self) -> None:
         self.close()

@@ -2,46 +2,50 @@
 
 Whoever uses the handle passes the gate; closing it turns newcomers away and waits for those inside, so no file is closed
 under somebody's hands (its number could be another file's a moment later).
+
+Passing takes no lock: adding to a set and setting a flag are single steps of the interpreter, and whoever adds itself and
+then looks at the flag cannot be missed by one who sets the flag and then looks at the set. So passing is cheap, and Ctrl-C at
+any instruction leaves nothing locked: at worst a thread that is no longer inside is still counted, until it passes again or
+closes the gate itself.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 
 from headwater.model.errors import Closed
 
+_LOOK_AGAIN_S = 0.001
+
 
 class Gate:
-    """Counts who is inside; not to be passed twice by one thread."""
+    """Knows which threads are inside; not to be passed twice by one thread."""
 
     def __init__(self, what: str, advice: str) -> None:
         self._what = what
         self._advice = advice
-        self._left = threading.Condition(threading.Lock())
-        self._inside = 0
+        self._inside: set[int] = set()
+        self._closing = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> None:
-        with self._left:
-            if self._closed:
-                raise Closed(f"{self._what} was closed.", advice=self._advice)
-            self._inside += 1
+        self._inside.add(threading.get_ident())
+        if self._closed:
+            self._inside.discard(threading.get_ident())
+            raise Closed(f"{self._what} was closed.", advice=self._advice)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._left:
-            self._inside -= 1
-            if self._closed and not self._inside:
-                self._left.notify_all()
+        self._inside.discard(threading.get_ident())
 
     def close(self) -> bool:
-        """Waits until nobody is inside; False when it was closed before."""
-        with self._left:
-            if self._closed:
-                return False
-            self._closed = True
-            while self._inside:
-                self._left.wait()
-            return True
+        """Waits until nobody else is inside; False when it was closed before."""
+        if not self._closing.acquire(blocking=False):
+            return False
+        self._closed = True
+        while self._inside - {threading.get_ident()}:
+            time.sleep(_LOOK_AGAIN_S)
+        return True

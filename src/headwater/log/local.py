@@ -379,10 +379,10 @@ class LocalStore:
         """Holds the lock of the list of topics."""
         self._check_writable()
         with self._mutex:
-            if self._catalog_depth == 0:
-                self._catalog_file.lock()
             self._catalog_depth += 1
             try:
+                if self._catalog_depth == 1:
+                    self._catalog_file.lock()
                 yield
             finally:
                 self._catalog_depth -= 1

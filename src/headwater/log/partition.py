@@ -102,8 +102,8 @@ class Partition:
     def appending(self) -> Iterator[None]:
         """Holds the append lock, with every dead transaction settled and the partition fit to be written."""
         with self._append_mutex:
-            self._lock_file.lock()
             try:
+                self._lock_file.lock()
                 self._settle()
                 if self._head.is_deleted():
                     raise TopicNotFound(
@@ -118,8 +118,8 @@ class Partition:
     def syncing(self) -> Iterator[None]:
         """Holds the sync lock, with every dead transaction settled: nobody else publishes here from now on."""
         with self._sync_mutex:
-            self._sync_file.lock()
             try:
+                self._sync_file.lock()
                 self._settle()
                 yield
             finally:
@@ -255,8 +255,8 @@ class Partition:
         seen them, so there they stay.
         """
         with self._append_mutex:
-            self._lock_file.lock()
             try:
+                self._lock_file.lock()
                 with self.syncing():
                     if not self._head.is_poisoned():
                         return

@@ -47,9 +47,9 @@ class InotifyWaiter:
 
     def close(self) -> None:
         """Frees the inotify instance."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 class PollingWaiter:

@@ -1,0 +1,60 @@
+"""Ctrl-C at any instruction: the handle stays usable, nothing stays locked, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import headwater as hw
+
+INTERRUPTS = 300
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# An interrupt that falls into a finaliser is printed and forgotten by Python itself.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, durability: str) -> None:
+    chance = random.Random(durability)
+    acknowledged: set[str] = set()
+    log = hw.open_log(f"file://{tmp_path}/log")
+    log.create_topic("t", "id string", durability=durability, partitions=2)
+    for number in range(INTERRUPTS):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.004))
+            with log.reader("t", start="latest") as reader:
+                log.append("t", [{"id": f"a{number}"}])
+                acknowledged.add(f"a{number}")
+                with log.transaction() as transaction:
+                    transaction.append("t", [{"id": f"b{number}"}, {"id": f"c{number}"}])
+                acknowledged |= {f"b{number}", f"c{number}"}
+                reader.poll()
+            time.sleep(0.005)
+        except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    with hw.open_log(f"file://{tmp_path}/log") as other:  # another owner of locks, as another process would be
+        other.append("t", [{"id": "other"}])
+    log.append("t", [{"id": "after"}])
+    log.close()
+    with hw.open_log(f"file://{tmp_path}/log") as other:
+        stored = Counter(other.read("t").column("id").to_pylist())
+    assert acknowledged | {"other", "after"} <= set(stored)
+    assert max(stored.values()) == 1
+    assert all((f"b{number}" in stored) == (f"c{number}" in stored) for number in range(INTERRUPTS))
