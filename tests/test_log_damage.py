@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import random
 import struct
 from collections.abc import Iterator
@@ -55,6 +56,21 @@ def test_a_cut_file_is_named_or_changes_nothing(specimen: Specimen, kind: str, t
     """Shorter than it was, or with a hole of zeros: never a crash, never other events."""
     failures = in_child(lambda: try_damages(specimen, kind, CUTS, trials), timeout_s=60 + 5 * trials)
     assert not failures, "\n".join(failures[:10])
+
+
+@pytest.mark.parametrize("left", [1 / 10, 1 / 2, 9 / 10])
+def test_a_closed_segment_without_its_end_is_noticed(specimen: Specimen, left: float) -> None:
+    """Its last frames are gone and the rest is whole: not even a search by time takes it for a shorter one."""
+    snapshot, truth = specimen
+    for path in files_of(snapshot.folder, "frames"):
+        snapshot.restore()
+        content = path.read_bytes()
+        starts = [at for at in range(0, len(content), 64) if content[at : at + 4] == b"HWF1"]
+        os.truncate(path, starts[int(len(starts) * left)])
+        seen = in_child(lambda: look(snapshot.folder))
+        assert not list(wrong(seen, truth, path))
+        assert any(isinstance(value, hw.HeadwaterError) for value in seen.values())
+    snapshot.restore()
 
 
 @pytest.mark.parametrize("kind", KINDS)

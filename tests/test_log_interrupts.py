@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -36,22 +37,28 @@ def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, du
     acknowledged: set[str] = set()
     log = hw.open_log(f"file://{tmp_path}/log")
     log.create_topic("t", "id string", durability=durability, partitions=2)
+    producer = log.producer(linger_ms=1)
     for number in range(INTERRUPTS):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.004))
-            with log.reader("t", start="latest") as reader:
-                log.append("t", [{"id": f"a{number}"}])
-                acknowledged.add(f"a{number}")
-                with log.transaction() as transaction:
-                    transaction.append("t", [{"id": f"b{number}"}, {"id": f"c{number}"}])
-                acknowledged |= {f"b{number}", f"c{number}"}
-                reader.poll()
-            time.sleep(0.005)
-        except KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        with suppress(KeyboardInterrupt):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.004))
+                with log.reader("t", start="latest") as reader:
+                    log.append("t", [{"id": f"a{number}"}])
+                    acknowledged.add(f"a{number}")
+                    with log.transaction() as transaction:
+                        transaction.append("t", [{"id": f"b{number}"}, {"id": f"c{number}"}])
+                    acknowledged |= {f"b{number}", f"c{number}"}
+                    receipt = producer.send("t", {"id": f"d{number}"})
+                    reader.poll()
+                    receipt.result()
+                    acknowledged.add(f"d{number}")
+                time.sleep(0.005)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
     with hw.open_log(f"file://{tmp_path}/log") as other:  # another owner of locks, as another process would be
         other.append("t", [{"id": "other"}])
     log.append("t", [{"id": "after"}])
+    producer.close()
     log.close()
     with hw.open_log(f"file://{tmp_path}/log") as other:
         stored = Counter(other.read("t").column("id").to_pylist())

@@ -25,6 +25,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from crc32c import crc32c
@@ -77,6 +78,7 @@ class CommitLog:
         self._mutex = threading.RLock()
         self._depth = 0
         self._file: File | None = None
+        self._known: tuple[tuple[Any, ...], State] | None = None
         self._state = SlotFile(
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=FORMAT, shapes=(_STATE,), writable=writable
         )
@@ -99,7 +101,10 @@ class CommitLog:
 
     def state(self) -> State:
         """The shared state as it was at one moment."""
-        return State(*self._state.read(0))
+        values, known = self._state.read(0), self._known
+        if known is None or known[0] is not values:
+            known = self._known = (values, State(*values))
+        return known[1]
 
     def is_torn(self) -> bool:
         """Whether a whole state is left although the one that counts is damaged: so a power loss leaves it."""

@@ -168,16 +168,19 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
             high = middle
         else:
             low = middle
-    expected, where = bases[low] if low else 0, partition.folder
-    for base in bases[low : low + 2]:
-        if base != expected:
-            raise damaged(where, 0, f"event {expected} is not where it should be")
+    if not bases:
+        return end
+    if not low and bases[0] != 0:
+        raise damaged(partition.folder, 0, "event 0 is not where it should be")
+    for number, base in enumerate(bases[low : low + 2], low):
         segment = kinds[base](handles.disk, partition.folder, base)
+        goes_to = bases[number + 1] if number + 1 < len(bases) else end
+        if _end_offset(segment, partition) < goes_to:
+            raise damaged(segment.path, 0, f"event {goes_to - 1} is not where it should be")
         place = _place_at(segment, partition, time, by)
         if place is not None and (found := segment.read(place, topic=topic, partition=partition.number)) is not None:
             chunk = found[0]
             return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
-        expected, where = _end_offset(segment, partition), segment.path
     return end
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -25,8 +26,8 @@ from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
 from headwater.log.seal import write_sealed
-from headwater.log.sealed import Piece, Sealed, encode_sealed
-from headwater.log.segment import Segment
+from headwater.log.sealed import Piece, Sealed, encode_sealed, sealed_name
+from headwater.log.segment import Segment, segment_name
 from headwater.log.store import Chunk
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
@@ -127,21 +128,24 @@ class _Examination:
         marks: list[Mark] = []
         self._check(f"{folder}/head", lambda: marks.append(self._durable(folder)), mend=lambda: self._mend_head(folder))
         if not marks and self._repair:
-            marks.append(self._durable(folder))
+            with suppress(HeadwaterError):
+                marks.append(self._durable(folder))
         kinds = segments(self._disk, folder)
         names = set(self._disk.names(folder))
         expected: int | None = 0
+        before = folder
         for base in sorted(kinds):
             self._twins(folder, base, names)
             self._index(folder, base, names)
             if expected is not None and base != expected:
                 self._add(
-                    folder,
-                    f"events {expected} to {base - 1} are missing",
+                    before,
+                    f"ends with event {expected - 1}; events {expected} to {base - 1} are missing",
                     advice="Restore them from a mirror or a backup.",
                 )
             visible = marks[0] if marks and marks[0].base == base else None
             expected = self._segment(kinds[base], folder, base, topic, number, visible)
+            before = f"{folder}/{(sealed_name if kinds[base] is Sealed else segment_name)(base)}"
         if marks and marks[0].base not in kinds:
             self._add(
                 f"{folder}/{marks[0].base:020d}.frames", "is missing", advice="Restore it from a mirror or a backup."

@@ -175,35 +175,34 @@ def prepare(
 
 def encode(
     payload: Payload, *, base_offset: int, running: int, future_us: int, appended: int, chain: int, transaction: int
-) -> tuple[bytes, Frame]:
-    """The header for a payload at its place in the partition.
+) -> tuple[bytes, int, int]:
+    """The header for a payload at its place in the partition, with its `running after` and its checksum.
 
     Event times beyond `future_us` do not advance the running maximum: one clock in 2099 must not make the world late.
     """
-    frame = Frame(
-        magic=_MAGIC,
-        flags=payload.flags,
-        payload_bytes=payload.size,
-        base_offset=base_offset,
-        count=payload.count,
-        schema_id=payload.schema_id,
-        time_min=payload.time_min,
-        time_max=payload.time_max,
-        running_before=running,
-        running_after=max(running, _advance(payload, appended, future_us)),
-        appended=appended,
-        producer=payload.stamp.producer,
-        epoch=payload.stamp.epoch,
-        chain=chain,
-        sequence_first=payload.stamp.sequence_first,
-        sequence_last=payload.stamp.sequence_last,
-        transaction=transaction,
-        payload_crc=payload.crc,
-        header_crc=0,
+    stamp, running_after = payload.stamp, max(running, _advance(payload, appended, future_us))
+    head = _HEADER.pack(
+        _MAGIC,
+        payload.flags,
+        payload.size,
+        base_offset,
+        payload.count,
+        payload.schema_id,
+        payload.time_min,
+        payload.time_max,
+        running,
+        running_after,
+        appended,
+        stamp.producer,
+        stamp.epoch,
+        chain,
+        stamp.sequence_first,
+        stamp.sequence_last,
+        transaction,
+        payload.crc,
     )
-    head = _HEADER.pack(*msgspec.structs.astuple(frame)[:-1])
     crc = crc32c(head)
-    return head + _CHECKSUM.pack(crc), msgspec.structs.replace(frame, header_crc=crc)
+    return head + _CHECKSUM.pack(crc), running_after, crc
 
 
 def stride_of(payload_bytes: int) -> int:

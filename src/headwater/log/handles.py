@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from headwater.log.catalog import read_text, topic_from_json
@@ -48,6 +48,7 @@ class Handles:
         self._mutex = threading.RLock()
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._whole: dict[str, Sequence[Partition]] = {}
         self._signals: dict[str, File] = {}
         self._fences: dict[bytes, Fence] = {}
         self._used: set[tuple[str, int]] = set()
@@ -84,6 +85,7 @@ class Handles:
                 self.forget(name)
             self._sync_names(name)
             self._topics[name] = topic
+            self._whole.pop(name, None)
             for (of, _), partition in self._partitions.items():
                 if of == name:
                     partition.topic = topic
@@ -109,6 +111,14 @@ class Handles:
             self._partitions[name, number] = partition
             return partition
 
+    def partitions(self, name: str) -> Sequence[Partition]:
+        """All partitions of a topic, in order."""
+        known = self._whole.get(name)
+        if known is None or known[0].is_deleted():  # the first is always marked first
+            known = [self.partition(name, number) for number in range(self.topic(name).partitions)]
+            self._whole[name] = known
+        return known
+
     def usable_partition(self, name: str, number: int) -> Partition:
         """A partition to be written; one that was poisoned is mended at its first use here. The caller holds no lock."""
         partition = self.partition(name, number)
@@ -120,7 +130,7 @@ class Handles:
 
     def all_partitions(self) -> list[Partition]:
         """Every partition of every topic, opened."""
-        return [self.partition(name, n) for name in self.names() for n in range(self.topic(name).partitions)]
+        return [partition for name in self.names() for partition in self.partitions(name)]
 
     def signal(self, name: str) -> None:
         """Wakes the readers of a topic; they would find the events without it, only later."""
@@ -149,6 +159,7 @@ class Handles:
                 del self._partitions[place]
                 self._used.discard(place)
             self._signals.pop(name, None)
+            self._whole.pop(name, None)
             self._topics.pop(name, None)
 
     def close(self) -> None:

@@ -56,14 +56,15 @@ class Head:
 
     def __init__(self, disk: Disk, path: str, *, writable: bool = True) -> None:
         self._facts = SlotFile(disk, path, magic=_MAGIC, format_max=FORMAT, shapes=_SHAPES, writable=writable)
+        self._marks: dict[int, tuple[tuple[int, ...], Mark]] = {}
 
     def written(self) -> Mark:
         """How far the partition is written."""
-        return Mark(*self._facts.read(_WRITTEN))
+        return self._mark(_WRITTEN)
 
     def durable(self) -> Mark:
         """How far the partition is on disk."""
-        return Mark(*self._facts.read(_DURABLE))
+        return self._mark(_DURABLE)
 
     def durable_after_power_loss(self) -> Mark | None:
         """The furthest durable mark that is whole: each one was true when it was written, and stays true."""
@@ -110,6 +111,15 @@ class Head:
     def close(self) -> None:
         """Ends the mapping."""
         self._facts.close()
+
+    def _mark(self, fact: int) -> Mark:
+        values = self._facts.read(fact)
+        known = self._marks.get(fact)
+        if known is not None and known[0] is values:
+            return known[1]
+        mark = Mark(*values)
+        self._marks[fact] = (values, mark)
+        return mark
 
 
 def create_head(disk: Disk, path: str, mark: Mark) -> None:

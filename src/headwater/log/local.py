@@ -173,10 +173,7 @@ class LocalStore:
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self.gate:
-            handles = self.handles
-            return self._transactions.bounds(
-                [handles.partition(name, n) for name in names for n in range(handles.topic(name).partitions)]
-            )
+            return self._transactions.bounds([part for name in names for part in self.handles.partitions(name)])
 
     def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
         return LocalCursor(self, name, partition, offset=offset)

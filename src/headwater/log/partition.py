@@ -168,7 +168,7 @@ class Partition:
         buffers: list[object] = []
         after = mark
         for payload in payloads:
-            header, frame = frames.encode(
+            header, running, crc = frames.encode(
                 payload,
                 base_offset=after.end,
                 running=after.running,
@@ -179,12 +179,12 @@ class Partition:
             )
             buffers += (header, *payload.buffers, frames.padding(payload.size))
             after = Mark(
-                end=frame.end_offset,
+                end=after.end + payload.count,
                 base=mark.base,
-                position=after.position + frame.stride,
-                running=frame.running_after,
+                position=after.position + payload.stride,
+                running=running,
                 appended=appended,
-                chain=frame.header_crc,
+                chain=crc,
                 heals=mark.heals,
             )
         if self.topic.durability == "os":

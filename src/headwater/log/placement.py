@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.log.columns import values_of
+from headwater.log.topic import PARTITIONS_MAX
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import InvalidSchema
 
@@ -35,6 +36,7 @@ _MASK = 0xFFFFFFFF
 _BLOCK_KEYS = 32_768
 _SCALAR_KEYS_MAX = 16
 _SCALAR_ROWS_MAX = 8
+_ONLY = np.arange(PARTITIONS_MAX, dtype=np.int32)
 _TAIL_MASK = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _TAIL_FACTOR = np.array([1, _M, _M, _M], np.uint32)
 
@@ -84,13 +86,16 @@ def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The partition of each row of a batch."""
+    """The partition of each row of a batch; `only` where it is known that all have the same."""
 
     partitions: npt.NDArray[np.int32]
     count: int
+    only: int | None = None
 
     def groups(self) -> list[tuple[int, npt.NDArray[np.int64] | None]]:
         """For each partition that occurs, its rows in their order; None where one partition has them all."""
+        if self.only is not None:
+            return [(self.only, None)]
         if not len(self.partitions):
             return []
         first = int(self.partitions[0])
@@ -105,9 +110,13 @@ class Placement(msgspec.Struct, frozen=True):
 
 def place(rows: pa.RecordBatch, key: str | None, partitions: int, *, sticky: int) -> Placement:
     """Where each row goes: by its key, and rows without one together to the partition `sticky` stands for."""
-    alone = np.int32(sticky % partitions)
+    alone = sticky % partitions
+    if rows.num_rows == 1:
+        value = None if key is None else key_bytes(rows.column(key))[0].as_py()
+        only = alone if value is None else (_murmur2_scalar(value) & 0x7FFFFFFF) % partitions
+        return Placement(_ONLY[only : only + 1], partitions, only)
     if key is None:
-        return Placement(np.full(rows.num_rows, alone, np.int32), partitions)
+        return Placement(np.full(rows.num_rows, alone, np.int32), partitions, alone if rows.num_rows else None)
     places = partitions_of(key_bytes(rows.column(key)), partitions)
     if rows.column(key).null_count:
         places[places < 0] = alone

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,9 +30,9 @@ import pyarrow as pa
 
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Stamp
+from headwater.log.gather import to_rows, to_rows_one_by_one
 from headwater.log.placement import Placement, place
-from headwater.log.receipt import STORED_BEFORE, Batch, Outcome, Receipt
-from headwater.log.rows import check_size, to_batch
+from headwater.log.receipt import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt
 from headwater.log.store import Store, Write
 from headwater.log.topic import Topic, check_name
 from headwater.model.errors import (
@@ -44,7 +45,6 @@ from headwater.model.errors import (
     SequenceGap,
     TimedOut,
 )
-from headwater.model.schema import HEADERS
 
 BATCH_EVENTS_MAX = 32_768
 BATCH_BYTES_MAX = 8 << 20
@@ -102,23 +102,21 @@ class Producer:
         """
         if value.__class__ is not bytes and value.__class__ in _MUTABLE:
             value = value.copy()
-        # Not `with`: taking and freeing the lock is a third of this call, and `with` makes it half.
-        self._acquire()
-        try:
-            batch = self._open.get(topic) or self._begin(topic)
-            values = batch.values
-            index = len(values)
-            if headers is not None or sequence is not None or batch.sequences is not None:
-                self._mark(batch, headers, sequence)
-            values.append(value)
-            batch.keys.append(key)
-            if index + 1 < batch.events_max:
-                return Receipt(batch, index)
-            self._close_batch(topic)
-        finally:
-            self._release()
-        self._write_all(None)
-        return Receipt(batch, index)
+        batch = self._open.get(topic)
+        if (
+            batch is None
+            or batch.thread != get_ident()
+            or headers is not None
+            or sequence is not None
+            or batch.sequences
+        ):
+            return self._send_locked(topic, value, key, headers, sequence)
+        events = batch.events
+        index = len(events)
+        events += (key, value)
+        if index < batch.last:
+            return Receipt(batch, index >> 1)
+        return self._send_last(topic, value, key, batch, index)
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Returns when every event sent so far is durable; raises the first failure since the last flush."""
@@ -135,7 +133,7 @@ class Producer:
     async def send_async(self, topic: str, value: Any = None, **more: Any) -> Receipt:
         """`send` for asyncio: other tasks run while a full batch is written."""
         batch = self._open.get(topic)
-        if batch is not None and len(batch.values) + 1 < batch.events_max:
+        if batch is not None and len(batch.events) < batch.last:
             return self.send(topic, value, **more)
         return await asyncio.get_running_loop().run_in_executor(None, lambda: self.send(topic, value, **more))
 
@@ -181,20 +179,66 @@ class Producer:
     def _begin_empty(self) -> None:
         self._open: dict[str, Batch] = {}
         self._full: deque[Batch] = deque()
+        self._shared: set[str] = set()
         self._mutex = threading.Lock()
-        self._acquire, self._release = self._mutex.acquire, self._mutex.release
         self._work = threading.Condition(self._mutex)
         self._writing = threading.Lock()
         self._ticking = False
         self._thread: threading.Thread | None = None
 
-    # Gathering; the caller holds `_mutex`
+    # Gathering
+    #
+    # The thread that began a batch adds to it without a lock: one `+=` of a list is a single step of the interpreter, and
+    # whoever closes a batch sets `last` first and counts then. So the event was counted if `last` was still good after it
+    # was added; otherwise `_send_last` finds out under the lock. A topic to which a second thread sends is shared from then on:
+    # its batches belong to no thread, and everybody takes the lock.
+
+    def _send_locked(
+        self, topic: str, value: Any, key: Any, headers: Mapping[str, bytes] | None, sequence: int | None
+    ) -> Receipt:
+        """What `send` does where it cannot do without a lock."""
+        with self._mutex:
+            batch = self._open.get(topic)
+            foreign = batch is not None and batch.thread not in (NO_THREAD, get_ident())
+            if foreign:
+                self._shared.add(topic)
+                self._close_batch(topic)
+            if batch is None or foreign:
+                batch = self._begin(topic)
+            index = len(batch.events)
+            if headers is not None or sequence is not None or batch.sequences:
+                self._mark(batch, headers, sequence)
+            batch.events += (key, value)
+            is_full = index >= batch.last
+            if is_full:
+                self._close_batch(topic)
+        if is_full or foreign:
+            self._write_all(None)
+        return Receipt(batch, index >> 1)
+
+    def _send_last(self, topic: str, value: Any, key: Any, batch: Batch, index: int) -> Receipt:
+        """An event that filled its batch, or came when the batch was due or already closed."""
+        with self._mutex:
+            if self._open.get(topic) is batch:
+                self._close_batch(topic)
+            is_in = index >> 1 < batch.count
+        if not is_in:
+            return self.send(topic, value, key=key)
+        self._write_all(None)
+        return Receipt(batch, index >> 1)
 
     def _begin(self, topic: str) -> Batch:
+        """An open batch for a topic; the caller holds `_mutex`, here and below."""
         self._check_usable()
         check_name(topic)
         events_max = self._events_max.get(topic, self._batch_events_max) if self._linger_s else 1
-        batch = Batch(self._store.topic(topic), begun=time.monotonic(), events_max=events_max, send=self._send_now)
+        batch = Batch(
+            self._store.topic(topic),
+            thread=NO_THREAD if topic in self._shared else get_ident(),
+            begun=time.monotonic(),
+            events_max=events_max,
+            send=self._send_now,
+        )
         self._open[topic] = batch
         if self._thread is None and self._linger_s:
             self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
@@ -205,17 +249,19 @@ class Producer:
 
     def _close_batch(self, topic: str) -> None:
         """A batch takes no more events and is the next to be written."""
-        self._full.append(self._open.pop(topic))
+        batch = self._open.pop(topic)
+        batch.close()
+        self._full.append(batch)
 
     def _mark(self, batch: Batch, headers: Mapping[str, bytes] | None, sequence: int | None) -> None:
         """What few events have: headers, and a number of their own."""
         if sequence is not None or batch.sequences is not None:
             self._number(batch, sequence)
         if headers is not None:
-            batch.headers[len(batch.values)] = headers
+            batch.headers[len(batch.events) >> 1] = headers
 
     def _number(self, batch: Batch, sequence: int | None) -> None:
-        if self._id is None or sequence is None or (batch.sequences is None and batch.values):
+        if self._id is None or sequence is None or (batch.sequences is None and batch.events):
             raise InvalidInput(
                 "`sequence` needs a producer with an id, and goes with every event or with none.",
                 advice='Open it with log.producer(id="…") and number all events.',
@@ -249,7 +295,7 @@ class Producer:
                 due = time.monotonic() - self._linger_s
                 late = [(topic, batch) for topic, batch in self._open.items() if batch.begun <= due]
                 for _, batch in late:
-                    batch.events_max = 0
+                    batch.last = -1
                 if late:
                     self._work.wait(_MOMENT_S)
                 for topic, batch in late:
@@ -272,57 +318,69 @@ class Producer:
         try:
             while self._full:
                 batch = self._full[0]
-                batch.outcome = self._outcome(batch)
+                batch.outcome = batch.outcome or self._outcome(batch)
                 self._failure = self._failure or batch.outcome.error()
                 self._full.popleft()
+                batch.forget()
         finally:
             self._writing.release()
         return True
 
     def _outcome(self, batch: Batch) -> Outcome:
         try:
-            topic, rows, taken, refused = self._rows(batch)
-            return self._write(batch, topic, rows, taken, refused)
+            if batch.plan is None:
+                batch.plan = self._plan(batch)
+            return self._write(batch.plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the receipts, and the next batch goes on
-            nowhere = [-1] * len(batch.values)
+            nowhere = [-1] * batch.count
             return Outcome(nowhere, nowhere, {}, {-1: error}, 0)
 
-    def _write(
-        self, batch: Batch, topic: Topic, rows: pa.RecordBatch, taken: Any, refused: Mapping[int, Exception]
-    ) -> Outcome:
+    def _plan(self, batch: Batch) -> Plan:
+        """What is written where, with which stamps: decided once, so that a write that was interrupted can be repeated."""
+        topic, rows, taken, refused = self._rows(batch)
         if rows.num_rows >= _SMALL_BATCH:
             self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
         self._sticky += 1
         sticky = self._sticky if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
         placement = place(rows, topic.key, topic.partitions, sticky=sticky)
-        partitions = np.full(len(batch.values), -1, dtype=np.int32)
-        partitions[taken] = placement.partitions
-        offsets = np.full(len(batch.values), STORED_BEFORE, dtype=np.int64)
+        return Plan(batch.count, taken, refused, placement, self._writes(batch, topic, rows, placement))
+
+    def _write(self, plan: Plan) -> Outcome:
+        stored: list[tuple[Write, range]] = []
         failed = {}
-        writes = self._writes(batch, topic, rows, placement)
-        for write, outcome in zip(writes, self._write_with_retry(writes), strict=True):
+        for write, outcome in zip(plan.writes, self._write_with_retry(plan.writes), strict=True):
             if isinstance(outcome, Exception):
                 failed[write.partition] = outcome
-                self._start_over(topic.name, write.partition)
+                self._start_over(write.topic.name, write.partition)
             else:
-                mine = slice(None) if write.indices is None else write.indices
-                offsets[taken[mine] if isinstance(taken, np.ndarray) else mine] = np.arange(outcome.start, outcome.stop)
-                self._next[topic.name, write.partition] = write.stamp.sequence_last + 1
-        return Outcome(partitions.tolist(), offsets.tolist(), refused, failed, self._store.incarnation())
+                stored.append((write, outcome))
+                self._next[write.topic.name, write.partition] = write.stamp.sequence_last + 1
+        incarnation, count = self._store.incarnation(), plan.count
+        partitions, only, refused, taken = plan.placement.partitions, plan.placement.only, plan.refused, plan.taken
+        if only is not None and not refused and len(stored) == 1 and len(stored[0][1]) == count:
+            return Outcome([only] * count, stored[0][1], refused, failed, incarnation)
+        if refused:
+            partitions = np.full(count, -1, dtype=np.int32)
+            partitions[taken] = plan.placement.partitions
+        offsets = np.full(count, STORED_BEFORE, dtype=np.int64)
+        for write, found in stored:
+            mine = slice(None) if write.indices is None else write.indices
+            offsets[taken[mine] if refused else mine] = np.arange(found.start, found.stop)
+        return Outcome(partitions, offsets, refused, failed, incarnation)
 
     def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch, Any, dict[int, Exception]]:
         """The batch as columns, which of its events they are, and why the others are refused."""
         everything = slice(None)
         try:
-            return batch.topic, _to_rows(batch, batch.topic), everything, {}
+            return batch.topic, to_rows(batch, batch.topic), everything, {}
         except SchemaMismatch:
             fresh = self._store.refresh(batch.topic.name)
             try:
-                return fresh, _to_rows(batch, fresh), everything, {}
+                return fresh, to_rows(batch, fresh), everything, {}
             except HeadwaterError:
-                return fresh, *_to_rows_one_by_one(batch, fresh)
+                return fresh, *to_rows_one_by_one(batch, fresh)
         except HeadwaterError:
-            return batch.topic, *_to_rows_one_by_one(batch, batch.topic)
+            return batch.topic, *to_rows_one_by_one(batch, batch.topic)
 
     def _writes(self, batch: Batch, topic: Topic, rows: pa.RecordBatch, placement: Placement) -> list[Write]:
         """One write for each partition; without the events whose sequence number was stored before."""
@@ -389,69 +447,6 @@ def _check_settings(id: object, *, linger_ms: object, retry_s: object) -> None:
     for name, value in (("linger_ms", linger_ms), ("retry_s", retry_s)):
         if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
             raise InvalidInput(f"{name}={value!r} makes no sense.", advice="Use a number from 0 up.")
-
-
-def _to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
-    """The batch's columns, from values as users give them."""
-    if topic.has_schema:
-        if topic.key is None and None in batch.values:
-            raise InvalidInput(
-                f"Topic {topic.name!r} has no key, so nothing in it can be deleted by one.",
-                advice="Send the row's columns; create the topic with key=… for deletions.",
-            )
-        rows = [
-            value if value is not None else {topic.key: key, "_deleted": True}
-            for value, key in zip(batch.values, batch.keys, strict=True)
-        ]
-        columns = to_batch(rows, topic.schema)
-    else:
-        columns = _bytes_rows(batch, topic)
-    if batch.headers:
-        columns = columns.add_column(len(topic.schema), HEADERS, _headers_column(batch))
-    check_size(columns, topic)
-    return columns
-
-
-def _to_rows_one_by_one(batch: Batch, topic: Topic) -> tuple[pa.RecordBatch, Any, dict[int, Exception]]:
-    """The slow way, once something is wrong: one bad event must not keep its neighbours out of the log."""
-    pieces, taken = [], []
-    refused: dict[int, Exception] = {}
-    for index in range(len(batch.values)):
-        try:
-            pieces.append(_to_rows(batch.only(index), topic))
-            taken.append(index)
-        except HeadwaterError as error:
-            refused[index] = error
-    if not pieces:
-        raise next(iter(refused.values()))
-    table = pa.concat_tables([pa.Table.from_batches([piece]) for piece in pieces], promote_options="default")
-    if batch.sequences is not None:
-        batch.sequences = [batch.sequences[index] for index in taken]
-    return table.combine_chunks().to_batches()[0], np.asarray(taken), refused
-
-
-def _headers_column(batch: Batch) -> pa.Array:
-    pairs = [batch.headers.get(number) for number in range(len(batch.values))]
-    try:
-        return pa.array([None if pair is None else list(pair.items()) for pair in pairs], HEADERS.type)
-    except (pa.ArrowException, AttributeError, TypeError):
-        raise SchemaMismatch(
-            f"Headers are a dict of names to bytes; got {next(iter(batch.headers.values()))!r:.80}.",
-            advice='Write headers={"trace": b"…"}.',
-        ) from None
-
-
-def _bytes_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
-    try:
-        arrays = [pa.array(batch.keys, pa.binary()), pa.array(batch.values, pa.binary())]
-    except (pa.ArrowException, TypeError, UnicodeError):
-        fits = (bytes, bytearray, memoryview, str, type(None))
-        bad = next((value for value in (*batch.keys, *batch.values) if not isinstance(value, fits)), "such text")
-        raise SchemaMismatch(
-            f"Topic {topic.name!r} has no schema, so keys and values are bytes; got {type(bad).__name__} {bad!r:.60}.",
-            advice="Encode it, or create the topic with a schema.",
-        ) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=topic.schema)
 
 
 def _events_for(rows: pa.RecordBatch, events_max: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -26,9 +25,6 @@ from headwater.model.position import Position
 Start = str | int | datetime | Mapping[int, int] | Sequence[Position]
 """Where to begin: "earliest", "latest", an offset, a time, an offset for each partition, or saved positions."""
 
-READERS = 2
-
-_PARALLEL_EVENTS = 65_536
 _ASYNC_POLL_S = 0.005
 _WAIT_S_MAX = 1.0
 
@@ -44,7 +40,6 @@ class Reader:
         self._columns = columns
         self._closed = False
         self._waiter: Waiter | None = None
-        self._pool: ThreadPoolExecutor | None = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._turn = 0
         for name in self._names:
@@ -89,8 +84,6 @@ class Reader:
     def close(self) -> None:
         """Frees what it waits on."""
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown()
         if self._waiter is not None:
             self._waiter.close()
             self._waiter = None
@@ -153,14 +146,12 @@ class Reader:
     def _chunks(self, events_max: int) -> list[Chunk]:
         """What can be read now; after a failure the reader stands where it stood, so that nothing is skipped."""
         self._check_open()
-        before = {place: cursor.offset for place, cursor in self._cursors.items()}
+        bounds = self._store.bounds(self._names)
+        before = {place: at.offset for place, at in self._cursors.items() if _end_of(bounds, place) > at.offset}
+        if not before:
+            return []
         try:
-            bounds = self._store.bounds(self._names)
-            waiting = [place for place in self._cursors if _end_of(bounds, place) > before[place]]
-            events = sum(bounds[place].end - before[place] for place in waiting)
-            if min(events, events_max) >= _PARALLEL_EVENTS and len(waiting) > 1:
-                return self._chunks_in_parallel(waiting, bounds, events_max)
-            return self._chunks_in_turn(waiting, bounds, events_max)
+            return self._chunks_in_turn(list(before), bounds, events_max)
         except HeadwaterError:
             for (name, number), offset in before.items():
                 if self._cursors[name, number].offset != offset:
@@ -181,17 +172,6 @@ class Reader:
             if events_max <= 0:
                 break
         return chunks
-
-    def _chunks_in_parallel(
-        self, places: Sequence[tuple[str, int]], bounds: Mapping[tuple[str, int], Bounds], events_max: int
-    ) -> list[Chunk]:
-        """An equal share of each partition: checking the sums of large frames is work for more than one core."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="headwater-reader")
-        share = events_max // len(places)
-        reads = [self._pool.submit(self._cursors[place].read, bounds[place].end, events_max=share) for place in places]
-        wait(reads)
-        return [chunk for read in reads for chunk in read.result()]
 
     def _watch(self) -> Waiter:
         if self._waiter is None:

@@ -7,13 +7,20 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from headwater.log.placement import Placement
+from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import TimedOut
 from headwater.model.position import Position
 
 STORED_BEFORE = -1
 """The offset in the position of an event whose sequence number was stored before: it has one, but not from this call."""
+
+
+NO_THREAD = 0
+"""The owner of a batch to which several threads add."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -41,25 +48,61 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch:
-    """Events of one topic on their way, and what became of them."""
+    """Events of one topic on their way, and what became of them.
 
-    __slots__ = ("begun", "events_max", "headers", "keys", "outcome", "send", "sequences", "topic", "values")
+    While it is open, `events` holds key and value of each event in turn, and `last` is the index from which on an event may be
+    the last one (-1: the batch is due or closed). `thread` may add without a lock.
+    """
 
-    def __init__(self, topic: Topic, *, begun: float, events_max: int, send: Callable[[float | None], None]) -> None:
+    __slots__ = (
+        "begun",
+        "count",
+        "events",
+        "headers",
+        "keys",
+        "last",
+        "outcome",
+        "plan",
+        "send",
+        "sequences",
+        "thread",
+        "topic",
+        "values",
+    )
+
+    def __init__(
+        self, topic: Topic, *, thread: int, begun: float, events_max: int, send: Callable[[float | None], None]
+    ) -> None:
         self.topic = topic
+        self.thread = thread
         self.begun = begun
-        self.events_max = events_max
+        self.last = 2 * (events_max - 1)
         self.send = send
-        self.values: list[Any] = []
-        self.keys: list[Any] = []
+        self.events: list[Any] = []
         self.headers: dict[int, Mapping[str, bytes]] = {}
         self.sequences: list[int] | None = None
+        self.plan: Plan | None = None
         self.outcome: Outcome | None = None
+        self.count = 0
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+
+    def close(self) -> None:
+        """Takes no more events: what is added from now on does not count."""
+        self.last = -1
+        self.count = len(self.events) >> 1
+        self.keys, self.values = self.events[: 2 * self.count : 2], self.events[1 : 2 * self.count : 2]
+
+    def forget(self) -> None:
+        """Keys and values are stored, or never will be: receipts must not keep them in memory."""
+        self.events[: 2 * self.count] = [None] * (2 * self.count)
+        self.keys = self.values = []
+        self.plan = None
 
     def only(self, index: int) -> Batch:
         """One of its events as a batch of its own."""
-        one = Batch(self.topic, begun=self.begun, events_max=1, send=self.send)
-        one.values, one.keys = [self.values[index]], [self.keys[index]]
+        one = Batch(self.topic, thread=NO_THREAD, begun=self.begun, events_max=1, send=self.send)
+        one.count, one.values, one.keys = 1, [self.values[index]], [self.keys[index]]
         if index in self.headers:
             one.headers = {0: self.headers[index]}
         return one
@@ -76,23 +119,45 @@ class Batch:
         return self.outcome.position(index, self.topic.name)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True):
+    """How a batch of `count` events is written: those that are `taken` (all of them where none is refused), and where."""
+
+    count: int
+    taken: Any
+    refused: Mapping[int, Exception]
+    placement: Placement
+    writes: list[Write]
+
+
+class Outcome:
     """What became of a batch: a partition and an offset for each event, or an error for some events or partitions."""
 
-    partitions: list[int]
-    offsets: list[int]
-    refused: Mapping[int, Exception]
-    failed: Mapping[int, Exception]
-    incarnation: int
+    __slots__ = ("_incarnation", "_offsets", "_partitions", "failed", "refused")
+
+    def __init__(
+        self,
+        partitions: Any,
+        offsets: Any,
+        refused: Mapping[int, Exception],
+        failed: Mapping[int, Exception],
+        incarnation: int,
+    ) -> None:
+        self._partitions = partitions
+        self._offsets = offsets
+        self.refused = refused
+        self.failed = failed
+        self._incarnation = incarnation
 
     def position(self, index: int, topic: str) -> Position:
         """Where an event stands; raises why it does not."""
-        partition = self.partitions[index]
+        if isinstance(self._partitions, np.ndarray):  # most receipts are never asked, and who asks one asks all
+            self._partitions, self._offsets = self._partitions.tolist(), self._offsets.tolist()
+        partition = self._partitions[index]
         if self.refused or self.failed:
             error = self.refused.get(index) or self.failed.get(partition)
             if error is not None:
                 raise error
-        return Position(topic, partition, self.offsets[index], self.incarnation)
+        return Position(topic, partition, self._offsets[index], self._incarnation)
 
     def error(self) -> Exception | None:
         """The first thing that went wrong, if any did."""

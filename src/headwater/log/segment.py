@@ -209,7 +209,7 @@ class Segment:
         """The index up to a position; that of a closed segment with many frames is kept for the next process."""
         path = self.path.removesuffix(segment_name(self.base)) + index_name(self.base)
         saved = load_index(self._disk, path)
-        if saved is not None and saved.end >= min(end, self.size()):
+        if saved is not None and saved.end == self.size():
             return saved
         index = build_index(self.scan(self.start, end=end))
         if len(index.entries) >= _WORTH_SAVING and index.end == self.size():

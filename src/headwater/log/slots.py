@@ -6,7 +6,8 @@ slot is its generation u32, the fact's bytes, and the crc32c of both. Generation
 
 An update fills the slot that does not count and then sets the word to the next generation. A process killed at any
 instruction leaves a whole slot behind; a reader that was overtaken twice sees that slot and word differ and looks again;
-and no flipped bit, in a slot or in the word, makes an older fact pass for the present one.
+and no flipped bit, in a slot or in the word, makes an older fact pass for the present one. As long as the word stays what it
+was, so does the fact: a reader that has seen it before looks at eight bytes only.
 
 Invariant: each fact is changed only under a lock of its own; who holds it is said where the fact is defined.
 """
@@ -29,6 +30,7 @@ _GENERATION = struct.Struct("<I")
 _GENERATION_MAX = 0xFFFFFFFF
 _CHECKSUM = struct.Struct("<I")
 _FACT_BYTES = 512
+_WORDS = range(_FACT_BYTES // 8, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8)
 _SLOTS = (64, 288)
 _LOOKS_MAX = 1000
 
@@ -44,6 +46,7 @@ class SlotFile:
         self._map = disk.map(path, SLOT_FILE_BYTES, writable=writable)
         self._view = self._map.view
         self._words = self._view.cast("Q")
+        self._known: list[tuple[int, tuple[Any, ...]]] = [(-1, ())] * len(shapes)
         found, version = _START.unpack_from(self._view)
         if found != magic:
             raise self._damaged("its first bytes are wrong")
@@ -54,12 +57,16 @@ class SlotFile:
 
     def read(self, fact: int) -> tuple[Any, ...]:
         """A fact as it was at one moment."""
+        word, known = self._words[_WORDS[fact]], self._known[fact]
+        if known[0] == word:
+            return known[1]
         shape, place = self._shapes[fact], _FACT_BYTES * (fact + 1)
         for _ in range(_LOOKS_MAX):
-            word = self._words[place // 8]
+            word = self._words[_WORDS[fact]]
             generation = word >> 32
             found = self._slot(place + _SLOTS[generation & 1], shape)
             if found is not None and found[0] == generation and word == _word(generation):
+                self._known[fact] = (word, found[1])
                 return found[1]
         raise self._damaged("no slot's checksum holds")
 
@@ -72,11 +79,11 @@ class SlotFile:
     def write(self, fact: int, *values: Any) -> None:
         """Changes a fact; the caller holds its lock."""
         place = _FACT_BYTES * (fact + 1)
-        generation = (self._words[place // 8] >> 32) + 1 & _GENERATION_MAX
+        generation = (self._words[_WORDS[fact]] >> 32) + 1 & _GENERATION_MAX
         at = place + _SLOTS[generation & 1]
         data = _encode(generation, self._shapes[fact], values)
         self._view[at : at + len(data)] = data
-        self._words[place // 8] = _word(generation)
+        self._words[_WORDS[fact]] = _word(generation)
 
     def write_after_power_loss(self, fact: int, *values: Any) -> None:
         """Changes a fact whose word or slots may be torn: never in place of the only slot that is whole."""
@@ -89,7 +96,7 @@ class SlotFile:
         data = _encode(generation, self._shapes[fact], values)
         at = place + _SLOTS[target]
         self._view[at : at + len(data)] = data
-        self._words[place // 8] = _word(generation)
+        self._words[_WORDS[fact]] = _word(generation)
 
     def sync(self) -> None:
         """Returns when the file is on disk."""

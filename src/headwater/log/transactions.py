@@ -64,15 +64,16 @@ class Transactions:
             ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
             masks = self._commits.pending_parts(before)
             after = self._commits.state()
-            if (after.sequence, after.pending) == (before.sequence, before.pending):
+            if after is before or (after.sequence, after.pending) == (before.sequence, before.pending):
                 break
         else:
             raise StorageError("No consistent view of the log's heads could be had.", advice="Try again.")
-        ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
-        for part in masks:
-            place = (part.topic, part.partition)
-            if ids.get(place) == part.topic_id:
-                ends[place] = min(ends[place], part.start)
+        if masks:
+            ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
+            for part in masks:
+                place = (part.topic, part.partition)
+                if ids.get(place) == part.topic_id:
+                    ends[place] = min(ends[place], part.start)
         return {place: Bounds(first=0, end=end) for place, end in ends.items()}
 
     def settle(self) -> None:
