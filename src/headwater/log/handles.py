@@ -106,8 +106,10 @@ class Handles:
                     advice=f"It has partitions 0 to {topic.partitions - 1}.",
                 )
             partition = self._open(topic, number)
-            if partition.is_deleted() or self.refresh(name).id != topic.id:
+            latest = self.refresh(name)
+            if partition.is_deleted() or latest.id != topic.id:
                 raise _deleted(name)
+            partition.topic = latest
             self._partitions[name, number] = partition
             return partition
 
