@@ -300,6 +300,7 @@ class LocalStore:
                 self._disk.open(f"{self.folder}/commit.lock", "create").close()
                 create_commits(self._disk, self.folder)
                 create_state(self._disk, self.folder, boot_id=self._disk.boot_id())
+                self._disk.sync_folder(self.folder)  # `headwater` says that all the rest is there
                 self._disk.reach("open: state made")
                 write_text(self._disk, f"{self.folder}/headwater", "log", {"id": uuid.uuid4().hex})
         self._catalog_file.close()
