@@ -77,13 +77,14 @@ class SlotFile:
         return [slot[1] for slot in found if slot is not None]
 
     def write(self, fact: int, *values: Any) -> None:
-        """Changes a fact; the caller holds its lock."""
+        """Changes a fact; the caller holds its lock. The values are what `read` gives: bytes in full length."""
         place = _FACT_BYTES * (fact + 1)
         generation = (self._words[_WORDS[fact]] >> 32) + 1 & _GENERATION_MAX
         at = place + _SLOTS[generation & 1]
-        data = _encode(generation, self._shapes[fact], values)
+        data, word = _encode(generation, self._shapes[fact], values), _word(generation)
         self._view[at : at + len(data)] = data
-        self._words[_WORDS[fact]] = _word(generation)
+        self._words[_WORDS[fact]] = word
+        self._known[fact] = (word, values)
 
     def write_after_power_loss(self, fact: int, *values: Any) -> None:
         """Changes a fact whose word or slots may be torn: never in place of the only slot that is whole."""
