@@ -26,6 +26,7 @@ from headwater.testing.history import Report, run_history
 from headwater.testing.points import crash_points
 
 HISTORIES = 1_200
+HISTORIES_PER_PROCESS = 100
 ROUNDS = 240
 RELENTLESS_EVERY = 6
 RELENTLESS_S = 2.5
@@ -58,7 +59,9 @@ def kill_round(nursery: Nursery, seed: int) -> RoundReport | str:
 
 def histories(seeds: Sequence[int]) -> Iterator[Report | str]:
     """Histories on all cores, as they end."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    # A killed process of a history keeps its mapped files until ours ends: receipts are invisible to the collector.
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=HISTORIES_PER_PROCESS) as pool:
         yield from pool.map(history, seeds)
 
 
