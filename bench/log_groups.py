@@ -39,9 +39,7 @@ def groups(options: Options) -> list[Figure]:
             kafka = stack.enter_context(kafka_side(folder))
             topic = kafka.create_topic()
             kafka.produce(payload, topic=topic)
-        rates = measure(
-            options, lambda: consume(log, len(payload)), lambda: consume_kafka(kafka, topic, len(payload))
-        )
+        rates = measure(options, lambda: consume(log, len(payload)), lambda: consume_kafka(kafka, topic, len(payload)))
         takeover = measure(options, lambda: take_over(log), better="lower")
     return [
         Figure(
