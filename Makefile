@@ -35,7 +35,8 @@ bench: environment ## the long test tier and every figure: writes bench/results/
 environment: preflight ## .venv, made from the locks
 	@$(PYTHON) tools/environment.py
 
-test bench: NEEDS := --services $(if $(filter required,$(HEADWATER_SERVICES)),--strict)
+test bench: NEEDS = --services $(if $(filter required,$(HEADWATER_SERVICES)),--strict)
+bench: NEEDS += --bench
 preflight:
 	@$(PYTHON) tools/preflight.py $(NEEDS)
 

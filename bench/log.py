@@ -8,8 +8,10 @@ with acks=1 (it is in the broker's page cache). `--only send` runs one group, `-
 from __future__ import annotations
 
 from bench.harness import Bench, main
+from bench.log_groups import groups
 from bench.log_growth import growth, segments
 from bench.log_latency import latency
+from bench.log_queue import queue
 from bench.log_rates import append, read, send
 from bench.log_together import together
 
@@ -19,6 +21,8 @@ BENCHES: dict[str, Bench] = {
     "read": read,
     "latency": latency,
     "together": together,
+    "groups": groups,
+    "queue": queue,
     "segments": segments,
     "growth": growth,
 }

@@ -165,3 +165,11 @@ def test_this_machine_passes_and_the_script_runs_by_itself() -> None:
 def test_an_old_python_can_read_it() -> None:
     """The refusal must not itself be a SyntaxError."""
     compile(Path(preflight.__file__).read_text(), "preflight.py", "exec", _feature_version=8)
+
+
+def test_servers_are_asked_for_by_the_bench_only() -> None:
+    machine = GOOD._replace(lacks_servers=("nats-server",))
+    assert Run(machine, "--services", "--strict").code == 0
+    run = Run(machine, "--services", "--bench")
+    assert run.code == 1
+    assert "no nats-server" in run.lines[0] and "apt-get install nats-server" in run.lines[0]

@@ -24,6 +24,8 @@ DISK_GB_MIN = 4.0  # .venv, pip's cache and room to work
 DISK_GB_MIN_AGAIN = 1.0  # once .venv is there
 MEMORY_GB_MIN = 3.0  # a local Spark session, its Python workers and the tests
 POLICY = "/usr/sbin/policy-rc.d"
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+SERVERS = ("rabbitmq-server", "redis-server", "nats-server")  # programs that are called as their packages are
 
 
 class Machine(NamedTuple):
@@ -38,6 +40,7 @@ class Machine(NamedTuple):
     memory_gb: float
     is_root: bool
     is_debian: bool
+    lacks_servers: Tuple[str, ...] = ()
 
 
 class Lack(NamedTuple):
@@ -57,23 +60,24 @@ def main(
     """Check, install what may be installed, check again; the exit code is 0 when nothing fatal is left."""
     parser = argparse.ArgumentParser(description="Say what is missing on this machine; as root on Debian, install it.")
     parser.add_argument("--services", action="store_true", help="also what the tests with real services need")
+    parser.add_argument("--bench", action="store_true", help="also the servers that Headwater is measured beside")
     parser.add_argument("--strict", action="store_true", help="what only those tests need is needed too")
     options = parser.parse_args(arguments)
     look = look or look_around
     machine = look()
-    lacks = missing(machine, options.services, options.strict)
+    lacks = missing(machine, options.services, options.strict, options.bench)
     packages = [lack.package for lack in lacks if lack.package]
     if packages and machine.is_root and machine.is_debian:
         say("preflight: installing " + " ".join(packages))
         (install or apt_install)(packages)
         machine = look()
-        lacks = missing(machine, options.services, options.strict)
+        lacks = missing(machine, options.services, options.strict, options.bench)
     for lack in lacks:
         say("preflight: " + lack.text + advice(lack, machine))
     return 1 if any(lack.fatal for lack in lacks) else 0
 
 
-def missing(machine: Machine, services: bool, strict: bool) -> List[Lack]:
+def missing(machine: Machine, services: bool, strict: bool, bench: bool = False) -> List[Lack]:
     """List what `machine` lacks, in the order in which it would hurt."""
     lacks = []
     if machine.python < PYTHON_MIN:
@@ -95,6 +99,8 @@ def missing(machine: Machine, services: bool, strict: bool) -> List[Lack]:
         lacks.append(Lack(text, fatal=False))
     if services and not machine.has_maven:
         lacks.append(Lack("no Maven; the tests with a real Kafka need it and are skipped without", "maven", strict))
+    if bench:
+        lacks += [Lack(f"no {server}; the queue figures need it", server) for server in machine.lacks_servers]
     return lacks
 
 
@@ -118,6 +124,7 @@ def look_around() -> Machine:
         memory_gb=memory_gb(),
         is_root=os.geteuid() == 0,
         is_debian=os.path.exists("/etc/debian_version") and shutil.which("apt-get") is not None,
+        lacks_servers=tuple(server for server in SERVERS if shutil.which(server, path=PATH) is None),
     )
 
 
