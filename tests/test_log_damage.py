@@ -15,6 +15,7 @@ from crc32c import crc32c
 import headwater as hw
 from children import in_child
 from damages import CUTS, FLIPS, Damage
+from headwater.log import sealed
 from specimen import KINDS, LOOKS, Specimen, files_of, look, specimen_in_memory, wrong
 
 TRIALS = [10, pytest.param(400, marks=pytest.mark.bench)]
@@ -105,7 +106,7 @@ def raise_format(path: Path, kind: str) -> None:
         at = content.rfind(b"headwater-batches:") + len(b"headwater-batches:")
         end = content.find(b"\0", at)
         table = bytearray(base64.b64decode(content[at:end]))
-        struct.pack_into("<H", table, 6, 2)
+        struct.pack_into("<H", table, 6, sealed.FORMAT + 1)
         table[-4:] = struct.pack("<I", crc32c(bytes(table[:-4])))
         content[at:end] = base64.b64encode(table)
     else:

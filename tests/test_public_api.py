@@ -19,22 +19,25 @@ NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
-        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None)",
+        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
+        "retention=None, retention_bytes=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "close": "(self)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
-        "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, exist_ok=False)",
+        "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
+        "exist_ok=False)",
         "delete_topic": "(self, name)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
-        "reader": "(self, topic, *, start='earliest', columns=None)",
+        "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
         "store": "property",
         "table": "(self, topic, *, as_of=None)",
+        "tidy": "(self, topic)",
         "topic": "(self, name)",
         "topics": "(self)",
         "transaction": "(self)",

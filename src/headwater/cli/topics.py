@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -36,6 +36,13 @@ FutureMax = Annotated[
 ]
 EventBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="The largest event that is taken.")]
 
+Retention = Annotated[
+    str | None, typer.Option(metavar="DURATION", help='How long events are kept, such as "7 days", or "forever".')
+]
+RetentionBytes = Annotated[
+    int | None, typer.Option(metavar="BYTES", help="How much of each partition is kept; 0 for all.")
+]
+
 
 @topics.command()
 def create(
@@ -51,6 +58,8 @@ def create(
     ] = "fsync",
     segment_bytes: Annotated[int | None, typer.Option(metavar="BYTES", help="The size of one file.")] = None,
     event_bytes_max: EventBytes = None,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -65,6 +74,8 @@ def create(
         "partitions": partitions,
         "segment_bytes": segment_bytes,
         "event_bytes_max": event_bytes_max,
+        "retention": retention,
+        "retention_bytes": retention_bytes,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -101,6 +112,8 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "durability": topic.durability,
         "segment_bytes": topic.segment_bytes,
         "event_bytes_max": topic.event_bytes_max,
+        "retention_us": topic.retention_us,
+        "retention_bytes": topic.retention_bytes,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -112,9 +125,11 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
     facts["on disk"] = _size_text(facts.pop("bytes"))
     facts["lateness"] = f"{facts.pop('lateness_us') / 1e6:g} s"
     facts["future_max"] = f"{facts.pop('future_us') / 1e6:g} s"
+    facts["retention_us"] = _duration_text(topic.retention_us)
     for fact in ("columns", "key", "time", "events", "on disk", *[*settings][2:], "lateness", "future_max"):
         value = facts[fact]
-        typer.echo(f"  {fact.replace('_', ' '):<16} {to_cell(value) if value is not None else '-'}")
+        name = fact.removesuffix("_us").replace("_", " ")
+        typer.echo(f"  {name:<16} {to_cell(value) if value is not None else '-'}")
     _print_partitions(partitions)
 
 
@@ -128,19 +143,26 @@ def alter(
     lateness: Lateness = None,
     future_max: FutureMax = None,
     event_bytes_max: EventBytes = None,
+    retention: Retention = None,
+    retention_bytes: RetentionBytes = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
-    if schema is None and not add_column and (lateness, future_max, event_bytes_max) == (None, None, None):
+    settings: dict[str, Any] = {
+        "lateness": lateness,
+        "future_max": future_max,
+        "event_bytes_max": event_bytes_max,
+        "retention": retention,
+        "retention_bytes": retention_bytes,
+    }
+    if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")
     with open_existing(log) as opened:
         if add_column:
             from headwater.model.schema import to_ddl
 
             schema = ", ".join([schema or to_ddl(opened.topic(name).schema), *add_column])
-        topic = opened.alter_topic(
-            name, schema=schema, lateness=lateness, future_max=future_max, event_bytes_max=event_bytes_max
-        )
+        topic = opened.alter_topic(name, schema=schema, **settings)
         typer.echo(f"topic {topic.name}: {_columns_text(topic)}")
 
 
@@ -246,6 +268,10 @@ def _print_json(value: object) -> None:
 
 def _size_text(count: int | None) -> str:
     return "-" if count is None else bytes_text(count)
+
+
+def _duration_text(duration_us: int | None) -> str:
+    return "forever" if duration_us is None else str(timedelta(microseconds=duration_us))
 
 
 def _partitions_text(topic: Topic) -> str:

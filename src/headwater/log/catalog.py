@@ -28,7 +28,13 @@ def topic_to_json(topic: Topic) -> dict[str, Any]:
 
 
 def topic_from_json(fields: dict[str, Any]) -> Topic:
-    """The topic from its file."""
+    """The topic from its file; settings it lacks have their default, and those of a later Headwater are not passed over."""
+    unknown = sorted(set(fields) - set(Topic.__struct_fields__))
+    if unknown:
+        raise FormatTooNew(
+            f"Topic {fields.get('name')!r} has settings that this Headwater does not know: {', '.join(unknown)}.",
+            advice="Upgrade Headwater.",
+        )
     schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
     return Topic(**(fields | {"schemas": schemas}))
 

@@ -1,8 +1,8 @@
 """A cursor: a place in one local partition from which a reader goes on, through segments of both kinds.
 
 It never looks behind the end it is given, so it needs no lock: everything before a published end is whole and never
-changes. A segment may be sealed (replaced by another file with the same events) while it is read; the mapped file stays
-valid, and a file that vanished before it was opened is looked for again.
+changes. A segment may be sealed (replaced by another file with the same events), compacted (by one with fewer) or merged with
+its neighbour while it is read; the mapped file stays valid, and a file that vanished before it was opened is looked for again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.log.handles import Handles
 from headwater.log.partition import Partition
 from headwater.log.sealed import Sealed
 from headwater.log.segment import Segment
-from headwater.log.store import Chunk, TimeKind
+from headwater.log.store import Chunk, TimeKind, check_not_missed
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, TopicNotFound
 
@@ -62,19 +62,25 @@ class LocalCursor:
             raise TopicNotFound(
                 f"Topic {self._name!r} was deleted and created again while it was read.", advice="Open another reader."
             )
+        partition = self._store.handles.partition(self._name, self._number)
+        if self.offset < end:
+            check_not_missed(self._name, self._number, self.offset, first=partition.first())
         while self.offset < end and events_max > 0:
             if self._rest is not None and self._rest.topic is not self._store.handles.topic(self._name):
                 self._rest = None
             chunk = self._rest or self._next()
-            stop = min(chunk.end_offset, end, self.offset + events_max)
-            self._rest = chunk if stop < chunk.end_offset else None
+            stop = min(chunk.end_offset, end)
+            part = chunk
+            if self.offset != chunk.base_offset or stop != chunk.end_offset:
+                part = chunk.slice(self.offset, stop)
+            part = part.slice_events(events_max)
+            self._rest = chunk if part.end_offset < chunk.end_offset else None
             if self._rest is None:
                 self._place = self._after
-            if self.offset != chunk.base_offset or stop != chunk.end_offset:
-                chunk = chunk.slice(self.offset, stop)
-            chunks.append(chunk)
-            events_max -= stop - self.offset
-            self.offset = stop
+            if part.batch.num_rows:
+                chunks.append(part)
+            events_max -= part.batch.num_rows
+            self.offset = part.end_offset
         return chunks
 
     def _next(self) -> Chunk:
@@ -111,6 +117,7 @@ def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segme
     partition = handles.partition(name, number)
     for _ in range(_LOOKS_MAX):
         active = partition.visible().base
+        check_not_missed(name, number, offset, first=partition.first())
         try:
             if offset >= active:
                 segment: Segment | Sealed = Segment(handles.disk, partition.folder, active)
@@ -125,6 +132,7 @@ def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segme
         if partition.is_deleted():
             break
         return segment
+    check_not_missed(name, number, offset, first=partition.first())
     if partition.is_deleted():
         raise TopicNotFound(f"Topic {name!r} was deleted while it was read.", advice="Create it again.")
     raise damaged(partition.folder, 0, f"no segment holds event {offset}")
@@ -155,9 +163,10 @@ def offset_at(handles: Handles, name: str, number: int, *, time: int, by: TimeKi
 def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) -> int:
     topic = handles.topic(partition.topic.name)
     by = by if topic.time is not None else "appended"
+    first = partition.first()
     end = partition.visible().end
     kinds = segments(handles.disk, partition.folder)
-    bases = sorted(base for base in kinds if base < end)
+    bases = sorted(base for base in kinds if first <= base < end)
     active = partition.visible().base
     if active < end and active not in kinds:
         raise damaged(partition.folder, 0, f"no segment holds event {active}")
@@ -170,18 +179,32 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
             low = middle
     if not bases:
         return end
-    if not low and bases[0] != 0:
-        raise damaged(partition.folder, 0, "event 0 is not where it should be")
-    for number, base in enumerate(bases[low : low + 2], low):
+    if not low and bases[0] != first:
+        if partition.first() != first:
+            raise FileNotFoundError(f"{partition.folder} lost its first segments a moment ago")
+        raise damaged(partition.folder, 0, f"event {first} is not where it should be")
+    for number, base in enumerate(bases[low:], low):
         segment = kinds[base](handles.disk, partition.folder, base)
         goes_to = bases[number + 1] if number + 1 < len(bases) else end
         if _end_offset(segment, partition) < goes_to:
             raise damaged(segment.path, 0, f"event {goes_to - 1} is not where it should be")
-        place = _place_at(segment, partition, time, by)
-        if place is not None and (found := segment.read(place, topic=topic, partition=partition.number)) is not None:
-            chunk = found[0]
-            return min(end, chunk.base_offset + _first_row(chunk, topic, time, by))
+        found = _offset_in(segment, partition, topic, time, by)
+        if found is not None:
+            return min(end, found)
     return end
+
+
+def _offset_in(segment: Segment | Sealed, partition: Partition, topic: Topic, time: int, by: TimeKind) -> int | None:
+    """The first offset of a segment that reaches a time. The event that reached it first may have been compacted away."""
+    place = _place_at(segment, partition, time, by)
+    while place is not None and (found := segment.read(place, topic=topic, partition=partition.number)) is not None:
+        chunk, place = found
+        row = _first_row(chunk, topic, time, by)
+        if row is not None:
+            return chunk.offset_of(row)
+        if not isinstance(segment, Sealed) and place >= _end_position(segment, partition):
+            break
+    return None
 
 
 def _find(segment: Segment | Sealed, offset: int, partition: Partition) -> int:
@@ -207,8 +230,7 @@ def _reached_before(segment: Segment | Sealed, by: TimeKind) -> int:
     """The greatest time the partition had reached when the segment began."""
     if isinstance(segment, Segment):
         return segment.header.running if by == "time" else segment.header.appended
-    first = segment.batches[0]
-    return first.running_before if by == "time" else first.appended_before
+    return segment.running_before if by == "time" else segment.appended_before
 
 
 def _place_at(segment: Segment | Sealed, partition: Partition, time: int, by: TimeKind) -> int | None:
@@ -218,13 +240,13 @@ def _place_at(segment: Segment | Sealed, partition: Partition, time: int, by: Ti
     return segment.index(end=_end_position(segment, partition)).position_at(time, by=column)
 
 
-def _first_row(chunk: Chunk, topic: Topic, time: int, by: TimeKind) -> int:
+def _first_row(chunk: Chunk, topic: Topic, time: int, by: TimeKind) -> int | None:
     if by == "appended" and chunk.appended is not None:
-        return 0
+        return 0 if chunk.appended >= time else None
     column = chunk.batch.column(topic.time if by == "time" and topic.time else "_appended")
     times = np.asarray(column.cast(pa.int64()).fill_null(-(2**63)))
     reached = times >= time
     if by == "time":
         appended = chunk.appended or np.asarray(chunk.batch.column("_appended").cast(pa.int64()))
         reached &= times <= appended + topic.future_us
-    return int(np.argmax(reached))
+    return int(np.argmax(reached)) if reached.any() else None

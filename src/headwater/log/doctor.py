@@ -10,7 +10,7 @@ Repairs expect that no other program has the log open; examining does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Literal
@@ -26,9 +26,8 @@ from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
 from headwater.log.seal import write_sealed
-from headwater.log.sealed import Piece, Sealed, encode_sealed, sealed_name
+from headwater.log.sealed import Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, segment_name
-from headwater.log.store import Chunk
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
@@ -126,15 +125,23 @@ class _Examination:
     def _partition(self, folder: str, topic: Topic, number: int) -> None:
         self._leftovers(folder)
         marks: list[Mark] = []
-        self._check(f"{folder}/head", lambda: marks.append(self._durable(folder)), mend=lambda: self._mend_head(folder))
+        firsts: list[int] = []
+        self._check(
+            f"{folder}/head",
+            lambda: self._read_head(folder, marks, firsts),
+            mend=lambda: self._mend_head(folder),
+        )
         if not marks and self._repair:
             with suppress(HeadwaterError):
-                marks.append(self._durable(folder))
+                self._read_head(folder, marks, firsts)
         kinds = segments(self._disk, folder)
         names = set(self._disk.names(folder))
-        expected: int | None = 0
+        expected: int | None = max(firsts, default=0)
         before = folder
         for base in sorted(kinds):
+            if firsts and base < firsts[0]:
+                self._given_up(folder, base, names)
+                continue
             self._twins(folder, base, names)
             self._index(folder, base, names)
             if expected is not None and base != expected:
@@ -196,7 +203,7 @@ class _Examination:
         return offset
 
     def _sealed(self, segment: Sealed, folder: str, topic: Topic, number: int) -> int:
-        self.report.events += segment.end_offset - segment.base
+        self.report.events += segment.count
         for error in segment.check_batches(topic):
             self._add(segment.path, error.what, advice=error.advice)
         for error in segment.check_footer(topic):
@@ -223,10 +230,10 @@ class _Examination:
 
     def _reseal(self, segment: Sealed, folder: str, topic: Topic, number: int) -> bool:
         try:
-            pieces = list(_sealed_pieces(segment, topic, number))
+            pieces = list(segment.pieces(topic, number))
         except Damaged:
             return False
-        data = encode_sealed(pieces, schema=topic.schema, schema_id=topic.schema_id, time_column=topic.time)
+        data = encode_sealed(pieces, topic=topic, compacted=segment.compacted)
         write_sealed(self._disk, folder, segment.base, data)
         return True
 
@@ -249,6 +256,20 @@ class _Examination:
             if self._repair:
                 self._disk.remove(path)
             self._add(path, "is sealed already", advice="It does no harm.", severity="warning", repaired=self._repair)
+
+    def _given_up(self, folder: str, base: int, names: set[str]) -> None:
+        """A segment below the first offset, which a crash left behind."""
+        for name in (f"{base:020d}.{kind}" for kind in ("frames", "index", "arrow")):
+            if name in names:
+                if self._repair:
+                    self._disk.remove(f"{folder}/{name}")
+                self._add(
+                    f"{folder}/{name}",
+                    "lies before the first offset",
+                    advice="It is not read any more, and goes with the next retention.",
+                    severity="warning",
+                    repaired=self._repair,
+                )
 
     def _index(self, folder: str, base: int, names: set[str]) -> None:
         path = f"{folder}/{base:020d}.index"
@@ -295,13 +316,14 @@ class _Examination:
         self.report.files += 1
         self._on_progress(path)
 
-    def _durable(self, folder: str) -> Mark:
+    def _read_head(self, folder: str, marks: list[Mark], firsts: list[int]) -> None:
         head = Head(self._disk, f"{folder}/head", writable=False)
         try:
             head.written()
             head.is_poisoned()
             head.is_deleted()
-            return head.durable()
+            firsts.append(head.first())
+            marks.append(head.durable())
         finally:
             head.close()
 
@@ -325,10 +347,3 @@ class _Examination:
             return file.size()
         finally:
             file.close()
-
-
-def _sealed_pieces(segment: Sealed, topic: Topic, number: int) -> Iterator[Piece]:
-    for place, entry in enumerate(segment.batches):
-        found: tuple[Chunk, int] | None = segment.read(place, topic=topic, partition=number)
-        assert found is not None
-        yield Piece(found[0], entry.running_before, entry.running_after, entry.appended_before, entry.appended_after)

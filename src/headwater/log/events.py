@@ -38,7 +38,9 @@ def to_events(chunk: Chunk) -> list[Event]:
     headers: Any = repeat(None)
     if "_headers" in names:
         headers = [None if pairs is None else dict(pairs) for pairs in batch.column("_headers").to_pylist()]
-    offsets = range(chunk.base_offset, chunk.base_offset + count)
+    offsets: Any = range(chunk.base_offset, chunk.base_offset + count)
+    if chunk.offsets is not None:
+        offsets = chunk.offsets.tolist()
     return list(
         map(Event, keys, values, times, appended, repeat(topic.name), repeat(chunk.partition), offsets, headers)
     )
@@ -90,7 +92,7 @@ def _column(chunk: Chunk, field: pa.Field) -> pa.Array:
     batch, topic, count = chunk.batch, chunk.topic, chunk.batch.num_rows
     match field.name:
         case "_offset":
-            return pa.array(np.arange(chunk.base_offset, chunk.base_offset + count, dtype=np.int64))
+            return pa.array(chunk.all_offsets())
         case "_partition":
             return pa.array(np.full(count, chunk.partition, dtype=np.int32))
         case "_topic":

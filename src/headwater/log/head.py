@@ -1,13 +1,18 @@
 """A partition's head: how far it is written and how far it is on disk, shared by all processes.
 
-Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned` and `deleted`. The
-first two are marks: a place between two frames, with all that is needed to go on from there.
+Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned`, `deleted` and
+`first`. The first two are marks: a place between two frames, with all that is needed to go on from there. `first` is the
+first offset that the partition still holds; it came to format 1 before its first release, and where it was never written
+it is 0.
 
 Invariants:
-- `written` and `deleted` change only under the partition's append lock, `durable` and `poisoned` under its sync lock;
+- `written` and `deleted` change only under the partition's append lock, `durable` and `poisoned` under its sync lock,
+  `first` under its `seal` lock;
 - `durable.end` never passes what fdatasync has covered. It may therefore be believed even after a power loss, whichever
   version of this page reached the disk; `written` may not;
-- readers see events below `durable.end` (below `written.end` with `durability="os"`), and nothing else.
+- `first` only grows (but a power loss may take back what was not synced), and is on disk before anything below it is removed;
+  it never passes the base of the newest segment;
+- readers see events from `first` on and below `durable.end` (below `written.end` with `durability="os"`), and nothing else.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ FORMAT = 1
 _MAGIC = b"HWHEAD"
 _MARK = struct.Struct("<qqqqqIIqI")
 _FLAG = struct.Struct("<Q")
-_SHAPES = (_MARK, _MARK, _FLAG, _FLAG)
-_WRITTEN, _DURABLE, _POISONED, _DELETED = range(4)
+_OFFSET = struct.Struct("<q")
+_SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _OFFSET)
+_WRITTEN, _DURABLE, _POISONED, _DELETED, _FIRST = range(5)
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +78,15 @@ class Head:
             (Mark(*values) for values in self._facts.read_all(_DURABLE)), key=lambda mark: mark.end, default=None
         )
 
+    def first(self) -> int:
+        """The first offset that the partition holds."""
+        return int(self._facts.read(_FIRST)[0]) if self._facts.is_written(_FIRST) else 0
+
+    def first_after_power_loss(self) -> int | None:
+        """The greatest first offset that is whole, since what lies below it may be gone; None where none is."""
+        unknown = None if self._facts.is_written(_FIRST) else 0
+        return max((int(values[0]) for values in self._facts.read_all(_FIRST)), default=unknown)
+
     def is_poisoned(self) -> bool:
         """Whether an fsync has failed since the partition was last opened and checked."""
         return bool(self._facts.read(_POISONED)[0])
@@ -88,13 +103,18 @@ class Head:
         """Publishes what is on disk; the caller holds the sync lock."""
         self._facts.write(_DURABLE, *msgspec.structs.astuple(mark))
 
-    def set_after_power_loss(self, mark: Mark) -> None:
+    def publish_first(self, first: int) -> None:
+        """Gives up what lies below; the caller holds the `seal` lock, and syncs the head before it removes anything."""
+        self._facts.write(_FIRST, first)
+
+    def set_after_power_loss(self, mark: Mark, *, first: int) -> None:
         """Everything up to the mark is written and durable, and nothing is wrong; the caller holds both locks."""
         values = msgspec.structs.astuple(mark)
         self._facts.write_after_power_loss(_DURABLE, *values)
         self._facts.write_after_power_loss(_WRITTEN, *values)
         self._facts.write_after_power_loss(_POISONED, 0)
         self._facts.write_after_power_loss(_DELETED, 0)
+        self._facts.write_after_power_loss(_FIRST, first)
 
     def set_poisoned(self, *, poisoned: bool) -> None:
         """The caller holds the sync lock."""
@@ -122,8 +142,8 @@ class Head:
         return mark
 
 
-def create_head(disk: Disk, path: str, mark: Mark) -> None:
+def create_head(disk: Disk, path: str, mark: Mark, *, first: int = 0) -> None:
     """A new head, written and durable up to the mark."""
     values = msgspec.structs.astuple(mark)
-    facts = ((_MARK, values), (_MARK, values), (_FLAG, (0,)), (_FLAG, (0,)))
+    facts = ((_MARK, values), (_MARK, values), (_FLAG, (0,)), (_FLAG, (0,)), (_OFFSET, (first,)))
     create_slot_file(disk, path, magic=_MAGIC, version=FORMAT, facts=facts)

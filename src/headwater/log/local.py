@@ -31,9 +31,11 @@ from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
+from headwater.log.keeper import Keeper, holding
 from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
-from headwater.log.seal import Sealer, seal_partition
+from headwater.log.retention import expire_partition
+from headwater.log.seal import seal_partition
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import Topic
 from headwater.log.transactions import Transactions, check_same_topic
@@ -78,11 +80,11 @@ class LocalStore:
 
     def topic(self, name: str) -> Topic:
         with self.gate:
-            return self.handles.topic(name)
+            return self._keeping(self.handles.topic(name))
 
     def refresh(self, name: str) -> Topic:
         with self.gate:
-            return self.handles.refresh(name)
+            return self._keeping(self.handles.refresh(name))
 
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
@@ -112,13 +114,13 @@ class LocalStore:
             except StorageError:
                 self._disk.remove_folder(fresh)
                 raise
-            return self.handles.refresh(topic.name)
+            return self._keeping(self.handles.refresh(topic.name))
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self.gate, self._catalog():
             topic = change(self.handles.refresh(name))
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
-            return self.handles.refresh(name)
+            return self._keeping(self.handles.refresh(name))
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
@@ -192,7 +194,12 @@ class LocalStore:
     def seal(self, name: str) -> int:
         with self.gate:
             self._check_writable()
-            return sum(self._seal(name, n) for n in range(self.handles.refresh(name).partitions))
+            return sum(self._keep(name, n, self._seal) for n in range(self.handles.refresh(name).partitions))
+
+    def tidy(self, name: str) -> int:
+        with self.gate:
+            self._check_writable()
+            return sum(self._keep(name, n, self._tidy) for n in range(self.handles.refresh(name).partitions))
 
     def incarnation(self) -> int:
         return self._incarnation
@@ -209,8 +216,8 @@ class LocalStore:
         return dict(self._counters)
 
     def close(self) -> None:
-        if self._sealer is not None:
-            self._sealer.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self.gate.close():
             if self._pool is not None:
                 self._pool.shutdown()
@@ -235,7 +242,7 @@ class LocalStore:
         self.gate = Gate(f"The log {self.folder}", "Open it again with open_log.")
         self._mutex = threading.RLock()
         self._catalog_depth = 0
-        self._sealer: Sealer | None = None
+        self._keeper: Keeper | None = None
         self._pool: ThreadPoolExecutor | None = None
         try:
             read_text(self._disk, f"{self.folder}/headwater", "log")
@@ -351,26 +358,64 @@ class LocalStore:
                 self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="headwater-writer")
             return self._pool
 
-    def _seal(self, name: str, number: int) -> int:
+    # Keeping
+
+    def _keep(self, name: str, number: int, act: Callable[[Partition], int]) -> int:
+        """Does something to a partition's closed segments, unless another process is at them."""
         partition = self.handles.partition(name, number)
         topic = partition.topic
         try:
-            return seal_partition(self._disk, partition)
-        except Damaged:
-            if self.handles.refresh(name).schema_id == topic.schema_id:
-                raise
-            return seal_partition(self._disk, partition)
+            with holding(self._disk, partition) as alone:
+                if not alone:
+                    return 0
+                try:
+                    return act(partition)
+                except Damaged:
+                    if self.handles.refresh(name).schema_id == topic.schema_id:
+                        raise
+                    return act(partition)
         except FileNotFoundError:
             self.handles.refresh(name)
             return 0
 
+    def _seal(self, partition: Partition) -> int:
+        return seal_partition(self._disk, partition)
+
+    def _tidy(self, partition: Partition) -> int:
+        expired = expire_partition(self._disk, partition, now_us=self._clock())
+        self._counters["expired"] += expired
+        return expired
+
     def _seal_later(self) -> None:
+        keeper = self._started_keeper()
+        if keeper is not None:
+            keeper.seal_later()
+
+    def _keeping(self, topic: Topic) -> Topic:
+        """The topic itself, looked after from now on if it is to be kept small."""
+        if topic.is_kept_small and (keeper := self._keeper or self._started_keeper()) is not None:
+            keeper.tidy_regularly()
+        return topic
+
+    def _started_keeper(self) -> Keeper | None:
         """Only on a real disk: a simulated history stays in one thread."""
-        if self._is_real:
-            with self._mutex:
-                if self._sealer is None:
-                    self._sealer = Sealer(lambda: [self.seal(name) for name in self.topics()])
-                self._sealer.later()
+        if not self._is_real or not self._writable:
+            return None
+        with self._mutex:
+            if self._keeper is None:
+                self._keeper = Keeper(self._seal_all, self._tidy_all)
+            return self._keeper
+
+    def _seal_all(self) -> None:
+        for name in self.topics():
+            with suppress(HeadwaterError):
+                self.seal(name)
+
+    def _tidy_all(self) -> None:
+        for name in self.topics():
+            with suppress(HeadwaterError):
+                if self.refresh(name).is_kept_small:
+                    self.tidy(name)
 
     @contextmanager
     def _catalog(self) -> Iterator[None]:

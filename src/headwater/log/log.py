@@ -16,13 +16,13 @@ from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
-from headwater.log.reader import Reader, Start
+from headwater.log.reader import Missed, Reader, Start
 from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
-from headwater.log.topic import Durability, Topic, check_name, check_topic
+from headwater.log.topic import Durability, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
-from headwater.model.errors import InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 SEGMENT_BYTES = 64 << 20
@@ -97,9 +97,15 @@ class Log:
         durability: Durability | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         event_bytes_max: int = EVENT_BYTES_MAX,
+        retention: str | timedelta = "forever",
+        retention_bytes: int = 0,
         exist_ok: bool = False,
     ) -> Topic:
-        """Makes a topic. Without a schema its events are bytes, with an optional key of bytes."""
+        """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
+
+        `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
+        larger; both whole segments at a time (see docs/keeping.md).
+        """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
                 f"Topic {name!r} has no schema, so it has no columns to be key or time.",
@@ -123,6 +129,8 @@ class Log:
                 segment_bytes=segment_bytes,
                 event_bytes_max=event_bytes_max,
                 created=self._clock(),
+                retention_us=retention_us(retention),
+                retention_bytes=retention_bytes or None,
             )
         )
         try:
@@ -140,8 +148,13 @@ class Log:
         lateness: str | timedelta | None = None,
         future_max: str | timedelta | None = None,
         event_bytes_max: int | None = None,
+        retention: str | timedelta | None = None,
+        retention_bytes: int | None = None,
     ) -> Topic:
-        """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls."""
+        """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
+
+        `retention="forever"` and `retention_bytes=0` take a limit away.
+        """
 
         def change(topic: Topic) -> Topic:
             changes: dict[str, Any] = {}
@@ -153,6 +166,10 @@ class Log:
                 changes["future_us"] = duration_us(future_max)
             if event_bytes_max is not None:
                 changes["event_bytes_max"] = event_bytes_max
+            if retention is not None:
+                changes["retention_us"] = retention_us(retention)
+            if retention_bytes is not None:
+                changes["retention_bytes"] = retention_bytes or None
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)
@@ -217,13 +234,22 @@ class Log:
     # Reading
 
     def reader(
-        self, topic: str | Sequence[str], *, start: Start = "earliest", columns: Sequence[str] | None = None
+        self,
+        topic: str | Sequence[str],
+        *,
+        start: Start = "earliest",
+        columns: Sequence[str] | None = None,
+        missed: Missed = "raise",
     ) -> Reader:
-        """Follows one or more topics from a place of its own."""
+        """Follows one or more topics from a place of its own.
+
+        One that retention overtakes raises `EventsMissed`, or with `missed="skip"` goes on with the first event there is.
+        """
         names: list[object] = list(topic) if isinstance(topic, (list, tuple)) else [topic]
         if not names:
             raise InvalidInput("A reader of no topics would wait for ever.", advice="Name one topic, or several.")
-        return Reader(self._store, [self.topic(check_name(name)).name for name in names], start=start, columns=columns)
+        found = [self.topic(check_name(name)).name for name in names]
+        return Reader(self._store, found, start=start, columns=columns, missed=missed)
 
     def read(
         self,
@@ -248,7 +274,7 @@ class Log:
         ends = {place.partition: place.offset for place in self.reader(topic, start=end).positions()}
         starts = {place.partition: place.offset for place in self.reader(topic, start=start).positions()}
         schema = output_schema(self._store.refresh(topic), columns)
-        batches = self._batches(topic, schema, starts, ends)
+        batches = self._batches(topic, schema, starts, ends, from_first=start == "earliest")
         return pa.RecordBatchReader.from_batches(schema, joined(batches, rows_min=_BATCH_EVENTS_MIN))
 
     def table(self, topic: str, *, as_of: datetime | str | int | None = None) -> pa.Table:
@@ -264,6 +290,10 @@ class Log:
     def seal(self, topic: str) -> int:
         """Turns closed segments into standard Arrow files now; it happens by itself a while after they are closed."""
         return self._store.seal(self.topic(topic).name)
+
+    def tidy(self, topic: str) -> int:
+        """Removes now what the topic's settings no longer keep, which happens by itself every minute; returns how many events."""
+        return self._store.tidy(self.topic(topic).name)
 
     @property
     def store(self) -> Store:
@@ -301,11 +331,19 @@ class Log:
         return [Write(topic, partition, batch, indices) for partition, indices in placement.groups()]
 
     def _batches(
-        self, topic: str, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int]
+        self, topic: str, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int], *, from_first: bool
     ) -> Iterator[pa.RecordBatch]:
+        """`from_first`: all that there is was asked for, so what retention takes away meanwhile is not missed."""
         for partition, start in starts.items():
             cursor = self._store.cursor(topic, partition, offset=start)
-            while chunks := cursor.read(ends[partition], events_max=_SCAN_EVENTS):
+            while cursor.offset < ends[partition]:
+                try:
+                    chunks = cursor.read(ends[partition], events_max=_SCAN_EVENTS)
+                except EventsMissed as error:
+                    if not from_first:
+                        raise
+                    cursor = self._store.cursor(topic, partition, offset=error.last + 1)
+                    continue
                 for chunk in chunks:
                     yield to_batch_of(chunk, schema)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
-from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write
+from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Closed, Fenced, HeadwaterError, SequenceGap, TopicExists, TopicNotFound
@@ -98,7 +98,7 @@ class MemoryStore:
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self._changed:
             return {
-                (name, number): Bounds(first=0, end=self._partition(name, number).end)
+                (name, number): Bounds(self._partition(name, number).first, self._partition(name, number).end)
                 for name in names
                 for number in range(self.topic(name).partitions)
             }
@@ -106,9 +106,14 @@ class MemoryStore:
     def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
         return _MemoryCursor(self, name, partition, offset)
 
+    def first(self, name: str, partition: int) -> int:
+        """The first offset a partition holds."""
+        return self._partition(name, partition).first
+
     def chunk_at(self, name: str, partition: int, offset: int) -> Chunk:
         """The whole chunk that holds an offset, with the topic's present columns."""
         with self._changed:
+            check_not_missed(name, partition, offset, first=self.first(name, partition))
             chunk = next(chunk for chunk in self._partition(name, partition).chunks if offset < chunk.end_offset)
             schema = physical_schema(self.topic(name).schema, flags_of(chunk.batch))
             return msgspec.structs.replace(chunk, topic=self.topic(name), batch=project(chunk.batch, schema))
@@ -132,6 +137,11 @@ class MemoryStore:
     def seal(self, name: str) -> int:
         self.topic(name)
         return 0
+
+    def tidy(self, name: str) -> int:
+        with self._changed:
+            topic = self.topic(name)
+            return sum(self._expire(topic, self._partition(name, number)) for number in range(topic.partitions))
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_open()
@@ -176,10 +186,27 @@ class MemoryStore:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         appended = max(self._clock(), partition.appended)
         start = partition.end
-        partition.chunks.append(Chunk(write.topic, write.partition, start, write.rows(), appended))
+        chunk = Chunk(write.topic, write.partition, start, write.rows(), appended)
+        partition.chunks.append(chunk)
+        partition.bytes += chunk.batch.nbytes
         partition.end += count
         partition.appended = appended
+        self._expire(self.topic(write.topic.name), partition)
         return range(start, partition.end)
+
+    def _expire(self, topic: Topic, partition: _Partition) -> int:
+        """Retention: a chunk here is what a segment is elsewhere."""
+        before, keep_us, keep_bytes = partition.first, topic.retention_us, topic.retention_bytes
+        while partition.chunks:
+            oldest = partition.chunks[0]
+            old = keep_us is not None and (oldest.appended or 0) < self._clock() - keep_us
+            if not old and (keep_bytes is None or partition.bytes - oldest.batch.nbytes < keep_bytes):
+                break
+            partition.chunks.pop(0)
+            partition.bytes -= oldest.batch.nbytes
+            partition.first = oldest.end_offset
+        self._counters["expired"] += partition.first - before
+        return partition.first - before
 
     def _partition(self, name: str, number: int) -> _Partition:
         topic = self.topic(name)
@@ -197,7 +224,9 @@ class MemoryStore:
 class _Partition:
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.first = 0
         self.end = 0
+        self.bytes = 0
         self.appended = 0
         self.sequences: dict[bytes, tuple[int, int]] = {}
 
@@ -214,6 +243,8 @@ class _MemoryCursor:
         chunks: list[Chunk] = []
         if self._store.topic(self._name).id != self._topic_id:
             raise _made_anew(self._name)
+        if self.offset < end:
+            check_not_missed(self._name, self._number, self.offset, first=self._store.first(self._name, self._number))
         while self.offset < end and events_max > 0:
             chunk = self._store.chunk_at(self._name, self._number, self.offset)
             stop = min(chunk.end_offset, end, self.offset + events_max)

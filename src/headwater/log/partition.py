@@ -7,7 +7,7 @@ under the sync lock, and covers whatever anybody has written so far: one sync se
 Invariants:
 - a frame is written only at `written.position`; what a dead writer left there is overwritten, and can never be taken for
   a continuation because frames are chained;
-- lock order is append before sync, and partitions in the order of (topic, number); a holder of a sync lock takes no other;
+- lock order is seal before append before sync, and partitions in the order of (topic, number); a holder of a sync lock takes no other;
 - threads of one process exclude each other by mutexes first, since a file lock belongs to the process's file.
 """
 
@@ -24,7 +24,7 @@ from headwater.log import frame as frames
 from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_PRODUCER, Payload
 from headwater.log.head import Head, Mark, create_head
-from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, encode_header, segment_name
+from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, create_segment, segment_name
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
@@ -79,6 +79,10 @@ class Partition:
     def visible(self) -> Mark:
         """How far readers see."""
         return self._head.written() if self.topic.durability == "os" else self._head.durable()
+
+    def first(self) -> int:
+        """The first offset it holds."""
+        return self._head.first()
 
     def written(self) -> Mark:
         """How far it is written."""
@@ -283,6 +287,21 @@ class Partition:
         """Returns when the head is on disk."""
         self._head.sync()
 
+    def publish_first(self, first: int) -> None:
+        """Gives up everything below an offset, on disk when it returns; the caller holds the `seal` lock."""
+        self._head.sync()
+        self._head.publish_first(first)
+        self._disk.reach("retention: first published")
+        self._head.sync()
+
+    def roll_older_than(self, time_us: int) -> None:
+        """Begins another segment if the newest one has events and all were appended before a time."""
+        with self.appending():
+            mark = self._written_in_order()
+            if mark.end > mark.base and mark.appended < time_us:
+                with self.syncing():
+                    self._roll(mark)
+
     def where(self) -> str:
         """How errors name it."""
         return f"partition {self.number} of topic {self.topic.name!r}"
@@ -477,17 +496,3 @@ def create_partition(disk: Disk, folder: str) -> None:
     position = create_segment(disk, folder, header)
     create_head(disk, f"{folder}/head", Mark(position=position))
     disk.sync_folder(folder)
-
-
-def create_segment(disk: Disk, folder: str, header: SegmentHeader) -> int:
-    """A new, empty segment, on disk with its name; returns where its first frame goes."""
-    file = disk.open(f"{folder}/{segment_name(header.base)}", "create")
-    try:
-        file.truncate(0)
-        data = encode_header(header)
-        file.write_at(0, [data])
-        file.sync()
-    finally:
-        file.close()
-    disk.sync_folder(folder)
-    return len(data)

@@ -11,30 +11,43 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, get_args
 
 import pyarrow as pa
 
 from headwater.log.events import output_schema, to_batch_of, to_events
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
 from headwater.model.clock import time_us
-from headwater.model.errors import Closed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
+from headwater.model.errors import Closed, EventsMissed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
 Start = str | int | datetime | Mapping[int, int] | Sequence[Position]
 """Where to begin: "earliest", "latest", an offset, a time, an offset for each partition, or saved positions."""
 
+Missed = Literal["raise", "skip"]
+"""What a reader does that retention has overtaken: raises `EventsMissed`, or goes on with the first event there is."""
+
 _ASYNC_POLL_S = 0.005
 _WAIT_S_MAX = 1.0
 
 
 class Reader:
-    """A follower of one or more topics."""
+    """A follower of one or more topics. `missed` counts the events it skipped because retention had removed them."""
 
     def __init__(
-        self, store: Store, topics: Sequence[str], *, start: Start = "earliest", columns: Sequence[str] | None = None
+        self,
+        store: Store,
+        topics: Sequence[str],
+        *,
+        start: Start = "earliest",
+        columns: Sequence[str] | None = None,
+        missed: Missed = "raise",
     ) -> None:
+        if missed not in get_args(Missed):
+            raise InvalidInput(f"missed={missed!r} makes no sense.", advice='Use "raise" or "skip".')
+        self.missed = 0
+        self._skips = missed == "skip"
         self._store = store
         self._names = list(topics)
         self._columns = columns
@@ -150,9 +163,11 @@ class Reader:
         before = {place: at.offset for place, at in self._cursors.items() if _end_of(bounds, place) > at.offset}
         if not before:
             return []
+        missed = self.missed
         try:
             return self._chunks_in_turn(list(before), bounds, events_max)
         except HeadwaterError:
+            self.missed = missed
             for (name, number), offset in before.items():
                 if self._cursors[name, number].offset != offset:
                     self._cursors[name, number] = self._store.cursor(name, number, offset=offset)
@@ -166,12 +181,22 @@ class Reader:
         self._turn += 1
         for step in range(len(places)):
             place = places[(self._turn + step) % len(places)]
-            found = self._cursors[place].read(bounds[place].end, events_max=events_max)
+            found = self._read(place, bounds[place].end, events_max)
             events_max -= sum(chunk.batch.num_rows for chunk in found)
             chunks += found
             if events_max <= 0:
                 break
         return chunks
+
+    def _read(self, place: tuple[str, int], end: int, events_max: int) -> list[Chunk]:
+        while True:
+            try:
+                return self._cursors[place].read(end, events_max=events_max)
+            except EventsMissed as error:
+                if not self._skips:
+                    raise
+                self.missed += error.count
+                self._cursors[place] = self._store.cursor(*place, offset=error.last + 1)
 
     def _watch(self) -> Waiter:
         if self._waiter is None:
@@ -200,7 +225,7 @@ class Reader:
         return bound.first
 
     def _checked(self, offset: object, name: str, number: int, bound: Bounds) -> int:
-        if not isinstance(offset, int) or not bound.first <= offset <= bound.end:
+        if not isinstance(offset, int) or not 0 <= offset <= bound.end:
             raise InvalidInput(
                 f"Offset {offset!r} is not in partition {number} of topic {name!r}.",
                 advice=f'It holds offsets {bound.first} to {bound.end}; use "earliest" or "latest" for its ends.',

@@ -4,7 +4,8 @@ A killed process needs none of this: what it wrote is still in the page cache, a
 power loss is another matter: unsynced writes may be gone, torn or reordered, and a head may be older or newer than the
 frames beside it. `durable` alone can be believed. So, for each partition: go on from its durable mark as long as frames are
 whole, chained, and (if they belong to a transaction) recorded as committed, over into the next segment where one goes on
-with the same chain; that is the new end, and everything behind it goes.
+with the same chain; that is the new end, and everything behind it goes. The first offset is the greatest that is whole; what
+lies below it was given up, whether its files are gone or not.
 
 All partitions are recovered before the log is opened, so that no reader sees half of a transaction. The incarnation rises,
 and `incarnations` keeps the end of each partition at that moment: a position from before that lies behind it is lost.
@@ -191,14 +192,20 @@ def _set_head(disk: Disk, folder: str, mark: Mark) -> None:
     try:
         head = Head(disk, f"{folder}/head")
     except (Damaged, FileNotFoundError):
-        create_head(disk, f"{folder}/head", mark)
+        create_head(disk, f"{folder}/head", mark, first=_lowest_base(disk, folder))
         disk.sync_folder(folder)
         return
     try:
-        head.set_after_power_loss(mark)
+        first = head.first_after_power_loss()
+        head.set_after_power_loss(mark, first=_lowest_base(disk, folder) if first is None else first)
         head.sync()
     finally:
         head.close()
+
+
+def _lowest_base(disk: Disk, folder: str) -> int:
+    """Where the first segment begins, of either kind: the first offset, where the head cannot say it."""
+    return min(int(name.partition(".")[0]) for name in disk.names(folder) if name.endswith((".frames", ".arrow")))
 
 
 def _last_whole_frame(disk: Disk, folder: str, start: Mark, decided: Decided) -> Mark:

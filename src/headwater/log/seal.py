@@ -2,14 +2,12 @@
 
 A closed segment is read with all its checksums, written as `<base>.arrow.new`, synced, renamed to `<base>.arrow`, and only then
 are the frames removed. Where both stand the sealed file counts, so a crash at any point leaves the events readable. One
-process at a time seals a partition (the lock file `seal`).
+process at a time seals a partition (see `keeper`).
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from headwater.log.disk import Disk
 from headwater.log.frame import damaged
@@ -18,28 +16,18 @@ from headwater.log.recovery import segment_bases
 from headwater.log.sealed import Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, index_name, segment_name
 from headwater.log.topic import Topic
-from headwater.model.errors import HeadwaterError
-
-SEAL_AFTER_S = 30.0
-"""How long a closed segment stays as frames: what was just written is read most, and a burst is not slowed down."""
 
 
 def seal_partition(disk: Disk, partition: Partition) -> int:
-    """Seals every closed segment of a partition; returns how many. Does nothing while another process is at it."""
-    lock = disk.open(f"{partition.folder}/seal", "write")
-    try:
-        if not lock.lock(wait=False):
-            return 0
-        # A power loss must not bring back a durable mark in a segment whose frames are gone.
-        partition.sync_head()
-        sealed = 0
-        for base in segment_bases(disk, partition.folder):
-            if base < partition.durable_base():
-                seal_segment(disk, partition.folder, base, topic=partition.topic, number=partition.number)
-                sealed += 1
-        return sealed
-    finally:
-        lock.close()
+    """Seals every closed segment of a partition; returns how many. The caller holds the lock `seal`."""
+    # A power loss must not bring back a durable mark in a segment whose frames are gone.
+    partition.sync_head()
+    sealed = 0
+    for base in segment_bases(disk, partition.folder):
+        if partition.first() <= base < partition.durable_base():
+            seal_segment(disk, partition.folder, base, topic=partition.topic, number=partition.number)
+            sealed += 1
+    return sealed
 
 
 def seal_segment(disk: Disk, folder: str, base: int, *, topic: Topic, number: int) -> None:
@@ -48,12 +36,7 @@ def seal_segment(disk: Disk, folder: str, base: int, *, topic: Topic, number: in
     if not disk.exists(path):
         segment = Segment(disk, folder, base)
         try:
-            data = encode_sealed(
-                _pieces(segment, topic, number),
-                schema=topic.schema,
-                schema_id=topic.schema_id,
-                time_column=topic.time,
-            )
+            data = encode_sealed(_pieces(segment, topic, number), topic=topic)
         finally:
             segment.close()
         write_sealed(disk, folder, base, data)
@@ -77,36 +60,6 @@ def write_sealed(disk: Disk, folder: str, base: int, data: bytearray) -> None:
     disk.rename(f"{path}.new", path)
     disk.sync_folder(folder)
     Sealed(disk, folder, base)
-
-
-class Sealer:
-    """A thread that seals what has been closed for a while."""
-
-    def __init__(self, seal: Callable[[], object], *, after_s: float = SEAL_AFTER_S) -> None:
-        self._seal = seal
-        self._after_s = after_s
-        self._closed = threading.Event()
-        self._due: float | None = None
-        self._thread = threading.Thread(target=self._run, name="headwater-sealer", daemon=True)
-        self._thread.start()
-
-    def later(self) -> None:
-        """A segment was closed: it is sealed in a while."""
-        self._due = self._due or time.monotonic() + self._after_s
-
-    def close(self) -> None:
-        """Ends the thread, after the segment at hand."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.wait(1.0):
-            if self._due is not None and time.monotonic() >= self._due:
-                self._due = None
-                try:
-                    self._seal()
-                except HeadwaterError:
-                    continue
 
 
 def _pieces(segment: Segment, topic: Topic, number: int) -> Iterator[Piece]:

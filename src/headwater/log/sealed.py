@@ -9,6 +9,10 @@ base64 text:
              time max i64, running before i64, running after i64, appended before i64, appended after i64
     crc32c u32 of all that
 
+A compacted segment has format 2: its header goes on with the time of its first compaction i64 and the number of its tombstones
+u32, and the column `_offset` stands last. It stands for all offsets from its base to its end, a batch for those from its base
+to the next one's; the events that are left of them may be none.
+
 Arrow's format has no checksums, so each batch is found by this table and believed only if its crc32c holds. The table
 has a fixed length, is written as dots first, and is filled in when the checksums are known.
 """
@@ -32,17 +36,26 @@ from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, FormatTooNew
 from headwater.model.schema import project
 
-FORMAT = 1
+FORMAT = 2
 BATCH_EVENTS = 65_536
+OFFSET_FIELD = pa.field("_offset", pa.int64(), nullable=False)
 APPENDED_FIELD = pa.field("_appended", pa.timestamp("us", tz="UTC"), nullable=False)
 
 _MAGIC = b"HWSEAL"
 _KEY = b"headwater"
 _HEADER = struct.Struct("<6sHIIIqq")
+_COMPACTED = struct.Struct("<qI")
 _BATCH = struct.Struct("<QQqIIqqqqqq")
 _CHECKSUM = struct.Struct("<I")
 _START = b"headwater-batches:"
 _WORTHWHILE = 0.9
+
+
+class Compacted(msgspec.Struct, frozen=True, gc=False):
+    """What a compacted segment says of itself: when it was compacted first, and how many tombstones are left in it."""
+
+    at_us: int
+    tombstones: int
 
 
 class SealedBatch(msgspec.Struct, frozen=True, gc=False):
@@ -77,8 +90,30 @@ class Sealed:
             self._view = file.view(file.size())
         finally:
             file.close()
-        self.schema_id, self.flags, self.end_offset, self.batches = self._read_table()
+        table = self._read_table()
+        self.schema_id, self.flags, self.end_offset = table.schema_id, table.flags, table.end
+        self.compacted, self.batches = table.compacted, table.batches
         self._offsets = np.array([batch.base_offset for batch in self.batches], dtype=np.int64)
+
+    @property
+    def running_before(self) -> int:
+        """The greatest event time the partition had reached when the segment began."""
+        return self.batches[0].running_before
+
+    @property
+    def appended_before(self) -> int:
+        """When the last event before the segment was appended."""
+        return self.batches[0].appended_before
+
+    @property
+    def count(self) -> int:
+        """How many events it holds."""
+        return sum(batch.count for batch in self.batches)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return int(self._view.size)
 
     def find(self, offset: int) -> int:
         """The number of the batch that holds an offset."""
@@ -97,8 +132,20 @@ class Sealed:
             return None
         entry = self.batches[number]
         batch = self._load(entry, topic)
-        chunk = Chunk(topic, partition, entry.base_offset, batch, None)
-        return chunk, number + 1
+        if self.compacted is None:
+            return Chunk(topic, partition, entry.base_offset, batch, None), number + 1
+        offsets = batch.column(batch.num_columns - 1).to_numpy()
+        batch = batch.select(batch.schema.names[:-1])
+        end = self.batches[number + 1].base_offset if number + 1 < len(self.batches) else self.end_offset
+        return Chunk(topic, partition, entry.base_offset, batch, None, offsets, end), number + 1
+
+    def pieces(self, topic: Topic, partition: int) -> Iterator[Piece]:
+        """Its events, to be written again."""
+        for number, entry in enumerate(self.batches):
+            found = self.read(number, topic=topic, partition=partition)
+            assert found is not None
+            times = (entry.running_before, entry.running_after, entry.appended_before, entry.appended_after)
+            yield Piece(found[0], *times)
 
     def check_batches(self, topic: Topic) -> Iterator[Damaged]:
         """Every batch that fails its checksum."""
@@ -116,7 +163,7 @@ class Sealed:
             if reader.schema != expected or reader.num_record_batches != len(self.batches):
                 raise pa.ArrowInvalid("its schema or its number of batches is not that of the events")
             rows = sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-            if rows != self.end_offset - self.base:
+            if rows != self.count:
                 raise pa.ArrowInvalid("its number of rows is not that of the events")
         except (pa.ArrowException, OSError) as error:
             yield Damaged(
@@ -141,9 +188,9 @@ class Sealed:
         return batch
 
     def _schema(self, schema: pa.Schema) -> pa.Schema:
-        return frames.physical_schema(schema, self.flags).append(APPENDED_FIELD)
+        return _file_schema(schema, self.flags, is_compacted=self.compacted is not None)
 
-    def _read_table(self) -> tuple[int, int, int, list[SealedBatch]]:
+    def _read_table(self) -> _Table:
         try:
             metadata = pa.ipc.open_file(self._view).metadata
         except (pa.ArrowException, OSError):
@@ -152,14 +199,14 @@ class Sealed:
         table = _decode_table(text)
         if table is None:
             raise frames.damaged(self.path, self._view.size, "the table of batches in the footer")
-        version, schema_id, flags, base, end, batches = table
-        if version > FORMAT:
+        if table.version > FORMAT:
             raise FormatTooNew(
-                f"{self.path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+                f"{self.path} has format {table.version}; this Headwater reads up to {FORMAT}.",
+                advice="Upgrade Headwater.",
             )
-        if base != self.base:
-            raise frames.damaged(self.path, 0, f"it holds the events from {base} on")
-        return schema_id, flags, end, batches
+        if table.base != self.base:
+            raise frames.damaged(self.path, 0, f"it holds the events from {table.base} on")
+        return table
 
     def _search_table(self) -> bytes:
         """The table found by its first bytes, where Arrow's footer around it is damaged."""
@@ -180,22 +227,39 @@ class Piece(msgspec.Struct, frozen=True):
     appended_after: int
 
 
-def encode_sealed(pieces: Iterable[Piece], *, schema: pa.Schema, schema_id: int, time_column: str | None) -> bytearray:
-    """The bytes of a sealed segment."""
+class _Table(msgspec.Struct, frozen=True):
+    version: int
+    schema_id: int
+    flags: int
+    base: int
+    end: int
+    compacted: Compacted | None
+    batches: list[SealedBatch]
+
+
+def encode_sealed(pieces: Iterable[Piece], *, topic: Topic, compacted: Compacted | None = None) -> bytearray:
+    """The bytes of a sealed segment, or of a compacted one."""
     groups = list(_regroup(pieces))
     flags = 0
     for group in groups:
         flags |= frames.flags_of(group.chunk.batch)
-    whole = frames.physical_schema(schema, flags).append(APPENDED_FIELD)
-    batches = [_complete(group.chunk.batch, whole) for group in groups]
-    blank = _START + b"." * len(base64.b64encode(bytes(_table_bytes(len(groups)))))
+    whole = _file_schema(topic.schema, flags, is_compacted=compacted is not None)
+    batches = [_complete(group.chunk, whole) for group in groups]
+    blank = _START + b"." * len(base64.b64encode(bytes(_table_bytes(len(groups), is_compacted=compacted is not None))))
     data, places = _write_file(whole, batches, blank)
-    rows = [
-        _entry(group, batch, place, data, time_column)
-        for group, batch, place in zip(groups, batches, places, strict=True)
-    ]
-    base, end = groups[0].chunk.base_offset, groups[-1].chunk.end_offset
-    text = _START + base64.b64encode(_encode_table(schema_id, flags, base, end, rows))
+    table = _Table(
+        version=1 if compacted is None else 2,
+        schema_id=topic.schema_id,
+        flags=flags,
+        base=groups[0].chunk.base_offset,
+        end=groups[-1].chunk.end_offset,
+        compacted=compacted,
+        batches=[
+            _entry(group, batch, place, data, topic.time)
+            for group, batch, place in zip(groups, batches, places, strict=True)
+        ],
+    )
+    text = _START + base64.b64encode(_encode_table(table))
     at = data.rfind(blank)
     assert at > 0 and len(text) == len(blank), "the table does not fit its place"
     data[at : at + len(text)] = text
@@ -237,8 +301,13 @@ def _regroup(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def _join(held: list[Piece]) -> Piece:
     tables = [pa.Table.from_batches([_with_appended(piece.chunk)]) for piece in held]
-    batch = pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
-    chunk = msgspec.structs.replace(held[0].chunk, batch=batch, appended=None)
+    joined = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    batch = joined.to_batches()[0] if joined.num_rows else _with_appended(held[0].chunk)
+    offsets, end = None, -1
+    if held[0].chunk.offsets is not None:
+        offsets = np.concatenate([piece.chunk.offsets for piece in held])
+        end = held[-1].chunk.end_offset
+    chunk = msgspec.structs.replace(held[0].chunk, batch=batch, appended=None, offsets=offsets, end=end)
     return Piece(
         chunk, held[0].running_before, held[-1].running_after, held[0].appended_before, held[-1].appended_after
     )
@@ -251,7 +320,15 @@ def _with_appended(chunk: Chunk) -> pa.RecordBatch:
     return chunk.batch.append_column(APPENDED_FIELD, pa.array(times).cast(APPENDED_FIELD.type))
 
 
-def _complete(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _file_schema(schema: pa.Schema, flags: int, *, is_compacted: bool) -> pa.Schema:
+    schema = frames.physical_schema(schema, flags).append(APPENDED_FIELD)
+    return schema.append(OFFSET_FIELD) if is_compacted else schema
+
+
+def _complete(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    batch = chunk.batch
+    if "_offset" in schema.names:
+        batch = batch.append_column(OFFSET_FIELD, pa.array(chunk.all_offsets()))
     columns = [
         batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
         for field in schema
@@ -293,25 +370,33 @@ def _or_none(time: int | None) -> int:
     return frames.NO_TIME if time is None else time
 
 
-def _table_bytes(batches: int) -> int:
-    return _HEADER.size + _BATCH.size * batches + _CHECKSUM.size
+def _table_bytes(batches: int, *, is_compacted: bool) -> int:
+    return _HEADER.size + (_COMPACTED.size if is_compacted else 0) + _BATCH.size * batches + _CHECKSUM.size
 
 
-def _encode_table(schema_id: int, flags: int, base: int, end: int, rows: list[SealedBatch]) -> bytes:
-    data = _HEADER.pack(_MAGIC, FORMAT, schema_id, flags, len(rows), base, end)
-    data += b"".join(_BATCH.pack(*msgspec.structs.astuple(row)) for row in rows)
+def _encode_table(table: _Table) -> bytes:
+    data = _HEADER.pack(_MAGIC, table.version, table.schema_id, table.flags, len(table.batches), table.base, table.end)
+    if table.compacted is not None:
+        data += _COMPACTED.pack(*msgspec.structs.astuple(table.compacted))
+    data += b"".join(_BATCH.pack(*msgspec.structs.astuple(row)) for row in table.batches)
     return data + _CHECKSUM.pack(crc32c(data))
 
 
-def _decode_table(text: bytes) -> tuple[int, int, int, int, int, list[SealedBatch]] | None:
+def _decode_table(text: bytes) -> _Table | None:
     try:
         data = base64.b64decode(text.removeprefix(_START), validate=True)
     except ValueError:
         return None
-    if len(data) < _table_bytes(0) or _CHECKSUM.pack(crc32c(data[: -_CHECKSUM.size])) != data[-_CHECKSUM.size :]:
+    least = _table_bytes(0, is_compacted=False)
+    if len(data) < least or _CHECKSUM.pack(crc32c(data[: -_CHECKSUM.size])) != data[-_CHECKSUM.size :]:
         return None
     magic, version, schema_id, flags, count, base, end = _HEADER.unpack_from(data)
-    if magic != _MAGIC or len(data) != _table_bytes(count):
+    if magic != _MAGIC or (version <= FORMAT and len(data) != _table_bytes(count, is_compacted=version == 2)):
         return None
-    rows = [SealedBatch(*_BATCH.unpack_from(data, _HEADER.size + number * _BATCH.size)) for number in range(count)]
-    return version, schema_id, flags, base, end, rows
+    if version > FORMAT:
+        return _Table(version, schema_id, flags, base, end, None, [])
+    compacted, at = None, _HEADER.size
+    if version == 2:
+        compacted, at = Compacted(*_COMPACTED.unpack_from(data, at)), at + _COMPACTED.size
+    batches = [SealedBatch(*_BATCH.unpack_from(data, at + number * _BATCH.size)) for number in range(count)]
+    return _Table(version, schema_id, flags, base, end, compacted, batches)

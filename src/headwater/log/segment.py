@@ -88,6 +88,20 @@ def encode_header(header: SegmentHeader) -> bytes:
     return bytes(data)
 
 
+def create_segment(disk: Disk, folder: str, header: SegmentHeader) -> int:
+    """A new, empty segment, on disk with its name; returns where its first frame goes."""
+    file = disk.open(f"{folder}/{segment_name(header.base)}", "create")
+    try:
+        file.truncate(0)
+        data = encode_header(header)
+        file.write_at(0, [data])
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_folder(folder)
+    return len(data)
+
+
 class Segment:
     """One `.frames` file opened for reading."""
 

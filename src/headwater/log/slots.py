@@ -70,6 +70,10 @@ class SlotFile:
                 return found[1]
         raise self._damaged("no slot's checksum holds")
 
+    def is_written(self, fact: int) -> bool:
+        """Whether the file has the fact at all; one from before the fact was thought of has zeros there."""
+        return bool(self._words[_WORDS[fact]])
+
     def read_all(self, fact: int) -> list[tuple[Any, ...]]:
         """Every version of a fact that is whole: after a power loss the one that counts may be torn."""
         place = _FACT_BYTES * (fact + 1)

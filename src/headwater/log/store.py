@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import Stamp
 from headwater.log.topic import Topic
+from headwater.model.errors import EventsMissed
 
 TimeKind = Literal["time", "appended"]
 
@@ -22,7 +24,9 @@ class Chunk(msgspec.Struct, frozen=True):
     """Some consecutive events of one partition, as a store hands them out.
 
     `batch` holds the columns of `topic`, then `_headers` and `_deleted` where any event has them, and `_appended`
-    where `appended` is None. Offsets run from `base_offset` without gaps.
+    where `appended` is None. Offsets run from `base_offset` without gaps; or, where compaction left some, they are given
+    in `offsets`, and the chunk stands for everything from `base_offset` to `end`, though its first and last events may lie
+    further inside, or there may be none.
     """
 
     topic: Topic
@@ -30,16 +34,43 @@ class Chunk(msgspec.Struct, frozen=True):
     base_offset: int
     batch: pa.RecordBatch
     appended: int | None
+    offsets: Any = None
+    end: int = -1
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last event."""
-        return self.base_offset + self.batch.num_rows
+        """The offset after the last event, and after the gap that follows it."""
+        return self.base_offset + self.batch.num_rows if self.offsets is None else self.end
+
+    def all_offsets(self) -> Any:
+        """The offset of each event, as an array."""
+        if self.offsets is not None:
+            return self.offsets
+        return np.arange(self.base_offset, self.base_offset + self.batch.num_rows, dtype=np.int64)
+
+    def offset_of(self, row: int) -> int:
+        """The offset of the event in a row."""
+        return self.base_offset + row if self.offsets is None else int(self.offsets[row])
 
     def slice(self, start: int, end: int) -> Chunk:
         """The events with offsets from `start` to `end`."""
-        batch = self.batch.slice(start - self.base_offset, end - start)
-        return msgspec.structs.replace(self, base_offset=start, batch=batch)
+        if self.offsets is None:
+            batch = self.batch.slice(start - self.base_offset, end - start)
+            return msgspec.structs.replace(self, base_offset=start, batch=batch)
+        first, last = (int(row) for row in np.searchsorted(self.offsets, (start, end)))
+        return msgspec.structs.replace(
+            self,
+            base_offset=start,
+            batch=self.batch.slice(first, last - first),
+            offsets=self.offsets[first:last],
+            end=end,
+        )
+
+    def slice_events(self, events_max: int) -> Chunk:
+        """Its first events, with the gap that follows them."""
+        if self.batch.num_rows <= events_max:
+            return self
+        return self.slice(self.base_offset, self.offset_of(events_max))
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -81,7 +112,19 @@ class Cursor(Protocol):
     offset: int
 
     def read(self, end: int, *, events_max: int) -> list[Chunk]:
-        """The next events below the offset `end`, at least one if there is one, at most `events_max`."""
+        """The next events below the offset `end`, at least one if there is one, at most `events_max`; `EventsMissed`."""
+
+
+def check_not_missed(name: str, number: int, offset: int, *, first: int) -> None:
+    """Refuses to read below a partition's first offset: what stood there was not read in time."""
+    if offset < first:
+        raise EventsMissed(
+            f"Events {offset} to {first - 1} of partition {number} of topic {name!r} were removed by retention before they "
+            "were read.",
+            advice='Go on with seek("earliest"), read with missed="skip", or give the topic a longer retention.',
+            first=offset,
+            last=first - 1,
+        )
 
 
 class Waiter(Protocol):
@@ -140,6 +183,9 @@ class Store(Protocol):
 
     def seal(self, name: str) -> int:
         """Puts what was appended long ago into its final form; returns how many files were written."""
+
+    def tidy(self, name: str) -> int:
+        """Removes what the topic's settings no longer keep; returns how many events that were."""
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         """Id and epoch for a named producer; every earlier producer of that name is fenced from now on."""

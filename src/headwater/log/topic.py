@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
+from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
@@ -19,7 +21,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it was created and altered. `schemas` holds every version; the last one is in force."""
+    """A topic as it was created and altered. `schemas` holds every version; the last one is in force.
+
+    The settings with a default came later: a topic's file may lack them.
+    """
 
     name: str
     id: str
@@ -34,6 +39,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int
     event_bytes_max: int
     created: int
+    retention_us: int | None = None
+    retention_bytes: int | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -41,9 +48,19 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         return self.schemas[-1]
 
     @property
+    def is_kept_small(self) -> bool:
+        """Whether anything is ever to be removed from it."""
+        return self.retention_us is not None or self.retention_bytes is not None
+
+    @property
     def schema_id(self) -> int:
         """The number of the present schema."""
         return len(self.schemas) - 1
+
+
+def retention_us(retention: str | timedelta) -> int | None:
+    """A retention as people write it: a duration, or "forever"."""
+    return None if retention == "forever" else duration_us(retention)
 
 
 def check_name(name: object) -> str:
@@ -78,6 +95,12 @@ def check_topic(topic: Topic) -> Topic:
     for name, duration in (("lateness", topic.lateness_us), ("future_max", topic.future_us)):
         if duration < 0:
             raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
+    for setting, limit in (("retention", topic.retention_us), ("retention_bytes", topic.retention_bytes)):
+        if limit is not None and not _is_whole(limit, 1, 1 << 62):
+            raise InvalidInput(
+                f"{setting}={limit!r} of topic {topic.name!r} would keep nothing.",
+                advice=f"Use more than zero; for no limit {'forever' if setting == 'retention' else 0!r}.",
+            )
     if topic.durability not in ("fsync", "os"):
         raise InvalidInput(
             f"Unknown durability {topic.durability!r}.", advice='Use "fsync" (the default) or "os" (faster, unsafe).'

@@ -61,6 +61,7 @@ class Transactions:
         """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
         for _ in range(_SNAPSHOTS_MAX):
             before = self._commits.state()
+            firsts = [partition.first() for partition in partitions]
             ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
             masks = self._commits.pending_parts(before)
             after = self._commits.state()
@@ -74,7 +75,7 @@ class Transactions:
                 place = (part.topic, part.partition)
                 if ids.get(place) == part.topic_id:
                     ends[place] = min(ends[place], part.start)
-        return {place: Bounds(first=0, end=end) for place, end in ends.items()}
+        return {place: Bounds(first, end) for first, (place, end) in zip(firsts, ends.items(), strict=True)}
 
     def settle(self) -> None:
         """Finishes or forgets what a dead process left pending."""

@@ -22,6 +22,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
+    ├── EventsMissed             retention removed events before they were read
     └── StorageError
         ├── DiskFull
         ├── NoAccess             the operating system refused
@@ -200,3 +201,22 @@ class Poisoned(StorageError):
     """An fsync failed; the partition takes no more events until it is re-opened and checked."""
 
     code = "poisoned"
+
+
+class EventsMissed(HeadwaterError):
+    """Retention removed events before they were read: offsets `first` to `last`, `count` of them."""
+
+    code = "events_missed"
+
+    def __init__(self, what: str, *, advice: str = "", first: int = 0, last: int = -1) -> None:
+        super().__init__(what, advice=advice)
+        self.first = first
+        self.last = last
+        self.count = last - first + 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_missed, (self.what, self.advice, self.first, self.last))
+
+
+def _rebuild_missed(what: str, advice: str, first: int, last: int) -> EventsMissed:
+    return EventsMissed(what, advice=advice, first=first, last=last)

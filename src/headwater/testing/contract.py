@@ -22,6 +22,7 @@ from headwater.testing.contract_evolution import EvolutionContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
+from headwater.testing.contract_retention import RetentionContract
 from headwater.testing.contract_sequence import SequenceContract
 from headwater.testing.contract_table import TableContract
 from headwater.testing.contract_topic import TopicContract
@@ -40,6 +41,7 @@ class LogContract(
     ReadContract,
     TableContract,
     ReaderContract,
+    RetentionContract,
     ClosingContract,
 ):
     """Everything a log promises, whatever it is kept in."""

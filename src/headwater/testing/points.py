@@ -8,8 +8,21 @@ from importlib.resources import files
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
+_KEEPING = ("retention:", "compaction:", "archive:", "overload:")
+
+
 def crash_points() -> list[str]:
-    """Every point that some code of the log reaches, read from its source."""
+    """Every point that appending, reading and sealing reach."""
+    return [point for point in _all_points() if not point.startswith(_KEEPING)]
+
+
+def keeping_points() -> list[str]:
+    """Every point of what keeps a topic small: it needs topics with such settings, and has histories of its own."""
+    return [point for point in _all_points() if point.startswith(_KEEPING)]
+
+
+def _all_points() -> list[str]:
+    """What the source says."""
     found: set[str] = set()
     for module in files("headwater.log").iterdir():
         if module.name.endswith(".py"):

@@ -1,0 +1,88 @@
+"""The keeper: what is done to closed segments, beside the readers and writers: sealing and retention.
+
+One process at a time does it to a partition (the lock file `seal`), and every step leaves whole what was there or what is to be
+there, so that it may be killed anywhere and the next one goes on.
+
+Thread-safety: `holding` excludes threads as it excludes processes, since each opens the lock file for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from headwater.log.disk import Disk
+from headwater.log.partition import Partition
+from headwater.model.errors import HeadwaterError
+
+SEAL_AFTER_S = 30.0
+"""How long a closed segment stays as frames: what was just written is read most, and a burst is not slowed down."""
+
+TIDY_EVERY_S = 60.0
+"""How often topics are looked at that are to be kept small."""
+
+_LOOK_S = 1.0
+
+
+@contextmanager
+def holding(disk: Disk, partition: Partition) -> Iterator[bool]:
+    """Whether nobody else is at a partition's closed segments; then nobody else is until the block ends."""
+    lock = disk.open(f"{partition.folder}/seal", "write")
+    try:
+        yield lock.lock(wait=False)
+    finally:
+        lock.close()
+
+
+class Keeper:
+    """A thread that seals what has been closed for a while, and keeps topics small."""
+
+    def __init__(
+        self,
+        seal: Callable[[], object],
+        tidy: Callable[[], object],
+        *,
+        after_s: float = SEAL_AFTER_S,
+        every_s: float = TIDY_EVERY_S,
+    ) -> None:
+        self._seal = seal
+        self._tidy = tidy
+        self._after_s = after_s
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self._seal_due: float | None = None
+        self._tidy_due: float | None = None
+        self._thread = threading.Thread(target=self._run, name="headwater-keeper", daemon=True)
+        self._thread.start()
+
+    def seal_later(self) -> None:
+        """A segment was closed: it is sealed in a while."""
+        self._seal_due = self._seal_due or time.monotonic() + self._after_s
+
+    def tidy_regularly(self) -> None:
+        """Some topic is to be kept small."""
+        self._tidy_due = self._tidy_due or time.monotonic() + min(self._after_s, self._every_s)
+
+    def close(self) -> None:
+        """Ends the thread, after the segment at hand."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(min(_LOOK_S, self._every_s)):
+            now = time.monotonic()
+            if self._seal_due is not None and now >= self._seal_due:
+                self._seal_due = None
+                self._try(self._seal)
+            if self._tidy_due is not None and now >= self._tidy_due:
+                self._tidy_due = now + self._every_s
+                self._try(self._tidy)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        """Whatever fails is tried again the next time; who appends or reads meets the same failure and hears of it."""
+        try:
+            act()
+        except HeadwaterError:
+            return

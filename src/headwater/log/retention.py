@@ -1,0 +1,101 @@
+"""Retention: gives up a partition's oldest segments, by the time of their newest event or by the partition's size.
+
+As in Kafka, whole closed segments go, and never the active one; but an active segment whose events are all expired is closed
+first. By time: a segment goes when its newest event was appended longer than `retention` ago. By size: the oldest segment
+goes as long as what is left is still at least `retention_bytes`.
+
+First the partition's head says where it begins now, on disk; then the files go, the frames of a segment before its sealed form,
+which stands for them. Killed in between, the next one removes what lies below the first offset; nobody reads there any more.
+"""
+
+from __future__ import annotations
+
+from headwater.log.cursor import segments
+from headwater.log.disk import Disk
+from headwater.log.partition import Partition
+from headwater.log.sealed import sealed_name
+from headwater.log.segment import Segment, index_name, segment_name
+
+
+def expire_partition(disk: Disk, partition: Partition, *, now_us: int) -> int:
+    """Gives up what the topic's settings no longer keep; returns how many offsets. The caller holds the lock `seal`."""
+    topic = partition.topic
+    remove_given_up(disk, partition)
+    oldest_us = None if topic.retention_us is None else now_us - topic.retention_us
+    if oldest_us is not None:
+        partition.roll_older_than(oldest_us)
+    before = partition.first()
+    first = _first_kept(disk, partition, oldest_us=oldest_us, keep_bytes=topic.retention_bytes)
+    give_up(disk, partition, first)
+    return first - before
+
+
+def give_up(disk: Disk, partition: Partition, first: int) -> None:
+    """Gives up everything below an offset with which a segment begins. The caller holds the lock `seal`."""
+    if first > partition.first():
+        partition.publish_first(first)
+        disk.reach("retention: given up")
+        remove_given_up(disk, partition)
+
+
+def remove_given_up(disk: Disk, partition: Partition) -> None:
+    """Removes the segments below the first offset. The caller holds the lock `seal`.
+
+    Whoever published that offset may have been killed before it was on disk.
+    """
+    gone = [base for base in segments(disk, partition.folder) if base < partition.first()]
+    if gone:
+        partition.sync_head()
+    for base in sorted(gone):
+        for name in (segment_name(base), index_name(base), sealed_name(base)):
+            disk.remove(f"{partition.folder}/{name}")
+            disk.reach("retention: removed one")
+    if gone:
+        disk.sync_folder(partition.folder)
+
+
+def segment_sizes(disk: Disk, partition: Partition) -> dict[int, int]:
+    """The bytes of each segment from the first offset on, by base offset; of the active one as far as it is written."""
+    sizes = {}
+    written = partition.written()
+    for base in sorted(segments(disk, partition.folder)):
+        if base == written.base:
+            sizes[base] = written.position
+        elif partition.first() <= base < written.base:
+            sizes[base] = _size(disk, partition.folder, base)
+    return sizes
+
+
+def _first_kept(disk: Disk, partition: Partition, *, oldest_us: int | None, keep_bytes: int | None) -> int:
+    """The base of the first segment that stays."""
+    sizes = segment_sizes(disk, partition)
+    active = partition.durable_base()
+    total = sum(sizes.values())
+    following = [*sizes][1:]
+    for base, size, after in zip(sizes, sizes.values(), [*following, active], strict=True):
+        too_old = oldest_us is not None and base < active and appended_before(disk, partition, after) < oldest_us
+        too_much = keep_bytes is not None and total - size >= keep_bytes
+        if base >= active or not (too_old or too_much):
+            return base
+        total -= size
+    return partition.first()
+
+
+def appended_before(disk: Disk, partition: Partition, base: int) -> int:
+    """When the last event before a segment was appended."""
+    segment = segments(disk, partition.folder)[base](disk, partition.folder, base)
+    try:
+        return segment.header.appended if isinstance(segment, Segment) else segment.appended_before
+    finally:
+        segment.close()
+
+
+def _size(disk: Disk, folder: str, base: int) -> int:
+    for name in (sealed_name(base), segment_name(base)):
+        if disk.exists(f"{folder}/{name}"):
+            file = disk.open(f"{folder}/{name}")
+            try:
+                return file.size()
+            finally:
+                file.close()
+    return 0
