@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
 
 from headwater.log.frame import Stamp
 from headwater.log.topic import Topic
+
+if TYPE_CHECKING:
+    from headwater.log.queue_states import QueueStates
 
 TimeKind = Literal["time", "appended"]
 
@@ -152,6 +155,12 @@ class Store(Protocol):
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         """The first offset that later unclean stops took back from what a reader of `incarnation` may have seen."""
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
+        """Where the state of a queue is kept; `Unsupported` where this store has no queues."""
+
+    def queues(self) -> list[dict[str, Any]]:
+        """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""
