@@ -4,7 +4,7 @@
     state, commits       shared state and transactions  topics/<name>/signal      written to wake readers (see `wait`)
     commit.lock          lock of `state`                topics/<name>/<n>/…       one partition (see `partition`)
     catalog.lock         lock of the list of topics     producers/<id>            epoch of a named producer
-    incarnations         what unclean stops took back
+    incarnations         what unclean stops took back   queues/<group>/<topic>/…  a queue (see `queue_states`)
 
 Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then `commit.lock`.
 
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pyarrow as pa
 
@@ -33,6 +34,7 @@ from headwater.log.gate import Gate
 from headwater.log.handles import Handles
 from headwater.log.keeper import Keeper, holding
 from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
+from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.retention import expire_partition
 from headwater.log.seal import seal_partition
@@ -211,6 +213,16 @@ class LocalStore:
             if entry["incarnation"] > incarnation and f"{name}/{partition}" in entry["ends"]
         ]
         return min(ends, default=None)
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> LocalStates:
+        with self.gate:
+            self._check_writable()
+            folder = f"{self.folder}/queues/{group}/{topic.name}"
+            return LocalStates(self._disk, folder, topic=topic, incarnation=self._incarnation, has_keys=has_keys)
+
+    def queues(self) -> list[dict[str, Any]]:
+        with self.gate:
+            return local_queues(self._disk, f"{self.folder}/queues")
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)

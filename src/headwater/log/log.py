@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -16,13 +17,16 @@ from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
+from headwater.log.queue import Order, Queue
 from headwater.log.reader import Missed, Reader, Start
+from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.event import Event
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 SEGMENT_BYTES = 64 << 20
@@ -76,6 +80,7 @@ class Log:
         self._durability = durability
         self._clock = clock
         self._sticky = 0
+        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
     @property
     def url(self) -> str:
@@ -285,6 +290,65 @@ class Log:
             newest.add(batch)
         return newest.table()
 
+    # Queues
+
+    def queue(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        lease_s: float = 30.0,
+        deliveries_max: int | None = 5,
+        order: Order = "none",
+        credit: int | None = None,
+        duplicates_s: float | None = None,
+        dead: str | None = None,
+    ) -> Queue:
+        """The topic read with one acknowledgement per event, shared by all consumers of the group.
+
+        An event comes again when its lease of `lease_s` ends without an acknowledgement, and after `deliveries_max`
+        deliveries goes to the topic `dead` (`<topic>.dead`). With order="key" at most one event of each key is out, in order.
+        `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered.
+        """
+        queue = Queue(
+            self,
+            topic,
+            group=group,
+            lease_s=lease_s,
+            deliveries_max=deliveries_max,
+            order=order,
+            credit=credit,
+            duplicates_s=duplicates_s,
+            dead=dead,
+        )
+        self._queues.add(queue)
+        return queue
+
+    def acked_floor(self, topic: str) -> dict[int, int]:
+        """In each partition the offset below which every queue group has acknowledged everything; empty without queues."""
+        described, floors = self.topic(topic), dict[int, int]()
+        for made in self._store.queues():
+            if made["topic"] == topic and made["topic_id"] == described.id:
+                with Queue(
+                    self, topic, group=made["group"], order=made["order"], is_dead=made["dead"] is None
+                ) as queue:
+                    for number, floor in queue.floors().items():
+                        floors[number] = min(floor, floors.get(number, floor))
+        return floors
+
+    def request(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        timeout_s: float = 30.0,
+        reply_topic: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> Event:
+        """Sends an event to a queue and waits for the reply of whoever leases it; `TimedOut`."""
+        return send_request(self, topic, value, key=key, timeout_s=timeout_s, reply_topic=reply_topic, headers=headers)
+
     # Everything else
 
     def seal(self, topic: str) -> int:
@@ -300,12 +364,19 @@ class Log:
         """The store below."""
         return self._store
 
+    @property
+    def clock(self) -> Clock:
+        """Gives the present as microseconds since 1970."""
+        return self._clock
+
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far: frames, bytes, fdatasyncs, rolls, duplicates …"""
         return self._store.counters()
 
     def close(self) -> None:
-        """Frees everything."""
+        """Frees everything; queues write their acknowledgements first."""
+        for queue in list(self._queues):
+            queue.close()
         self._store.close()
 
     def __enter__(self) -> Self:

@@ -10,12 +10,14 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
+from headwater.log.queue_states import MemoryStates
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
@@ -33,6 +35,7 @@ class MemoryStore:
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._epochs: dict[bytes, int] = {}
+        self._queues: dict[tuple[str, str], MemoryStates] = {}
         self._counters: Counter[str] = Counter()
         self._closed = False
 
@@ -160,6 +163,18 @@ class MemoryStore:
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         return None
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> MemoryStates:
+        with self._changed:
+            self._check_open()
+            found = self._queues.get((group, topic.name))
+            if found is None or found.topic.id != topic.id:
+                found = self._queues[group, topic.name] = MemoryStates(topic=topic, has_keys=has_keys)
+            return found
+
+    def queues(self) -> list[dict[str, Any]]:
+        with self._changed:
+            return [self._queues[place].made or {} for place in sorted(self._queues)]
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)

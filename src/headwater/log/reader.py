@@ -153,7 +153,7 @@ class Reader:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            await _wait_async(waiter, min(left, _WAIT_S_MAX))
+            await wait_async(waiter, min(left, _WAIT_S_MAX))
         return chunks
 
     def _chunks(self, events_max: int) -> list[Chunk]:
@@ -268,7 +268,8 @@ def _no_start(start: object) -> InvalidInput:
     )
 
 
-async def _wait_async(waiter: Waiter, timeout_s: float) -> None:
+async def wait_async(waiter: Waiter, timeout_s: float) -> None:
+    """Waits in an event loop, while other tasks run."""
     handle = waiter.fileno()
     if handle is None:
         await asyncio.sleep(min(timeout_s, _ASYNC_POLL_S))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ import pyarrow as pa
 from headwater.log.frame import Stamp
 from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed
+
+if TYPE_CHECKING:
+    from headwater.log.queue_states import QueueStates
 
 TimeKind = Literal["time", "appended"]
 
@@ -198,6 +201,12 @@ class Store(Protocol):
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         """The first offset that later unclean stops took back from what a reader of `incarnation` may have seen."""
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
+        """Where the state of a queue is kept; `Unsupported` where this store has no queues."""
+
+    def queues(self) -> list[dict[str, Any]]:
+        """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""

@@ -18,7 +18,8 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── Closed                   the handle was closed, or belongs to the process that forked this one
     ├── Conflict
     │   ├── Fenced               another producer with the same id took over
-    │   └── SequenceGap          a producer's sequence went backwards inside one batch
+    │   ├── SequenceGap          a producer's sequence went backwards inside one batch
+    │   └── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
@@ -220,3 +221,9 @@ class EventsMissed(HeadwaterError):
 
 def _rebuild_missed(what: str, advice: str, first: int, last: int) -> EventsMissed:
     return EventsMissed(what, advice=advice, first=first, last=last)
+
+
+class LeaseExpired(Conflict):
+    """The lease ran out and its event was given to somebody else, or is done already."""
+
+    code = "lease_expired"

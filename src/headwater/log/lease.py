@@ -1,0 +1,70 @@
+"""A lease: one event of a queue, handed to one consumer until a deadline.
+
+`ack` is gathered by the queue's handle and written a few milliseconds later, or at the next `lease`; everything else is written
+at once. A grant is what one call of `lease` got of one partition: its leases share one token, by which the queue knows a lease
+that has expired and was given to somebody else.
+
+Thread-safety: leases may be settled by any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.model.event import Event
+
+if TYPE_CHECKING:
+    from headwater.log.queue import Queue
+
+
+class Grant:
+    """The leases that one call got of one partition."""
+
+    __slots__ = ("acked", "count", "deadline", "dropped", "partition", "queue", "settled", "token")
+
+    def __init__(self, queue: Queue, partition: int, token: int, count: int, deadline: int) -> None:
+        self.queue = queue
+        self.partition = partition
+        self.token = token
+        self.count = count
+        self.deadline = deadline
+        self.settled = 0
+        self.acked: list[int] = []
+        self.dropped = False
+
+
+class Lease(msgspec.Struct):
+    """One event until it is acknowledged, given back, or its deadline passes."""
+
+    event: Event
+    deliveries: int
+    _grant: Grant
+    _settled: bool = False
+
+    def ack(self) -> None:
+        """The event is done. Written with others a moment later: a crash before that delivers it again, never loses it."""
+        if self._settled:
+            return
+        self._settled = True
+        grant = self._grant
+        grant.acked.append(self.event.offset)
+        if grant.dropped or not grant.queue._ticking:
+            grant.queue._acked(grant)
+
+    def nack(self, *, delay_s: float = 0.0, reason: str = "given back") -> None:
+        """Gives the event back: it is delivered again after the delay, or goes to the dead letters with the reason."""
+        self._grant.queue.nack([self], delay_s=delay_s, reason=reason)
+
+    def extend(self, s: float) -> None:
+        """Keeps the lease for so many seconds from now."""
+        self._grant.queue.extend([self], s)
+
+    def reject(self, reason: str) -> None:
+        """Sends the event to the dead letters now: another delivery would not help."""
+        self._grant.queue.reject([self], reason)
+
+    def reply(self, value: Any) -> None:
+        """Answers whoever sent it with `log.request`, and acknowledges; `TimedOut` when nobody waits any more."""
+        self._grant.queue.reply(self, value)

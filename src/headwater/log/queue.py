@@ -1,0 +1,585 @@
+"""A queue: a topic read with one acknowledgement per event, shared by any number of consumers in any number of processes.
+
+Every event of the topic is leased to one consumer of the group until a deadline. It is acknowledged, given back, extended, or
+comes again when the deadline has passed or its consumer's process is dead; after `deliveries_max` deliveries it goes to the
+dead letters. Readers of the topic and other groups are unaffected.
+
+Acknowledgements of single leases are gathered and written at the next `lease`, after a few milliseconds, by `flush` and by
+`close`. A crash before that delivers again; it never loses.
+
+Thread-safety: a queue may be used by many threads, and credit counts for all of them together. After a fork it belongs to the
+parent; the child opens its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import repeat
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from headwater.log.events import to_events
+from headwater.log.fork import tell_when_forked
+from headwater.log.lease import Grant, Lease
+from headwater.log.queue_dead import DeadLetters
+from headwater.log.queue_headers import DELIVER_AT, ID, delivery_times
+from headwater.log.queue_partition import Granted, QueuePartition, Settings
+from headwater.log.queue_send import send_event
+from headwater.log.queue_window import DELIVERIES_MAX, FAR_US, LEASED
+from headwater.log.reader import Start, wait_async
+from headwater.log.store import Bounds, Waiter
+from headwater.log.topic import check_name
+from headwater.model.clock import time_us
+from headwater.model.errors import Closed, HeadwaterError, InvalidInput, LeaseExpired, TopicNotFound
+from headwater.model.event import Event
+from headwater.model.position import Position
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
+
+Order = Literal["none", "key"]
+EntryState = Literal["ready", "leased", "scheduled"]
+
+FLUSH_S = 0.005
+SWEEP_S = 0.1
+
+_BUSY_S = 0.0005
+_LOOK_AGAIN_S = 0.02
+_WAIT_S_MAX = 0.25
+_FRESH_COUNTED_MAX = 65_536
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """How many events of a queue are to be delivered, are out, wait for their time, and are dead letters."""
+
+    ready: int
+    leased: int
+    scheduled: int
+    dead: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An event that is not acknowledged, as browsing shows it; `due_us` is when it may be delivered (again)."""
+
+    event: Event
+    state: EntryState
+    deliveries: int
+    due_us: int
+
+
+class Queue:
+    """One consumer's handle on a queue."""
+
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        *,
+        group: str = "default",
+        lease_s: float = 30.0,
+        deliveries_max: int | None = 5,
+        order: Order = "none",
+        credit: int | None = None,
+        duplicates_s: float | None = None,
+        dead: str | None = None,
+        is_dead: bool = False,
+    ) -> None:
+        _check_settings(lease_s, deliveries_max, order, credit, duplicates_s)
+        self.topic = check_name(topic)
+        self.group = check_name(group)
+        self._log = log
+        self._store = log.store
+        self._clock = log.clock
+        self._described = self._store.refresh(topic)
+        self._credit = credit
+        self._states = self._store.queue_states(group, self._described, has_keys=order == "key")
+        wanted = {
+            "group": group,
+            "topic": topic,
+            "topic_id": self._described.id,
+            "order": order,
+            "dead": None if is_dead else check_name(dead or f"{topic}.dead"),
+        }
+        found = self._states.settings(wanted)
+        _check_agrees(found, order=order, dead=dead)
+        self._dead = DeadLetters(log, topic=topic, group=group, dead=found["dead"])
+        self._settings = Settings(
+            lease_us=round(lease_s * 1e6),
+            deliveries_max=None if is_dead else deliveries_max,
+            has_keys=order == "key",
+            duplicates_us=None if duplicates_s is None else round(duplicates_s * 1e6),
+        )
+        self._parts: dict[int, QueuePartition] = {}
+        self._counters: Counter[str] = Counter()
+        self._waiter: Waiter | None = None
+        self._foreign = self._closed = False
+        self._member = 0
+        self._turn = 0
+        self._sweep_at = 0.0
+        self._begin_empty()
+        tell_when_forked(self)
+
+    # Leasing
+
+    def lease(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Lease]:
+        """The next leases; an empty list when none came in time."""
+        _check_lease(events_max, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            leases, is_busy = self._lease_now(events_max, wait=timeout_s <= 0)
+            left = deadline - time.monotonic()
+            if leases or left <= 0:
+                return leases
+            self._watch().wait(min(left, self._pause_s(is_busy=is_busy)))
+
+    async def lease_async(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Lease]:
+        """`lease` for asyncio: other tasks run while it waits."""
+        _check_lease(events_max, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            leases, is_busy = self._lease_now(events_max, wait=timeout_s <= 0)
+            left = deadline - time.monotonic()
+            if leases or left <= 0:
+                await asyncio.sleep(0)
+                return leases
+            await wait_async(self._watch(), min(left, self._pause_s(is_busy=is_busy)))
+
+    # Settling
+
+    def ack(self, leases: Iterable[Lease]) -> None:
+        """These events are done, and it is written when this returns; `LeaseExpired` names those that came too late."""
+        refused = 0
+        for part, grant, some in self._by_grant(leases):
+            late = part.ack([lease.event.offset for lease in some], grant.token)
+            self._settled(grant, some, late)
+            self._counters["acked"] += len(some) - late
+            refused += late
+        if refused:
+            raise self._expired(refused)
+
+    async def ack_async(self, leases: Iterable[Lease]) -> None:
+        """`ack` for asyncio."""
+        some = list(leases)
+        await asyncio.get_running_loop().run_in_executor(None, self.ack, some)
+
+    def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
+        """Gives events back, to be delivered again after the delay; at the delivery limit they become dead letters."""
+        at = self._clock() + round(delay_s * 1e6) if delay_s > 0 else 0
+        refused = 0
+        for part, grant, some in self._by_grant(leases):
+            late = part.nack([lease.event.offset for lease in some], grant.token, time=at, reason=reason)
+            self._settled(grant, some, len(late))
+            self._counters["given_back"] += len(some) - len(late)
+            refused += len(late)
+        if refused:
+            raise self._expired(refused)
+
+    def reject(self, leases: Iterable[Lease], reason: str) -> None:
+        """Sends events to the dead letters now."""
+        refused = 0
+        for part, grant, some in self._by_grant(leases):
+            late = part.reject([lease.event.offset for lease in some], grant.token, reason=reason)
+            self._settled(grant, some, len(late))
+            refused += len(late)
+        if refused:
+            raise self._expired(refused)
+
+    def extend(self, leases: Iterable[Lease], s: float) -> None:
+        """Keeps leases for so many seconds from now."""
+        if not isinstance(s, (int, float)) or s <= 0:
+            raise InvalidInput(f"A lease cannot be kept for {s!r} s.", advice="Use seconds, more than 0.")
+        deadline = self._clock() + round(s * 1e6)
+        refused = 0
+        for part, grant, some in self._by_grant(leases):
+            refused += len(part.extend([lease.event.offset for lease in some], grant.token, deadline=deadline))
+            grant.deadline = max(grant.deadline, deadline)
+        if refused:
+            raise self._expired(refused)
+
+    def flush(self) -> None:
+        """Returns when every acknowledgement so far is written; `LeaseExpired` if some since the last flush came too late."""
+        self._check_usable()
+        self._write_acks()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        refused, self._refused = self._refused, 0
+        if refused:
+            raise _too_late(refused)
+
+    def reply(self, lease: Lease, value: Any) -> None:
+        """Answers a request and acknowledges it."""
+        from headwater.log.request import send_reply
+
+        send_reply(self._log, lease.event, value)
+        self.ack([lease])
+
+    # Sending
+
+    def send(
+        self,
+        value: Any = None,
+        *,
+        key: Any = None,
+        delay_s: float | None = None,
+        at: datetime | str | int | None = None,
+        id: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> Position:
+        """Appends one event: to be delivered now, after a delay or at a time; with an `id`, once in the duplicate window."""
+        self._check_usable()
+        if delay_s is not None and at is not None:
+            raise InvalidInput("delay_s= and at= say the same in two ways.", advice="Give one of them.")
+        extra = dict(headers or {})
+        if delay_s is not None or at is not None:
+            due = self._clock() + round((delay_s or 0) * 1e6) if at is None else time_us(at)
+            extra[DELIVER_AT] = b"%d" % max(0, min(due, FAR_US))
+        if id is not None:
+            extra[ID] = id.encode("utf-8")
+        return send_event(self._log, self.topic, value, key=key, headers=extra, spread_by=id)
+
+    # Looking
+
+    def browse(self, *, events_max: int = 100) -> list[Entry]:
+        """What is not acknowledged, without leasing any of it, partition after partition."""
+        now, found = self._clock(), []
+        for number, bounds in self._bounds().items():
+            part = self._part(number)
+            entries, chunks, _ = part.waiting(bounds, fresh_max=events_max - len(found))
+            entries = entries[: events_max - len(found)]
+            events = {event.offset: event for event in part.events_at([entry[0] for entry in entries])}
+            for offset, state, deliveries, due in entries:
+                if offset in events:
+                    found.append(Entry(events[offset], _state(state, due, now), deliveries, due))
+            for chunk in chunks:
+                times, skipped = delivery_times(chunk).tolist(), part.is_skipped(chunk).tolist()
+                for event, due, skip in zip(to_events(chunk), times, skipped, strict=True):
+                    if not skip:
+                        found.append(Entry(event, _state(0, due, now), 0, due))
+            if len(found) >= events_max:
+                break
+        return found[:events_max]
+
+    def depth(self) -> Depth:
+        """How many events are ready, leased, scheduled and dead. Behind the newest event ever leased ids are not looked at."""
+        now, counts = self._clock(), Counter[str]()
+        for number, bounds in self._bounds().items():
+            part = self._part(number)
+            entries, chunks, start = part.waiting(bounds, fresh_max=_FRESH_COUNTED_MAX)
+            for _, state, _, due in entries:
+                counts[_state(state, due, now)] += 1
+            looked_at = 0
+            for chunk in chunks:
+                waits = ~part.is_skipped(chunk)
+                later = int(((delivery_times(chunk) > now) & waits).sum())
+                counts["scheduled"] += later
+                counts["ready"] += int(waits.sum()) - later
+                looked_at += chunk.batch.num_rows
+            counts["ready"] += max(0, bounds.end - start - looked_at)
+        return Depth(counts["ready"], counts["leased"], counts["scheduled"], self._dead.count())
+
+    def dead(self, *, events_max: int = 100) -> list[Event]:
+        """The dead letters of this group; headers say why, from where, and after how many deliveries."""
+        return self._dead.browse(events_max)
+
+    def redrive(self, *, events_max: int | None = None) -> int:
+        """Sends dead letters back to the topic, for this group only; how many."""
+        self._check_usable()
+        return self._dead.redrive(events_max)
+
+    def seek(self, start: Start) -> None:
+        """Goes on from another place, for the whole group: everything from there on is delivered, again if need be."""
+        self._check_usable()
+        self._write_acks()
+        with self._log.reader(self.topic, start=start) as reader:
+            for place in reader.positions():
+                self._part(place.partition).restart(place.offset)
+
+    def floors(self) -> dict[int, int]:
+        """In each partition the offset below which this group has acknowledged everything."""
+        return {number: self._part(number).floor(bounds) for number, bounds in self._bounds().items()}
+
+    def counters(self) -> Mapping[str, int]:
+        """What this handle has done so far: leased, redelivered, acked, given_back, expired, returned."""
+        return dict(self._counters)
+
+    def close(self) -> None:
+        """Writes acknowledgements, gives back what is still leased, and ends."""
+        if self._closed or self._foreign:
+            return
+        try:
+            self._write_acks()
+            if self._member:
+                for part in list(self._parts.values()):
+                    part.give_back_all(self._member, time=0)
+        finally:
+            self._closed = True
+            self._ticking = False
+            self._wake.set()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join()
+            if self._waiter is not None:
+                self._waiter.close()
+            self._dead.close()
+            self._states.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forked(self) -> None:
+        """In a child: leases and locks are the parent's."""
+        self._foreign = True
+        self._states.forked()
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._grants: list[Grant] = []
+        self._mutex = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: HeadwaterError | None = None
+        self._refused = 0
+        self._ticking = False
+
+    # Leases of this moment
+
+    def _lease_now(self, events_max: int, *, wait: bool) -> tuple[list[Lease], bool]:
+        """What can be leased now, and whether another process was at some partition."""
+        self._check_usable()
+        self._write_acks()
+        if not self._member:
+            self._member = self._states.join()
+        self._sweep()
+        now = self._clock()
+        if self._credit is not None:
+            events_max = min(events_max, self._credit - self._outstanding(now))
+        leases: list[Lease] = []
+        if events_max <= 0:
+            return leases, False
+        bounds = self._bounds()
+        numbers = list(bounds)
+        self._turn += 1
+        busy = []
+        for step in range(len(numbers)):
+            number = numbers[(self._turn + self._member + step) % len(numbers)]
+            if not self._lease_of(number, bounds[number], leases, events_max, now, wait=False):
+                busy.append(number)
+            if len(leases) >= events_max:
+                return leases, False
+        if wait and not leases:
+            for number in busy:
+                self._lease_of(number, bounds[number], leases, events_max, now, wait=True)
+        return leases, bool(busy)
+
+    def _lease_of(
+        self, number: int, bounds: Bounds, leases: list[Lease], events_max: int, now: int, *, wait: bool
+    ) -> bool:
+        """Adds what one partition gives; False where another process was at it."""
+        part = self._part(number)
+        granted = part.lease(events_max - len(leases), member=self._member, now=now, bounds=bounds, wait=wait)
+        if granted is None:
+            return False
+        if granted.count:
+            leases += self._leases(part, granted)
+        return True
+
+    def _leases(self, part: QueuePartition, granted: Granted) -> list[Lease]:
+        try:
+            events, deliveries, gone = part.events(granted)
+        except HeadwaterError:
+            for offsets in granted.offsets:
+                part.nack(offsets.tolist(), granted.token, time=0, reason="", delivered=False)
+            raise
+        grant = Grant(self, part.number, granted.token, granted.count, granted.deadline)
+        grant.acked += gone
+        with self._mutex:
+            self._grants.append(grant)
+            self._counters["leased"] += len(events)
+            self._counters["redelivered"] += sum(count > 1 for count in deliveries)
+        return list(map(Lease, events, deliveries, repeat(grant)))
+
+    def _sweep(self) -> None:
+        """Now and then: what members had out whose process is dead is given back."""
+        at = time.monotonic()
+        if at < self._sweep_at:
+            return
+        self._sweep_at = at + SWEEP_S
+        for member in self._states.dead_members():
+            for number in self._bounds():
+                self._counters["returned"] += self._part(number).give_back_all(member, time=0)
+            self._states.reach("queue: given back")
+            self._states.bury_member(member)
+
+    def _outstanding(self, now: int) -> int:
+        with self._mutex:
+            return sum(g.count - g.settled - len(g.acked) for g in self._grants if g.deadline > now)
+
+    def _pause_s(self, *, is_busy: bool) -> float:
+        """How long to sleep when there was nothing: others give back without waking us."""
+        if is_busy:
+            return _BUSY_S
+        due = min((part.waits_until for part in self._parts.values()), default=FAR_US)
+        if due >= FAR_US:
+            return _WAIT_S_MAX
+        return max(_BUSY_S, min(_LOOK_AGAIN_S, (due - self._clock()) / 1e6))
+
+    # Acknowledgements
+
+    def _acked(self, grant: Grant) -> None:
+        """An acknowledgement was gathered while nobody was about to write it, or after its grant was dropped."""
+        self._check_usable()
+        if grant.dropped:
+            with self._mutex:
+                grant.dropped = False
+                self._grants.append(grant)
+        if not self._ticking:
+            self._ticking = True
+            if self._states.threads:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="headwater-queue", daemon=True)
+                    self._thread.start()
+                self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            if self._closed:
+                return
+            self._wake.clear()
+            time.sleep(FLUSH_S)
+            self._ticking = False
+            try:
+                self._write_acks()
+            except HeadwaterError as error:
+                self._failure = error
+
+    def _write_acks(self) -> None:
+        """Writes what was gathered. An acknowledgement is taken from its grant only when it is written."""
+        with self._mutex:
+            now, kept = self._clock(), []
+            for grant in self._grants:
+                grant.dropped = grant.deadline < now
+                count = len(grant.acked)
+                if count:
+                    late = self._part(grant.partition).ack(grant.acked[:count], grant.token)
+                    del grant.acked[:count]
+                    grant.settled += count
+                    self._refused += late
+                    self._counters["expired"] += late
+                    self._counters["acked"] += count - late
+                if grant.dropped or grant.settled >= grant.count:
+                    grant.dropped = True
+                else:
+                    kept.append(grant)
+            self._grants = kept
+
+    def _settled(self, grant: Grant, leases: Sequence[Lease], late: int) -> None:
+        for lease in leases:
+            lease._settled = True
+        with self._mutex:
+            grant.settled += len(leases)
+            self._counters["expired"] += late
+
+    def _by_grant(self, leases: Iterable[Lease]) -> list[tuple[QueuePartition, Grant, list[Lease]]]:
+        """Leases by what they were granted with; those that are settled already are left out."""
+        self._check_usable()
+        groups: dict[int, list[Lease]] = {}
+        for lease in leases:
+            if lease._grant.queue is not self:
+                raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
+            if not lease._settled:
+                groups.setdefault(id(lease._grant), []).append(lease)
+        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()]
+
+    def _expired(self, count: int) -> LeaseExpired:
+        return _too_late(count)
+
+    # Small things
+
+    def _part(self, number: int) -> QueuePartition:
+        found = self._parts.get(number)
+        if found is None:
+            found = self._parts[number] = QueuePartition(
+                self._store,
+                self._states,
+                topic=self.topic,
+                number=number,
+                group=self.group,
+                settings=self._settings,
+                bury=self._dead.bury,
+            )
+        return found
+
+    def _bounds(self) -> dict[int, Bounds]:
+        self._check_usable()
+        if self._store.topic(self.topic).id != self._described.id:
+            raise TopicNotFound(f"Topic {self.topic!r} was deleted and created again.", advice="Open another queue.")
+        return {number: bound for (_, number), bound in self._store.bounds([self.topic]).items()}
+
+    def _watch(self) -> Waiter:
+        if self._waiter is None:
+            self._waiter = self._store.waiter([self.topic])
+        return self._waiter
+
+    def _check_usable(self) -> None:
+        if self._closed or self._foreign:
+            why = "belongs to the process that forked this one" if self._foreign else "was closed"
+            raise Closed(f"The queue on {self.topic!r} {why}.", advice="Open another with log.queue(…).")
+
+
+def _state(state: int, due: int, now: int) -> EntryState:
+    if state == LEASED:
+        return "leased" if due > now else "ready"
+    return "scheduled" if due > now else "ready"
+
+
+def _too_late(count: int) -> LeaseExpired:
+    return LeaseExpired(
+        f"{count} lease{'' if count == 1 else 's'} had expired: the events were given to somebody else or are done.",
+        advice="Give more time with lease_s= or lease.extend(…), and expect to see an event twice.",
+    )
+
+
+def _check_agrees(found: Mapping[str, Any], *, order: str, dead: str | None) -> None:
+    where = f"Queue {found['group']!r} on topic {found['topic']!r}"
+    if found["order"] != order:
+        raise InvalidInput(f"{where} has order={found['order']!r}.", advice="Open it so, or use another group.")
+    if dead is not None and found["dead"] != dead:
+        raise InvalidInput(f"{where} has dead={found['dead']!r}.", advice="Open it so, or use another group.")
+
+
+def _check_settings(
+    lease_s: object, deliveries_max: object, order: object, credit: object, duplicates_s: object
+) -> None:
+    if not isinstance(lease_s, (int, float)) or not 0 < lease_s <= 7 * 86_400:
+        raise InvalidInput(f"lease_s={lease_s!r} makes no sense.", advice="Use seconds, more than 0, at most a week.")
+    if deliveries_max is not None and (not isinstance(deliveries_max, int) or not 1 <= deliveries_max < DELIVERIES_MAX):
+        raise InvalidInput(
+            f"deliveries_max={deliveries_max!r} makes no sense.",
+            advice=f"Use 1 to {DELIVERIES_MAX - 1}, or None to deliver for ever.",
+        )
+    if order not in ("none", "key"):
+        raise InvalidInput(f"There is no order {order!r}.", advice='Use "none" or "key".')
+    if credit is not None and (not isinstance(credit, int) or credit < 1):
+        raise InvalidInput(f"credit={credit!r} makes no sense.", advice="Use 1 or more, or None.")
+    if duplicates_s is not None and (not isinstance(duplicates_s, (int, float)) or duplicates_s <= 0):
+        raise InvalidInput(f"duplicates_s={duplicates_s!r} makes no sense.", advice="Use seconds, more than 0.")
+
+
+def _check_lease(events_max: object, timeout_s: object) -> None:
+    if not isinstance(events_max, int) or events_max < 1:
+        raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
+    if not isinstance(timeout_s, (int, float)):
+        raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")

@@ -1,0 +1,359 @@
+"""One partition of a queue: leases, acknowledgements and dead letters as operations on its window.
+
+Each operation takes the partition's queue lock once, whatever the number of events, and does a few NumPy operations. Events
+are read from the topic as by any reader; the window says only what became of them. An event becomes an object after the
+lock is free again.
+
+Leases are found in two places: entries of the window whose time has come (given back, expired, scheduled), and behind them
+the events that nobody has looked at. Chunks without headers in a queue without order are leased as a whole; of others
+the window is told first what each event asks for.
+
+Lock order: the partition's queue lock, then those of the dead letters' topic. Thread-safety: may be used by many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headwater.log.events import to_events
+from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for_others, key_hashes
+from headwater.log.queue_states import QueueStates
+from headwater.log.queue_window import CAPACITY_MAX, FAR_US, Offsets, Window
+from headwater.log.store import Bounds, Chunk, Cursor, Store
+from headwater.model.errors import Overloaded
+from headwater.model.event import Event
+
+KEYED_EVENTS_MAX = 16_384
+"""With order="key": how many waiting events are looked at for one whose key is free."""
+
+_KEYED_BLOCK = 1_024
+_SKIP_MAX = 20_000
+_JOIN_GAP = 64
+
+Bury = Callable[[Sequence[Event], Sequence[int], Sequence[str], Sequence[bool]], None]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a handle asks of its queue."""
+
+    lease_us: int
+    deliveries_max: int | None
+    has_keys: bool
+    duplicates_us: int | None
+
+
+class Granted(msgspec.Struct):
+    """What one call got: offsets in order, how often each was delivered, and the chunks of those never seen before."""
+
+    token: int
+    deadline: int
+    offsets: list[Offsets] = []
+    deliveries: list[Any] = []
+    chunks: list[list[Chunk]] = []
+
+    @property
+    def count(self) -> int:
+        """How many events."""
+        return sum(len(some) for some in self.offsets)
+
+
+class QueuePartition:
+    """One partition of a queue, for one handle."""
+
+    def __init__(
+        self,
+        store: Store,
+        states: QueueStates,
+        *,
+        topic: str,
+        number: int,
+        group: str,
+        settings: Settings,
+        bury: Bury,
+    ) -> None:
+        self.number = number
+        self._store = store
+        self._states = states
+        self._topic = topic
+        self._group = group
+        self._settings = settings
+        self._bury_events = bury
+        self._fresh = Feed(store, topic, number)
+        self._again = Feed(store, topic, number)
+        self._reading = threading.Lock()
+        self._sequence = 0
+        self._ids: Ids | None = None
+        if settings.duplicates_us is not None:
+            self._ids = Ids(store, topic, number, window_us=settings.duplicates_us)
+        self.waits_until = 0
+        """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
+
+    def lease(self, events_max: int, *, member: int, now: int, bounds: Bounds, wait: bool) -> Granted | None:
+        """Up to `events_max` leases; None where another process has the lock and `wait` is not asked."""
+        with self._states.locked(self.number, floor=bounds.first, wait=wait) as window:
+            if window is None:
+                return None
+            self._sequence = self._sequence + 1 & 0xFFFFFFFF
+            granted = Granted(member << 32 | self._sequence, now + self._settings.lease_us)
+            self._put_in_order(window, bounds)
+            if window.hint <= now:
+                self._lease_due(window, granted, events_max, now)
+            while granted.count < events_max and window.next < bounds.end:
+                window, is_more = self._look_further(window, granted, events_max - granted.count, bounds.end, now)
+                if not is_more:
+                    break
+            self.waits_until = window.hint if window.next > window.floor else FAR_US
+        return granted
+
+    def events(self, granted: Granted) -> tuple[list[Event], list[int], list[int]]:
+        """The events of what was granted with their deliveries, and the offsets at which there is none any more."""
+        events: list[Event] = []
+        deliveries: list[int] = []
+        gone: list[int] = []
+        for offsets, counts, chunks in zip(granted.offsets, granted.deliveries, granted.chunks, strict=True):
+            if chunks:
+                found = [event for chunk in chunks for event in to_events(chunk)]
+            else:
+                with self._reading:
+                    found = self._again.pick(offsets)
+            events += found
+            if len(found) == len(offsets):
+                deliveries += counts.tolist()
+                continue
+            by_offset = dict(zip(offsets.tolist(), counts.tolist(), strict=True))
+            deliveries += [by_offset.pop(event.offset) for event in found]
+            gone += by_offset
+        return events, deliveries, gone
+
+    def ack(self, offsets: Sequence[int], token: int) -> int:
+        """Acknowledges what is still leased by the token; how many were not."""
+        with self._states.locked(self.number, floor=0) as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            window.settle(wanted[held])
+        return int(np.count_nonzero(~held))
+
+    def nack(self, offsets: Sequence[int], token: int, *, time: int, reason: str, delivered: bool = True) -> list[int]:
+        """Gives leases back; those delivered too often go to the dead letters. Returns those that were not in force."""
+        with self._states.locked(self.number, floor=0) as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            mine = wanted[held]
+            over = self._is_over(window, mine) & delivered
+            window.give_back(mine[~over], time=time, delivered=delivered)
+            self._bury(window, mine[over], [reason] * int(over.sum()))
+        return wanted[~held].tolist()
+
+    def reject(self, offsets: Sequence[int], token: int, *, reason: str) -> list[int]:
+        """Sends leases to the dead letters; returns those that were not in force."""
+        with self._states.locked(self.number, floor=0) as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            self._bury(window, wanted[held], [reason] * int(held.sum()))
+        return wanted[~held].tolist()
+
+    def extend(self, offsets: Sequence[int], token: int, *, deadline: int) -> list[int]:
+        """Moves deadlines; returns those that were not in force."""
+        with self._states.locked(self.number, floor=0) as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            window.extend(wanted[held], deadline=deadline)
+        return wanted[~held].tolist()
+
+    def give_back_all(self, member: int, *, time: int) -> int:
+        """What a member has out is to be delivered again; how many that were."""
+        with self._states.locked(self.number, floor=0) as window:
+            assert window is not None
+            offsets = window.leased_by(member)
+            window.give_back(offsets, time=time)
+        return len(offsets)
+
+    def restart(self, offset: int) -> None:
+        """Goes on from another offset; leases that are out count no more."""
+        with self._states.locked(self.number, floor=offset) as window:
+            assert window is not None
+            window.restart(offset)
+
+    def floor(self, bounds: Bounds) -> int:
+        """Everything below is acknowledged."""
+        with self._states.locked(self.number, floor=bounds.first) as window:
+            assert window is not None
+            self._put_in_order(window, bounds)
+            return window.floor
+
+    def waiting(self, bounds: Bounds, *, fresh_max: int) -> tuple[list[tuple[int, int, int, int]], list[Chunk], int]:
+        """Everything not acknowledged, leasing nothing: entries, the events behind them, and where these begin."""
+        with self._states.locked(self.number, floor=bounds.first) as window:
+            assert window is not None
+            self._put_in_order(window, bounds)
+            entries = list(zip(*(column.tolist() for column in window.entries()), strict=True))
+            start = window.next
+        with self._reading:
+            chunks = self._again.read(start, min(bounds.end, start + fresh_max)) if start < bounds.end else []
+        return entries, chunks, start
+
+    def events_at(self, offsets: Sequence[int]) -> list[Event]:
+        """The events at these offsets, as far as they are still there."""
+        with self._reading:
+            return self._again.pick(np.array(sorted(offsets), np.int64))
+
+    def is_skipped(self, chunk: Chunk) -> Any:
+        """Which events of a chunk this group is never given: those for others. Ids are looked at when they are leased."""
+        return is_for_others(chunk, self._group)
+
+    # Under the lock
+
+    def _put_in_order(self, window: Window, bounds: Bounds) -> None:
+        """What happened to the topic since: a power loss, events that retention has taken."""
+        if window.incarnation != self._store.incarnation():
+            lost = self._store.lost_after(self._topic, self.number, incarnation=window.incarnation)
+            window.recover(incarnation=self._store.incarnation(), lost_after=lost)
+        if bounds.first > window.floor:
+            if bounds.first >= window.next:
+                window.restart(bounds.first)
+            else:
+                window.settle(np.arange(window.floor, bounds.first, dtype=np.int64))
+
+    def _lease_due(self, window: Window, granted: Granted, events_max: int, now: int) -> None:
+        while True:
+            found, rest = window.due(now, events_max)
+            over = self._is_over(window, found) | window.is_burying(found)
+            if not over.any():
+                break
+            dying = found[over]
+            leased = window.is_leased(dying)
+            self._bury(window, dying, ["lease expired" if out else "given back" for out in leased.tolist()])
+        if len(found):
+            granted.offsets.append(found)
+            granted.deliveries.append(window.take(found, token=granted.token, deadline=granted.deadline))
+            granted.chunks.append([])
+            self._states.reach("queue: leased again")
+            rest = min(rest, granted.deadline)
+        window.hint = rest
+
+    def _look_further(self, window: Window, granted: Granted, wanted: int, end: int, now: int) -> tuple[Window, bool]:
+        """Leases events nobody has looked at; the window, perhaps a larger one, and whether to go on."""
+        block = wanted
+        if self._settings.has_keys:
+            waiting = len(window.entries()[0])
+            block = min(max(wanted, _KEYED_BLOCK), KEYED_EVENTS_MAX - waiting)
+        start = window.next
+        window, block = self._make_room(window, min(block, end - start))
+        if block <= 0:
+            return window, False
+        chunks = self._fresh.read(start, start + block)
+        count = max(self._fresh.offset - start, 0)
+        is_whole = sum(chunk.batch.num_rows for chunk in chunks) == count
+        if is_whole and not self._settings.has_keys and not has_headers(chunks):
+            granted.offsets.append(window.add_leased(count, token=granted.token, deadline=granted.deadline))
+            granted.deliveries.append(np.ones(count, np.int64))
+            granted.chunks.append(chunks)
+            self._states.reach("queue: leased")
+            return window, True
+        self._add(window, chunks, start, count)
+        self._states.reach("queue: looked at")
+        self._lease_due(window, granted, wanted, now)
+        return window, True
+
+    def _add(self, window: Window, chunks: Sequence[Chunk], start: int, count: int) -> None:
+        """Tells the window what each event asks for; what is no longer there counts as done."""
+        times = np.zeros(count, np.int64)
+        done = np.ones(count, np.bool_)
+        keys = np.zeros(count, np.uint64)
+        for chunk in chunks:
+            rows = slice(chunk.base_offset - start, chunk.end_offset - start)
+            times[rows] = delivery_times(chunk)
+            done[rows] = is_for_others(chunk, self._group)
+            if self._ids is not None:
+                done[rows] |= self._ids.is_duplicate(chunk)
+            if self._settings.has_keys:
+                keys[rows] = key_hashes(chunk)
+        window.add(times, done, keys)
+        if done.any():
+            window.settle(np.flatnonzero(done) + start)
+
+    def _make_room(self, window: Window, wanted: int) -> tuple[Window, int]:
+        while window.room < wanted and window.capacity < CAPACITY_MAX:
+            window = self._states.grow(self.number)
+        if wanted > 0 and window.room == 0:
+            raise Overloaded(
+                f"{CAPACITY_MAX:,} events of partition {self.number} of topic {self._topic!r} stand behind event "
+                f"{window.floor}, which group {self._group!r} has not acknowledged.",
+                advice="Acknowledge or reject that event; schedule what is far ahead in a topic of its own.",
+            )
+        return window, min(wanted, window.room)
+
+    def _is_over(self, window: Window, offsets: Offsets) -> Any:
+        if self._settings.deliveries_max is None:
+            return np.zeros(len(offsets), np.bool_)
+        return window.deliveries(offsets) >= self._settings.deliveries_max
+
+    def _bury(self, window: Window, offsets: Offsets, reasons: Sequence[str]) -> None:
+        """Dead letters are written under the lock, so whoever finds one begun knows that its writer is dead."""
+        if not len(offsets):
+            return
+        begun = dict(zip(offsets.tolist(), window.is_burying(offsets).tolist(), strict=True))
+        why = dict(zip(offsets.tolist(), reasons, strict=True))
+        counts = dict(zip(offsets.tolist(), window.deliveries(offsets).tolist(), strict=True))
+        window.begin_burying(offsets)
+        self._states.reach("queue: burying")
+        with self._reading:
+            events = self._again.pick(np.sort(offsets))
+        places = [event.offset for event in events]
+        self._bury_events(
+            events, [counts[at] for at in places], [why[at] for at in places], [begun[at] for at in places]
+        )
+        self._states.reach("queue: buried")
+        window.settle(offsets)
+
+
+class Feed:
+    """Reads one partition at rising offsets, and from another place where they do not rise."""
+
+    def __init__(self, store: Store, topic: str, partition: int) -> None:
+        self._store = store
+        self._topic = topic
+        self._partition = partition
+        self._cursor: Cursor | None = None
+
+    @property
+    def offset(self) -> int:
+        """The offset after the last event read."""
+        return 0 if self._cursor is None else self._cursor.offset
+
+    def read(self, start: int, end: int) -> list[Chunk]:
+        """The events between two offsets."""
+        cursor = self._cursor
+        if cursor is None or not start - _SKIP_MAX <= cursor.offset <= start:
+            cursor = self._store.cursor(self._topic, self._partition, offset=start)
+        self._cursor = None  # whatever fails below, the next read begins anew
+        while cursor.offset < start and cursor.read(start, events_max=start - cursor.offset):
+            pass
+        chunks: list[Chunk] = []
+        while cursor.offset < end and (found := cursor.read(end, events_max=end - cursor.offset)):
+            chunks += found
+        self._cursor = cursor
+        return chunks
+
+    def pick(self, offsets: Offsets) -> list[Event]:
+        """The events at these offsets, which rise; offsets near each other are read together."""
+        if not len(offsets):
+            return []
+        found: list[Event] = []
+        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) > _JOIN_GAP) + 1):
+            start, end = int(run[0]), int(run[-1]) + 1
+            events = [event for chunk in self.read(start, end) for event in to_events(chunk)]
+            if len(run) < end - start:
+                wanted = set(run.tolist())
+                events = [event for event in events if event.offset in wanted]
+            found += events
+        return found

@@ -1,0 +1,339 @@
+"""A queue's window: what has become of each event of one partition between the floor and the newest that was looked at.
+
+Format (a file or a piece of memory): a header of 4,096 bytes, then arrays of u64 with one entry for each place of a ring
+whose capacity is a power of two. The event at offset o has the place o mod capacity.
+
+    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys; topic id at 256
+    words    time i53 in microseconds | deliveries u8 | state u3, so that one comparison finds what is due
+    tokens   the lease: the member in the high half, a number of its own in the low half
+    keys     only with order="key": murmur2 of the key + 1, 0 for none
+
+States: READY (to be delivered from the time on), LEASED (until the time), BURYING (on its way to the dead letters), and the
+word of all ones: acknowledged.
+
+Invariants:
+- everything below `floor` is acknowledged; nothing at or above `next` has been delivered; entries exist between the two only;
+- `floor` moves over acknowledged entries only; entries are written before `next` moves over them;
+- a token is written before the word that makes it count, and every change of a live entry is one aligned store of eight bytes
+  (NumPy's element-wise assignment, never a block copy), so a kill at any instruction leaves a window that can be read: at worst
+  an event is delivered again;
+- `hint` is never later than the earliest time in any word that is not acknowledged, so that most leases need no search.
+
+After a power loss pages of different moments may stand side by side. The floor alone is believed then (an acknowledgement is
+never untrue), everything above is forgotten and delivered again; and where the power loss took events back (durability="os"),
+floor and next go back with them.
+
+Thread-safety: none; every method is called under the partition's queue lock.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.model.errors import Damaged, FormatTooNew
+
+FORMAT = 1
+HEADER_BYTES = 4096
+CAPACITY_MIN = 4096
+CAPACITY_MAX = 1 << 22
+DELIVERIES_MAX = 255
+
+READY, LEASED, BURYING = 0, 1, 2
+SHIFT = 11
+FAR_US = (1 << 53) - 2
+"""The latest time a word can hold: the year 2255."""
+
+_MAGIC = b"HWQUEU"
+_START = struct.Struct("<6sH")
+_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS = range(1, 8)
+_TOPIC_AT = 256
+_TOPIC_BYTES = 32
+_ACKED = np.uint64(0xFFFFFFFFFFFFFFFF)
+_SHIFT = np.uint64(SHIFT)
+_STATE_BITS = np.uint64(3)
+_STATE_MASK = np.uint64(7)
+_DELIVERIES_MASK = np.uint64(0xFF)
+_ONE_DELIVERY = np.uint64(1 << 3)
+
+Offsets = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+
+
+class Window:
+    """The window of one partition, over a buffer."""
+
+    def __init__(self, view: memoryview, path: str) -> None:
+        found, version = _START.unpack_from(view)
+        if found != _MAGIC:
+            raise _damaged(path, "its first bytes are wrong")
+        if version > FORMAT:
+            raise FormatTooNew(
+                f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+            )
+        self._view = view
+        self._head: Any = view[:HEADER_BYTES].cast("Q")
+        self.capacity = capacity = int(self._head[_CAPACITY])
+        self.has_keys = bool(self._head[_HAS_KEYS])
+        if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
+            raise _damaged(path, f"it says it has {capacity} places")
+        self._wrap = capacity - 1
+        self._words: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES)
+        self._tokens: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES + 8 * capacity)
+        self._keys: Words | None = None
+        if self.has_keys:
+            self._keys = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES + 16 * capacity)
+
+    @property
+    def floor(self) -> int:
+        """Everything below is acknowledged."""
+        return int(self._head[_FLOOR])
+
+    @property
+    def next(self) -> int:
+        """The first offset that nobody has looked at."""
+        return max(int(self._head[_NEXT]), self.floor)
+
+    @property
+    def hint(self) -> int:
+        """No entry is due before."""
+        return int(self._head[_HINT])
+
+    @hint.setter
+    def hint(self, time_us: int) -> None:
+        self._head[_HINT] = time_us
+
+    @property
+    def incarnation(self) -> int:
+        """The log's incarnation when it was last put in order."""
+        return int(self._head[_INCARNATION])
+
+    @property
+    def topic_id(self) -> str:
+        """The topic it speaks of: one of the same name may have been made anew."""
+        return bytes(self._view[_TOPIC_AT : _TOPIC_AT + _TOPIC_BYTES]).rstrip(b"\0").decode("ascii")
+
+    @property
+    def moved(self) -> bool:
+        """Whether a larger window has taken the place of this one, or was about to."""
+        return bool(self._head[_MOVED])
+
+    @moved.setter
+    def moved(self, moved: bool) -> None:
+        self._head[_MOVED] = int(moved)
+
+    @property
+    def room(self) -> int:
+        """How many more entries it takes."""
+        return self.capacity - (self.next - self.floor)
+
+    def recover(self, *, incarnation: int, lost_after: int | None) -> None:
+        """After an unclean stop: believes the floor, forgets what stands above, and goes back with the topic."""
+        floor = self.floor if lost_after is None else min(self.floor, lost_after)
+        self.restart(floor)
+        self._head[_INCARNATION] = incarnation
+
+    def restart(self, offset: int) -> None:
+        """Begins anew at an offset: everything below counts as acknowledged, everything from there on as never seen.
+
+        Whichever of the two stores is the last before a kill, `next` is read as no less than the floor: at worst events come
+        again.
+        """
+        if offset < self.floor:
+            self._head[_NEXT] = offset
+            self._head[_FLOOR] = offset
+        else:
+            self._head[_FLOOR] = offset
+            self._head[_NEXT] = offset
+        self._head[_HINT] = FAR_US
+
+    # Entries come in
+
+    def add_leased(self, count: int, *, token: int, deadline: int) -> Offsets:
+        """The next `count` offsets, leased for the first time."""
+        offsets = np.arange(self.next, self.next + count, dtype=np.int64)
+        places = offsets & self._wrap
+        self._tokens[places] = token
+        self._words[places] = _word(deadline, 1, LEASED)
+        self._head[_HINT] = min(self.hint, deadline)
+        self._head[_NEXT] = int(offsets[-1]) + 1
+        return offsets
+
+    def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None) -> None:
+        """The next offsets, to be delivered from these times on; those that are `done` count as acknowledged."""
+        offsets = np.arange(self.next, self.next + len(times), dtype=np.int64)
+        places = offsets & self._wrap
+        words = np.clip(times, 0, FAR_US).astype(np.uint64) << _SHIFT
+        words[done] = _ACKED
+        self._tokens[places] = 0
+        self._words[places] = words
+        if self._keys is not None and keys is not None:
+            self._keys[places] = keys
+        if not done.all():
+            self._head[_HINT] = min(self.hint, int(words.min() >> _SHIFT))
+        self._head[_NEXT] = int(offsets[-1]) + 1
+
+    # Entries are found
+
+    def due(self, now: int, limit: int) -> tuple[Offsets, int]:
+        """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain."""
+        floor, words = self.floor, self._in_order(self._words)
+        is_due = words < np.uint64((now + 1) << SHIFT)
+        if self._keys is not None:
+            is_due &= self._is_first_of_key(words, now)
+        found = np.flatnonzero(is_due)
+        taken = found[:limit]
+        if len(found) > len(taken):
+            return taken + floor, 0
+        rest = words.copy()
+        rest[taken] = _ACKED
+        return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
+
+    def _is_first_of_key(self, words: Words, now: int) -> Mask:
+        """Whether no earlier event of the same key waits or is out. Those scheduled for later have not come yet."""
+        assert self._keys is not None
+        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & (words >= np.uint64((now + 1) << SHIFT)))
+        keys = self._in_order(self._keys)
+        at = np.flatnonzero(waits & (keys != 0))
+        first = ~waits | (keys == 0)
+        first[at[np.unique(keys[at], return_index=True)[1]]] = True
+        return first
+
+    def is_burying(self, offsets: Offsets) -> Mask:
+        """Which of them a dead process had begun to send to the dead letters."""
+        return (self._words[offsets & self._wrap] & _STATE_MASK) == BURYING
+
+    def is_leased(self, offsets: Offsets) -> Mask:
+        """Which of them are out."""
+        return (self._words[offsets & self._wrap] & _STATE_MASK) == LEASED
+
+    def deliveries(self, offsets: Offsets) -> npt.NDArray[np.int64]:
+        """How often each was delivered."""
+        words = self._words[offsets & self._wrap]
+        return ((words >> _STATE_BITS) & _DELIVERIES_MASK).astype(np.int64)
+
+    def entries(self) -> tuple[Offsets, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What is not acknowledged: offsets, states, deliveries and times, in order."""
+        words = self._in_order(self._words)
+        at = np.flatnonzero(words != _ACKED)
+        words = words[at]
+        return (
+            at + self.floor,
+            (words & _STATE_MASK).astype(np.int64),
+            ((words >> _STATE_BITS) & _DELIVERIES_MASK).astype(np.int64),
+            (words >> _SHIFT).astype(np.int64),
+        )
+
+    def holds(self, offsets: Offsets, token: int) -> Mask:
+        """Which of these leases are still in force."""
+        places = offsets & self._wrap
+        inside = (offsets >= self.floor) & (offsets < self.next)
+        return (
+            inside
+            & (self._tokens[places] == np.uint64(token))
+            & ((self._words[places] & _STATE_MASK) == LEASED)
+            & (self._words[places] != _ACKED)
+        )
+
+    # Entries change
+
+    def take(self, offsets: Offsets, *, token: int, deadline: int) -> npt.NDArray[np.int64]:
+        """Leases offsets that are due; how often each was delivered, this time counted."""
+        places = offsets & self._wrap
+        deliveries = np.minimum(self.deliveries(offsets) + 1, DELIVERIES_MAX)
+        self._head[_HINT] = min(self.hint, deadline)
+        self._tokens[places] = token
+        words = np.uint64(deadline << SHIFT | LEASED) | (deliveries.astype(np.uint64) << _STATE_BITS)
+        self._words[places] = words
+        return deliveries
+
+    def settle(self, offsets: Offsets) -> None:
+        """Acknowledges, and moves the floor as far as everything is acknowledged."""
+        self._words[offsets & self._wrap] = _ACKED
+        if self.has_keys:
+            self._head[_HINT] = 0
+        floor = self.floor
+        if len(offsets) and self._words[floor & self._wrap] == _ACKED:
+            waits = self._in_order(self._words) != _ACKED
+            first = int(np.argmax(waits)) if waits.any() else len(waits)
+            self._head[_FLOOR] = floor + first
+
+    def give_back(self, offsets: Offsets, *, time: int, delivered: bool = True) -> None:
+        """To be delivered again from a time on; not counted as delivered where nobody saw it."""
+        places = offsets & self._wrap
+        self._head[_HINT] = min(self.hint, time)
+        words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT)
+        self._words[places] = words if delivered else words - _ONE_DELIVERY
+
+    def extend(self, offsets: Offsets, *, deadline: int) -> None:
+        """Leases are in force until another time."""
+        places = offsets & self._wrap
+        self._head[_HINT] = min(self.hint, deadline)
+        self._words[places] = (self._words[places] & np.uint64(0x7FF)) | np.uint64(deadline << SHIFT)
+
+    def begin_burying(self, offsets: Offsets) -> None:
+        """They go to the dead letters; whoever finds them so after a crash goes on with it."""
+        places = offsets & self._wrap
+        self._head[_HINT] = 0
+        self._words[places] = (self._words[places] & np.uint64(0x7F8)) | np.uint64(BURYING)
+
+    def leased_by(self, member: int) -> Offsets:
+        """What one member has out."""
+        words, tokens = self._in_order(self._words), self._in_order(self._tokens)
+        is_its = ((tokens >> np.uint64(32)) == np.uint64(member)) & ((words & _STATE_MASK) == LEASED)
+        return np.flatnonzero(is_its & (words != _ACKED)) + self.floor
+
+    # The buffer
+
+    def copy_to(self, larger: Window) -> None:
+        """Fills a larger window that nobody else knows yet."""
+        offsets = np.arange(self.floor, self.next, dtype=np.int64)
+        for mine, its in ((self._words, larger._words), (self._tokens, larger._tokens), (self._keys, larger._keys)):
+            if mine is not None and its is not None:
+                its[offsets & larger._wrap] = mine[offsets & self._wrap]
+        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT):
+            larger._head[field] = self._head[field]
+
+    def release(self) -> None:
+        """Lets go of the buffer, so that it can be closed."""
+        self._words = self._tokens = np.empty(0, np.uint64)
+        self._keys = None
+        self._head.release()
+
+    def _in_order(self, ring: Words) -> Words:
+        """The ring's entries from the floor to `next`."""
+        start, count = self.floor & self._wrap, self.next - self.floor
+        if start + count <= self.capacity:
+            return ring[start : start + count]
+        return np.concatenate([ring[start:], ring[: start + count - self.capacity]])
+
+
+def window_bytes(capacity: int, *, has_keys: bool) -> int:
+    """The size of a window."""
+    return HEADER_BYTES + capacity * (24 if has_keys else 16)
+
+
+def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, incarnation: int) -> bytes:
+    """The header of a window in which nothing is."""
+    header = bytearray(HEADER_BYTES)
+    _START.pack_into(header, 0, _MAGIC, FORMAT)
+    values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation, _HINT: FAR_US}
+    for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
+        struct.pack_into("<Q", header, 8 * field, value)
+    header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
+    return bytes(header)
+
+
+def _word(time: int, deliveries: int, state: int) -> int:
+    return time << SHIFT | deliveries << 3 | state
+
+
+def _damaged(path: str, why: str) -> Damaged:
+    return Damaged(
+        f"{path} is damaged: {why}.",
+        advice="Delete this one file with every program closed: the queue then begins its partition anew, no event is lost.",
+    )
