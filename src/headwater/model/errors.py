@@ -18,7 +18,8 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── Closed                   the handle was closed, or belongs to the process that forked this one
     ├── Conflict
     │   ├── Fenced               another producer with the same id took over
-    │   └── SequenceGap          a producer's sequence went backwards inside one batch
+    │   ├── SequenceGap          a producer's sequence went backwards inside one batch
+    │   └── Diverged             a copy and its log hold different events
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
@@ -143,6 +144,12 @@ class SequenceGap(Conflict):
     """A producer's sequence went backwards inside one batch."""
 
     code = "sequence_gap"
+
+
+class Diverged(Conflict):
+    """A copy and its log hold different events."""
+
+    code = "diverged"
 
 
 class Overloaded(HeadwaterError):
