@@ -15,19 +15,21 @@ from headwater.log.producer import Producer
 from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 
-NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log"]
+NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None)",
         "append": "(self, topic, rows, *, atomic=False)",
+        "backup": "(self, to, *, on_progress=None)",
         "close": "(self)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
         "exist_ok=False)",
         "delete_topic": "(self, name)",
+        "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
@@ -74,6 +76,7 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired",
+    "diverged",
 }  # fmt: skip
 
 HEAVY = [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headwater.log.log import Log as Log
     from headwater.log.log import open_log as open_log
+    from headwater.log.restore import restore_log as restore_log
     from headwater.log.topic import Topic as Topic
     from headwater.model.errors import HeadwaterError as HeadwaterError
     from headwater.model.event import Event as Event
@@ -27,8 +28,9 @@ _HOMES = {
     "Topic": "headwater.log.topic",
     "errors": "headwater.model.errors",
     "open_log": "headwater.log.log",
+    "restore_log": "headwater.log.restore",
 }
-__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log"]
+__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,10 +14,12 @@ from typing import Annotated
 import typer
 
 from headwater import __version__
+from headwater.cli.backup import backup, restore
 from headwater.cli.coverage import coverage
 from headwater.cli.demo.run import demo
 from headwater.cli.doctor import doctor
 from headwater.cli.location import VARIABLE, LogOption
+from headwater.cli.mirror import mirror
 from headwater.cli.output import printable
 from headwater.cli.produce import produce
 from headwater.cli.sql import sql
@@ -45,6 +47,9 @@ app.command()(produce)
 app.command()(tail)
 app.command()(sql)
 app.command()(doctor)
+app.command()(mirror)
+app.command()(backup)
+app.command()(restore)
 app.command()(demo)
 app.command()(coverage)
 

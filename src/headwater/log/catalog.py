@@ -41,11 +41,10 @@ def topic_from_json(fields: dict[str, Any]) -> Topic:
 
 def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
     """Replaces a readable file as a whole."""
-    body = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
     file = disk.open(f"{path}.new", "create")
     try:
         file.truncate(0)
-        file.write_at(0, [f"headwater {kind} {FORMAT} {crc32c(body):08x}\n".encode("ascii"), body])
+        file.write_at(0, [encode_text(kind, content)])
         file.sync()
     finally:
         file.close()
@@ -60,6 +59,17 @@ def read_text(disk: Disk, path: str, kind: str) -> Any:
         raw = file.read_at(0, file.size())
     finally:
         file.close()
+    return decode_text(raw, path, kind)
+
+
+def encode_text(kind: str, content: Any) -> bytes:
+    """A readable file's bytes: the line with its checksum, then JSON."""
+    body = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
+    return f"headwater {kind} {FORMAT} {crc32c(body):08x}\n".encode("ascii") + body
+
+
+def decode_text(raw: bytes, path: str, kind: str) -> Any:
+    """What `encode_text` made; `Damaged` where its checksum fails."""
     first, _, body = raw.partition(b"\n")
     words = first.split(b" ")
     if len(words) != 4 or words[0] != b"headwater" or words[1] != kind.encode("ascii"):

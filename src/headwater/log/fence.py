@@ -62,6 +62,12 @@ def check_fence(disk: Disk, path: str) -> None:
         fence.close()
 
 
+def create_fence(disk: Disk, folder: str, name: str, epoch: int) -> None:
+    """The fence of a restored log: the file of a producer id, with the epoch that it had."""
+    create_slot_file(disk, f"{folder}/{name}", magic=_MAGIC, version=FORMAT, facts=((_EPOCH, (epoch,)),))
+    disk.open(f"{folder}/{name}.lock", "create").close()
+
+
 def open_fence(disk: Disk, folder: str, name: str) -> Fence:
     """The fence of a producer name, made at its first use."""
     producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()

@@ -100,7 +100,10 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A batch made ready outside every lock: serialised, summed, its times looked at."""
+    """A batch made ready outside every lock: serialised, summed, its times looked at.
+
+    Of a copy: `at` is the offset that its first event must get, `appended` the append time to keep.
+    """
 
     buffers: Sequence[Any]
     size: int
@@ -112,6 +115,8 @@ class Payload(msgspec.Struct, frozen=True):
     time_max: int
     times: Any
     stamp: Stamp
+    at: int | None = None
+    appended: int | None = None
 
     @property
     def stride(self) -> int:
@@ -142,6 +147,8 @@ def prepare(
     time_column: str | None,
     stamp: Stamp,
     continues: bool = False,
+    at: int | None = None,
+    appended: int | None = None,
 ) -> Payload:
     """Serialises a batch: the expensive part of an append, done before any lock is taken.
 
@@ -170,6 +177,8 @@ def prepare(
         time_max=time_max,
         times=times,
         stamp=stamp,
+        at=at,
+        appended=appended,
     )
 
 

@@ -191,6 +191,19 @@ class LocalStore:
             return PollingWaiter()
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
 
+    # What a backup needs
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that holds it."""
+        return self._disk
+
+    @contextmanager
+    def standing_still(self) -> Iterator[CommitLog]:
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile. Gives the commit log."""
+        with self.gate, self._catalog():
+            yield self._commits
+
     # Everything else
 
     def seal(self, name: str) -> int:
@@ -465,12 +478,16 @@ def _payloads(write: Write) -> Iterator[Payload]:
     """The events cut into frames of a size that is good to read, all with the batch's stamp."""
     size = pa.ipc.get_record_batch_size(write.batch)
     rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
-    for start in range(0, write.count, rows):
-        yield prepare(
-            write.rows(start, rows),
-            schema=write.topic.schema,
-            schema_id=write.topic.schema_id,
-            time_column=write.topic.time,
-            stamp=write.stamp,
-            continues=start + rows < write.count,
-        )
+    for start, end in write.runs():
+        for first in range(start, end, rows):
+            count = min(rows, end - first)
+            yield prepare(
+                write.rows(first, count),
+                schema=write.topic.schema,
+                schema_id=write.topic.schema_id,
+                time_column=write.topic.time,
+                stamp=write.stamp,
+                continues=first + count < write.count,
+                at=None if write.at is None else write.at + first,
+                appended=None if write.appended is None else int(write.appended[first]),
+            )

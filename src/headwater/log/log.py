@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +29,10 @@ from headwater.model.clock import Clock, duration_us, system_clock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, Unsupported
 from headwater.model.event import Event
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
+
+if TYPE_CHECKING:
+    from headwater.log.backup import BackedUp
+    from headwater.log.mirror import Mirrored
 
 SEGMENT_BYTES = 64 << 20
 EVENT_BYTES_MAX = 8 << 20
@@ -348,6 +353,45 @@ class Log:
     ) -> Event:
         """Sends an event to a queue and waits for the reply of whoever leases it; `TimedOut`."""
         return send_request(self, topic, value, key=key, timeout_s=timeout_s, reply_topic=reply_topic, headers=headers)
+
+    # Copies
+
+    def mirror(
+        self,
+        to: Log | str | os.PathLike[str],
+        *,
+        topics: Sequence[str] | None = None,
+        pattern: str | None = None,
+        follow: bool = False,
+        stop: threading.Event | None = None,
+        on_progress: Callable[[Mirrored], None] | None = None,
+    ) -> Mirrored:
+        """Makes another log equal to this one, offset by offset; with `follow` keeps it so until `stop` is set.
+
+        All topics, those named, or those that match a pattern such as "orders.*", also when they are created later. It
+        may be ended and started again at any time. A target that holds other events is refused (`Diverged`).
+        """
+        from headwater.log.mirror import Mirror, check_apart, chosen_topics
+
+        if isinstance(to, Log):
+            mirror = Mirror(self._store, to.store, topics=topics, pattern=pattern)
+            return mirror.run(follow=follow, stop=stop, on_progress=on_progress)
+        chosen_topics(self._store, topics, pattern)
+        check_apart(self.url, os.fspath(to))
+        with open_log(to, clock=self._clock) as target:
+            return self.mirror(
+                target, topics=topics, pattern=pattern, follow=follow, stop=stop, on_progress=on_progress
+            )
+
+    def backup(self, to: str | os.PathLike[str], *, on_progress: Callable[[BackedUp], None] | None = None) -> BackedUp:
+        """Copies the log to a folder, or to any file system that pyarrow knows by its URL, while others go on writing.
+
+        It is the log as it was at one moment: of each transaction all or nothing. What an earlier backup in the same place
+        holds is not copied again. `hw.restore_log` makes a log of it.
+        """
+        from headwater.log.backup import back_up
+
+        return back_up(self._store, os.fspath(to), clock=self._clock, on_progress=on_progress)
 
     # Everything else
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.queue_states import MemoryStates
-from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed
+from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Closed, Fenced, HeadwaterError, SequenceGap, TopicExists, TopicNotFound
@@ -94,6 +94,8 @@ class MemoryStore:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
+                self._check_not_fenced(write)
+                check_place(write.at, self._partition(write.topic.name, write.partition).end, _where(write))
             ranges = [self._append(write) for write in writes]
             self._changed.notify_all()
         return ranges
@@ -188,8 +190,7 @@ class MemoryStore:
             raise _made_anew(write.topic.name)
         stamp, count = write.stamp, write.count
         if stamp.producer != NO_PRODUCER:
-            if stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
-                raise Fenced("Another producer with the same id took over.", advice="Close this one.")
+            self._check_not_fenced(write)
             last, end = partition.sequences.get(stamp.producer, (-1, 0))
             if stamp.sequence_first <= last:
                 if stamp.sequence_last != last:
@@ -198,14 +199,17 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
+        check_place(write.at, partition.end, _where(write))
+        if stamp.producer != NO_PRODUCER:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
-        appended = max(self._clock(), partition.appended)
-        start = partition.end
-        chunk = Chunk(write.topic, write.partition, start, write.rows(), appended)
-        partition.chunks.append(chunk)
-        partition.bytes += chunk.batch.nbytes
+        start, now = partition.end, self._clock()
+        for first, end in write.runs():
+            appended = max(now if write.appended is None else int(write.appended[first]), partition.appended)
+            chunk = Chunk(write.topic, write.partition, start + first, write.rows(first, end - first), appended)
+            partition.chunks.append(chunk)
+            partition.bytes += chunk.batch.nbytes
+            partition.appended = appended
         partition.end += count
-        partition.appended = appended
         self._expire(self.topic(write.topic.name), partition)
         return range(start, partition.end)
 
@@ -222,6 +226,11 @@ class MemoryStore:
             partition.first = oldest.end_offset
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _check_not_fenced(self, write: Write) -> None:
+        stamp = write.stamp
+        if stamp.producer != NO_PRODUCER and stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
+            raise Fenced("Another producer with the same id took over.", advice="Close this one.")
 
     def _partition(self, name: str, number: int) -> _Partition:
         topic = self.topic(name)
@@ -282,6 +291,10 @@ class _MemoryWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _where(write: Write) -> str:
+    return f"partition {write.partition} of topic {write.topic.name!r}"
 
 
 def _made_anew(name: str) -> TopicNotFound:

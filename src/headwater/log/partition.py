@@ -25,6 +25,7 @@ from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_PRODUCER, Payload
 from headwater.log.head import Head, Mark, create_head
 from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, create_segment, segment_name
+from headwater.log.store import check_place
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
@@ -159,6 +160,7 @@ class Partition:
         The caller holds the append lock, and the sync lock too if it is a transaction.
         """
         mark = self._written_in_order()
+        check_place(payloads[0].at, mark.end, self.where())
         total = sum(payload.stride for payload in payloads)
         if mark.position + total > self.topic.segment_bytes and mark.end > mark.base:
             if transaction:
@@ -168,10 +170,11 @@ class Partition:
                     mark = self._roll(mark)
         file = self._active_file(mark.base)
         self._make_room(file, mark.position + total)
-        appended = max(self._clock(), mark.appended)
+        now = self._clock()
         buffers: list[object] = []
         after = mark
         for payload in payloads:
+            appended = max(now if payload.appended is None else payload.appended, after.appended)
             header, running, crc = frames.encode(
                 payload,
                 base_offset=after.end,

@@ -236,8 +236,8 @@ class Reader:
         lost = self._store.lost_after(position.topic, position.partition, incarnation=position.incarnation)
         if lost is not None and position.offset > lost:
             raise PositionLost(
-                f"Offset {position.offset} of partition {position.partition} of topic {position.topic!r} was taken back: "
-                f"the machine stopped uncleanly and the partition went on from offset {lost}.",
+                f"Offset {position.offset} of partition {position.partition} of topic {position.topic!r} was taken back: the "
+                f"machine stopped uncleanly, or the log was restored from a backup, and went on from offset {lost}.",
                 advice=f"Read again from offset {lost}; what you made of events {lost} to {position.offset - 1} is void.",
             )
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from headwater.model.errors import EventsMissed
 
 if TYPE_CHECKING:
     from headwater.log.queue_states import QueueStates
+from headwater.model.errors import Diverged
 
 TimeKind = Literal["time", "appended"]
 
@@ -81,6 +83,9 @@ class Write(msgspec.Struct, frozen=True):
 
     The batch has the topic's columns in order, then `_headers` and `_deleted` if any event has them. The rows are picked
     piece by piece when they are written, so that the partitions of a large batch are prepared in parallel.
+
+    For copies of a log: `at` is the offset that the first event must get (any other is refused with `Diverged`), and `appended`
+    holds an append time for each event, in µs, to be kept instead of the store's own. Both hold for `write_atomically` too.
     """
 
     topic: Topic
@@ -88,11 +93,20 @@ class Write(msgspec.Struct, frozen=True):
     batch: pa.RecordBatch
     indices: Any = None
     stamp: Stamp = Stamp()
+    at: int | None = None
+    appended: Any = None
 
     @property
     def count(self) -> int:
         """How many events."""
         return self.batch.num_rows if self.indices is None else len(self.indices)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Its events from the start-th to the end-th, cut where the append time to keep is another one."""
+        if self.appended is None:
+            return [(0, self.count)]
+        cuts = [0, *(np.flatnonzero(np.diff(self.appended)) + 1).tolist(), self.count]
+        return list(pairwise(cuts))
 
     def rows(self, start: int = 0, count: int | None = None) -> pa.RecordBatch:
         """Its events from the `start`-th on."""
@@ -100,6 +114,15 @@ class Write(msgspec.Struct, frozen=True):
         if self.indices is None:
             return self.batch.slice(start, stop - start)
         return self.batch.take(pa.array(self.indices[start:stop]))
+
+
+def check_place(at: int | None, end: int, where: str) -> None:
+    """Refuses events that are meant for another offset than the next one; the caller holds what keeps it the next one."""
+    if at is not None and at != end:
+        raise Diverged(
+            f"Events from offset {at} on were to be copied to {where}, which ends at {end}.",
+            advice="Something else writes to the copy, or another mirror did; run the mirror again to see what differs.",
+        )
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from headwater.log.commit import CommitLog, Part
-from headwater.log.frame import Payload
+from headwater.log.frame import Payload, Stamp
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
 from headwater.log.store import Bounds
 from headwater.model.clock import Clock
-from headwater.model.errors import StorageError, TopicNotFound
+from headwater.model.errors import Fenced, StorageError, TopicNotFound
 
 _SNAPSHOTS_MAX = 10_000
 
@@ -41,6 +41,7 @@ class Transactions:
             for partition, pieces in zip(partitions, payloads.values(), strict=True):
                 locks.enter_context(partition.appending())
                 locks.enter_context(partition.syncing())
+                self._check_not_fenced(partition, pieces[0].stamp)
                 start = partition.written().end
                 mark = partition.stage(pieces, transaction=transaction)
                 parts.append(Part(partition.topic.name, partition.topic.id, partition.number, start, mark))
@@ -92,6 +93,14 @@ class Transactions:
             partition.sync_head()
         with self._commits.locked():
             self._commits.begin_again(floor=self._commits.state().transaction)
+
+    def _check_not_fenced(self, partition: Partition, stamp: Stamp) -> None:
+        fence = self._handles.fence(stamp.producer)
+        if fence is not None and fence.epoch() != stamp.epoch:
+            raise Fenced(
+                f"Producer epoch {stamp.epoch} was replaced by {fence.epoch()} in {partition.where()}.",
+                advice="Another producer with the same id took over; close this one.",
+            )
 
     def _publish(self, parts: Sequence[Part]) -> None:
         for part in parts:

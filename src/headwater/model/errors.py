@@ -20,6 +20,9 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── Fenced               another producer with the same id took over
     │   ├── SequenceGap          a producer's sequence went backwards inside one batch
     │   └── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
+
+
+    │   └── Diverged             a copy and its log hold different events
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
@@ -145,6 +148,12 @@ class SequenceGap(Conflict):
     """A producer's sequence went backwards inside one batch."""
 
     code = "sequence_gap"
+
+
+class Diverged(Conflict):
+    """A copy and its log hold different events."""
+
+    code = "diverged"
 
 
 class Overloaded(HeadwaterError):
