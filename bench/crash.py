@@ -17,7 +17,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,10 +58,9 @@ def kill_round(nursery: Nursery, seed: int) -> RoundReport | str:
 
 def histories(seeds: Sequence[int]) -> Iterator[Report | str]:
     """Histories on all cores, as they end."""
-    spawn = multiprocessing.get_context("spawn")
     # A killed process of a history keeps its mapped files until ours ends: receipts are invisible to the collector.
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=HISTORIES_PER_PROCESS) as pool:
-        yield from pool.map(history, seeds)
+    with multiprocessing.get_context("spawn").Pool(maxtasksperchild=HISTORIES_PER_PROCESS) as pool:
+        yield from pool.imap(history, seeds)
 
 
 def rounds(seeds: Sequence[int]) -> Iterator[RoundReport | str]:

@@ -2,7 +2,8 @@
 
 Format: one 4,096-byte file, mapped by everybody: magic of 6 bytes, format u16; then 512 bytes for each fact: an aligned
 u64 at 0, the generation of the fact (high half) and the crc32c of that number (low half); slot 0 at 64, slot 1 at 288. A
-slot is its generation u32, the fact's bytes, and the crc32c of both. Generation g stands in slot g & 1.
+slot is its generation u32, the fact's bytes, and the crc32c of both. Generation g stands in slot g & 1. The u64 at 8 of each 512
+bytes means nothing: it is changed before a sync, so that the whole page is written again where an earlier sync has failed.
 
 An update fills the slot that does not count and then sets the word to the next generation. A process killed at any
 instruction leaves a whole slot behind; a reader that was overtaken twice sees that slot and word differ and looks again;
@@ -30,6 +31,8 @@ _GENERATION = struct.Struct("<I")
 _GENERATION_MAX = 0xFFFFFFFF
 _CHECKSUM = struct.Struct("<I")
 _FACT_BYTES = 512
+_TOUCHED = range(1, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8)
+_WORD_MAX = 0xFFFFFFFFFFFFFFFF
 _WORDS = range(_FACT_BYTES // 8, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8)
 _SLOTS = (64, 288)
 _LOOKS_MAX = 1000
@@ -104,7 +107,9 @@ class SlotFile:
         self._words[_WORDS[fact]] = _word(generation)
 
     def sync(self) -> None:
-        """Returns when the file is on disk."""
+        """Returns when the file is on disk, even if an earlier sync has failed, in any process: that left its pages clean."""
+        for word in _TOUCHED:
+            self._words[word] = self._words[word] + 1 & _WORD_MAX
         self._map.sync()
 
     def close(self) -> None:

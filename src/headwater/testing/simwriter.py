@@ -237,7 +237,8 @@ class SimWriter(Actor):
 
     def _add_column(self) -> None:
         topic = next(iter(self.world.topics))
-        have = sum(name.startswith("extra") for name in self.log.topic(topic).schema.names)
+        known = self.call(f"look at {topic}", lambda: self.log.topic(topic))
+        have = sum(name.startswith("extra") for name in known.schema.names)
         extras = "".join(f", extra{number} BIGINT" for number in range(min(have + 1, EXTRAS_MAX)))
         self.call(f"alter {topic}", lambda: self.log.alter_topic(topic, schema=COLUMNS + extras), (SchemaConflict,))
 
