@@ -43,6 +43,11 @@ RetentionBytes = Annotated[
     int | None, typer.Option(metavar="BYTES", help="How much of each partition is kept; 0 for all.")
 ]
 
+Compact = Annotated[bool | None, typer.Option("--compact/--no-compact", help="Keep the last event of each key.")]
+Tombstones = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="How long readers have to see that a key was deleted.")
+]
+
 
 @topics.command()
 def create(
@@ -60,6 +65,8 @@ def create(
     event_bytes_max: EventBytes = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
+    compact: Compact = None,
+    tombstones: Tombstones = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -76,6 +83,8 @@ def create(
         "event_bytes_max": event_bytes_max,
         "retention": retention,
         "retention_bytes": retention_bytes,
+        "compact": compact,
+        "tombstones": tombstones,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -114,6 +123,8 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "event_bytes_max": topic.event_bytes_max,
         "retention_us": topic.retention_us,
         "retention_bytes": topic.retention_bytes,
+        "compact": topic.compact,
+        "tombstones_us": topic.tombstones_us,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -126,6 +137,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
     facts["lateness"] = f"{facts.pop('lateness_us') / 1e6:g} s"
     facts["future_max"] = f"{facts.pop('future_us') / 1e6:g} s"
     facts["retention_us"] = _duration_text(topic.retention_us)
+    facts["tombstones_us"] = _duration_text(topic.tombstones_us)
     for fact in ("columns", "key", "time", "events", "on disk", *[*settings][2:], "lateness", "future_max"):
         value = facts[fact]
         name = fact.removesuffix("_us").replace("_", " ")
@@ -145,6 +157,8 @@ def alter(
     event_bytes_max: EventBytes = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
+    compact: Compact = None,
+    tombstones: Tombstones = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -154,6 +168,8 @@ def alter(
         "event_bytes_max": event_bytes_max,
         "retention": retention,
         "retention_bytes": retention_bytes,
+        "compact": compact,
+        "tombstones": tombstones,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

@@ -20,11 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pyarrow as pa
 
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, create_commits, create_state
+from headwater.log.compaction import DIRTY_SHARE_MIN, compact_partition, remove_covered
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
@@ -196,10 +198,11 @@ class LocalStore:
             self._check_writable()
             return sum(self._keep(name, n, self._seal) for n in range(self.handles.refresh(name).partitions))
 
-    def tidy(self, name: str) -> int:
+    def tidy(self, name: str, *, dirty_share_min: float = 0.0) -> int:
         with self.gate:
             self._check_writable()
-            return sum(self._keep(name, n, self._tidy) for n in range(self.handles.refresh(name).partitions))
+            act = partial(self._tidy, dirty_share_min=dirty_share_min)
+            return sum(self._keep(name, n, act) for n in range(self.handles.refresh(name).partitions))
 
     def incarnation(self) -> int:
         return self._incarnation
@@ -380,10 +383,16 @@ class LocalStore:
     def _seal(self, partition: Partition) -> int:
         return seal_partition(self._disk, partition)
 
-    def _tidy(self, partition: Partition) -> int:
-        expired = expire_partition(self._disk, partition, now_us=self._clock())
+    def _tidy(self, partition: Partition, *, dirty_share_min: float = 0.0) -> int:
+        now_us, compacted = self._clock(), 0
+        if partition.topic.compact:
+            remove_covered(self._disk, partition)
+        expired = expire_partition(self._disk, partition, now_us=now_us)
         self._counters["expired"] += expired
-        return expired
+        if partition.topic.compact:
+            compacted = compact_partition(self._disk, partition, now_us=now_us, dirty_share_min=dirty_share_min)
+            self._counters["compacted"] += compacted
+        return expired + compacted
 
     def _seal_later(self) -> None:
         keeper = self._started_keeper()
@@ -414,7 +423,7 @@ class LocalStore:
         for name in self.topics():
             with suppress(HeadwaterError):
                 if self.refresh(name).is_kept_small:
-                    self.tidy(name)
+                    self.tidy(name, dirty_share_min=DIRTY_SHARE_MIN)
 
     @contextmanager
     def _catalog(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ SEGMENT_BYTES = 64 << 20
 EVENT_BYTES_MAX = 8 << 20
 PARTITIONS = 4
 FUTURE_MAX = "1 day"
+TOMBSTONES = "1 day"
 
 _SCAN_EVENTS = 1 << 16
 _BATCH_EVENTS_MIN = 4096
@@ -99,12 +100,15 @@ class Log:
         event_bytes_max: int = EVENT_BYTES_MAX,
         retention: str | timedelta = "forever",
         retention_bytes: int = 0,
+        compact: bool = False,
+        tombstones: str | timedelta = TOMBSTONES,
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
 
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
-        larger; both whole segments at a time (see docs/keeping.md).
+        larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
+        tombstone for `tombstones` (see docs/keeping.md).
         """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
@@ -131,6 +135,8 @@ class Log:
                 created=self._clock(),
                 retention_us=retention_us(retention),
                 retention_bytes=retention_bytes or None,
+                compact=compact,
+                tombstones_us=duration_us(tombstones),
             )
         )
         try:
@@ -150,6 +156,8 @@ class Log:
         event_bytes_max: int | None = None,
         retention: str | timedelta | None = None,
         retention_bytes: int | None = None,
+        compact: bool | None = None,
+        tombstones: str | timedelta | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
 
@@ -170,6 +178,10 @@ class Log:
                 changes["retention_us"] = retention_us(retention)
             if retention_bytes is not None:
                 changes["retention_bytes"] = retention_bytes or None
+            if compact is not None:
+                changes["compact"] = compact
+            if tombstones is not None:
+                changes["tombstones_us"] = duration_us(tombstones)
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)

@@ -10,12 +10,14 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
+from headwater.log.placement import key_bytes
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
@@ -128,7 +130,7 @@ class MemoryStore:
                     times = np.asarray(chunk.batch.column(topic.time).cast(pa.int64()).fill_null(-(2**63)))
                 reached = (times >= time) & ((times <= limit) | (topic.time is None))
                 if reached.any():
-                    return chunk.base_offset + int(np.argmax(reached))
+                    return chunk.offset_of(int(np.argmax(reached)))
             return self._partition(name, partition).end
 
     def waiter(self, names: Sequence[str]) -> Waiter:
@@ -141,7 +143,11 @@ class MemoryStore:
     def tidy(self, name: str) -> int:
         with self._changed:
             topic = self.topic(name)
-            return sum(self._expire(topic, self._partition(name, number)) for number in range(topic.partitions))
+            partitions = [self._partition(name, number) for number in range(topic.partitions)]
+            removed = sum(self._expire(topic, partition) for partition in partitions)
+            if topic.compact:
+                removed += sum(self._compact(topic, partition) for partition in partitions)
+            return removed
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_open()
@@ -208,6 +214,33 @@ class MemoryStore:
         self._counters["expired"] += partition.first - before
         return partition.first - before
 
+    def _compact(self, topic: Topic, partition: _Partition) -> int:
+        """Compaction, event by event: it is what the other logs are tested against."""
+        now, last, count = self._clock(), {}, 0
+        rows = [
+            list(zip(*_keys_of(chunk, topic), chunk.all_offsets().tolist(), strict=True)) for chunk in partition.chunks
+        ]
+        for key, _, offset in chain.from_iterable(rows):
+            last[key] = offset
+        for number, chunk in enumerate(partition.chunks):
+            keep = []
+            for key, is_tombstone, offset in rows[number]:
+                kept = key is None or last[key] == offset
+                if kept and is_tombstone:
+                    kept = now < partition.tombstones.setdefault(offset, now) + topic.tombstones_us or (
+                        partition.tombstones[offset] == now
+                    )
+                keep.append(kept)
+            count += keep.count(False)
+            offsets = chunk.all_offsets()[np.array(keep, dtype=bool)]
+            batch = chunk.batch.filter(pa.array(keep, pa.bool_()))
+            partition.chunks[number] = msgspec.structs.replace(
+                chunk, batch=batch, offsets=offsets, end=chunk.end_offset
+            )
+        partition.bytes = sum(chunk.batch.nbytes for chunk in partition.chunks)
+        self._counters["compacted"] += count
+        return count
+
     def _partition(self, name: str, number: int) -> _Partition:
         topic = self.topic(name)
         if (name, number) not in self._partitions:
@@ -228,6 +261,7 @@ class _Partition:
         self.end = 0
         self.bytes = 0
         self.appended = 0
+        self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
 
 
@@ -247,10 +281,11 @@ class _MemoryCursor:
             check_not_missed(self._name, self._number, self.offset, first=self._store.first(self._name, self._number))
         while self.offset < end and events_max > 0:
             chunk = self._store.chunk_at(self._name, self._number, self.offset)
-            stop = min(chunk.end_offset, end, self.offset + events_max)
-            chunks.append(chunk.slice(self.offset, stop))
-            events_max -= stop - self.offset
-            self.offset = stop
+            part = chunk.slice(self.offset, min(chunk.end_offset, end)).slice_events(events_max)
+            if part.batch.num_rows:
+                chunks.append(part)
+            events_max -= part.batch.num_rows
+            self.offset = part.end_offset
         return chunks
 
 
@@ -267,6 +302,20 @@ class _MemoryWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:
+    """For each event its key, and whether it is a tombstone."""
+    keys = key_bytes(chunk.batch.column(topic.key)).to_pylist()
+    gone = [False] * len(keys)
+    if "_deleted" in chunk.batch.schema.names:
+        gone = [bool(deleted) for deleted in chunk.batch.column("_deleted").to_pylist()]
+    if not topic.has_schema:
+        gone = [
+            value is None or deleted
+            for value, deleted in zip(chunk.batch.column("value").to_pylist(), gone, strict=True)
+        ]
+    return keys, gone
 
 
 def _made_anew(name: str) -> TopicNotFound:

@@ -16,6 +16,7 @@ Durability = Literal["fsync", "os"]
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
+TOMBSTONES_US = 86_400_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -41,6 +42,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     retention_us: int | None = None
     retention_bytes: int | None = None
+    compact: bool = False
+    tombstones_us: int = TOMBSTONES_US
 
     @property
     def schema(self) -> pa.Schema:
@@ -50,7 +53,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_kept_small(self) -> bool:
         """Whether anything is ever to be removed from it."""
-        return self.retention_us is not None or self.retention_bytes is not None
+        return self.compact or self.retention_us is not None or self.retention_bytes is not None
 
     @property
     def schema_id(self) -> int:
@@ -92,7 +95,13 @@ def check_topic(topic: Topic) -> Topic:
             f"Column {topic.time!r} of topic {topic.name!r} is {topic.schema.field(topic.time).type}, not a time.",
             advice="Declare it as TIMESTAMP.",
         )
-    for name, duration in (("lateness", topic.lateness_us), ("future_max", topic.future_us)):
+    if topic.compact and topic.key is None:
+        raise InvalidInput(
+            f"Topic {topic.name!r} has no key, so there is no last event per key to keep.",
+            advice="Create it with key=…, or without compact.",
+        )
+    durations = {"lateness": topic.lateness_us, "future_max": topic.future_us, "tombstones": topic.tombstones_us}
+    for name, duration in durations.items():
         if duration < 0:
             raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
     for setting, limit in (("retention", topic.retention_us), ("retention_bytes", topic.retention_bytes)):

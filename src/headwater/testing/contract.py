@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from headwater.testing.contract_append import AppendContract
 from headwater.testing.contract_closing import ClosingContract
+from headwater.testing.contract_compaction import CompactionContract
 from headwater.testing.contract_evolution import EvolutionContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
@@ -42,6 +43,7 @@ class LogContract(
     TableContract,
     ReaderContract,
     RetentionContract,
+    CompactionContract,
     ClosingContract,
 ):
     """Everything a log promises, whatever it is kept in."""
