@@ -48,6 +48,11 @@ Tombstones = Annotated[
     str | None, typer.Option(metavar="DURATION", help="How long readers have to see that a key was deleted.")
 ]
 
+BytesMax = Annotated[int | None, typer.Option(metavar="BYTES", help="The most a partition may hold; 0 for no limit.")]
+Policy = Annotated[
+    Literal["block", "drop_oldest", "reject"] | None, typer.Option(help="What an append to a full partition does.")
+]
+
 
 @topics.command()
 def create(
@@ -67,6 +72,8 @@ def create(
     retention_bytes: RetentionBytes = None,
     compact: Compact = None,
     tombstones: Tombstones = None,
+    bytes_max: BytesMax = None,
+    overload: Policy = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -85,6 +92,8 @@ def create(
         "retention_bytes": retention_bytes,
         "compact": compact,
         "tombstones": tombstones,
+        "bytes_max": bytes_max,
+        "overload": overload,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -125,6 +134,8 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "retention_bytes": topic.retention_bytes,
         "compact": topic.compact,
         "tombstones_us": topic.tombstones_us,
+        "bytes_max": topic.bytes_max,
+        "overload": topic.overload,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -159,6 +170,8 @@ def alter(
     retention_bytes: RetentionBytes = None,
     compact: Compact = None,
     tombstones: Tombstones = None,
+    bytes_max: BytesMax = None,
+    overload: Policy = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -170,6 +183,8 @@ def alter(
         "retention_bytes": retention_bytes,
         "compact": compact,
         "tombstones": tombstones,
+        "bytes_max": bytes_max,
+        "overload": overload,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

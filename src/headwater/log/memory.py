@@ -21,7 +21,16 @@ from headwater.log.placement import key_bytes
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Closed, Fenced, HeadwaterError, SequenceGap, TopicExists, TopicNotFound
+from headwater.model.errors import (
+    Closed,
+    Fenced,
+    HeadwaterError,
+    Overloaded,
+    SequenceGap,
+    TopicExists,
+    TopicFull,
+    TopicNotFound,
+)
 from headwater.model.schema import project
 
 
@@ -93,7 +102,13 @@ class MemoryStore:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
-            ranges = [self._append(write) for write in writes]
+            sizes: Counter[tuple[str, int]] = Counter()
+            for write in writes:
+                sizes[write.topic.name, write.partition] += write.rows().nbytes
+            for (name, number), size in sizes.items():
+                events = sum(w.count for w in writes if (w.topic.name, w.partition) == (name, number))
+                self._admit(self.topic(name), self._partition(name, number), size=size, events=events)
+            ranges = [self._append(write, is_admitted=True) for write in writes]
             self._changed.notify_all()
         return ranges
 
@@ -173,7 +188,7 @@ class MemoryStore:
     def close(self) -> None:
         self._closed = True
 
-    def _append(self, write: Write) -> range:
+    def _append(self, write: Write, *, is_admitted: bool = False) -> range:
         partition = self._partition(write.topic.name, write.partition)
         if self.topic(write.topic.name).id != write.topic.id:
             raise _made_anew(write.topic.name)
@@ -189,10 +204,13 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
-            partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         appended = max(self._clock(), partition.appended)
         start = partition.end
         chunk = Chunk(write.topic, write.partition, start, write.rows(), appended)
+        if not is_admitted:
+            self._admit(self.topic(write.topic.name), partition, size=chunk.batch.nbytes, events=count)
+        if stamp.producer != NO_PRODUCER:
+            partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         partition.chunks.append(chunk)
         partition.bytes += chunk.batch.nbytes
         partition.end += count
@@ -213,6 +231,28 @@ class MemoryStore:
             partition.first = oldest.end_offset
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _admit(self, topic: Topic, partition: _Partition, *, size: int, events: int) -> None:
+        """What the topic's overload policy says where there is no room."""
+        if topic.bytes_max is None:
+            return
+        if size <= topic.bytes_max:
+            self._expire(topic, partition)
+            while topic.overload == "drop_oldest" and partition.bytes + size > topic.bytes_max:
+                oldest = partition.chunks.pop(0)
+                partition.bytes -= oldest.batch.nbytes
+                partition.first = oldest.end_offset
+                self._counters["dropped"] += oldest.batch.num_rows
+            if partition.bytes + size <= topic.bytes_max:
+                return
+            if topic.overload == "block":
+                self._counters["blocked"] += 1
+                raise TopicFull(f"There is no room in topic {topic.name!r}.", advice="It is tried again for a while.")
+        self._counters["rejected"] += events
+        raise Overloaded(
+            f"There is no room in topic {topic.name!r}.",
+            advice="Nothing was stored. Append less, or give the topic more room.",
+        )
 
     def _compact(self, topic: Topic, partition: _Partition) -> int:
         """Compaction, event by event: it is what the other logs are tested against."""

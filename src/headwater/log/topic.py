@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +13,7 @@ from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
+Overload = Literal["block", "drop_oldest", "reject"]
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
@@ -44,6 +45,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int | None = None
     compact: bool = False
     tombstones_us: int = TOMBSTONES_US
+    bytes_max: int | None = None
+    overload: Overload = "block"
 
     @property
     def schema(self) -> pa.Schema:
@@ -104,7 +107,13 @@ def check_topic(topic: Topic) -> Topic:
     for name, duration in durations.items():
         if duration < 0:
             raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
-    for setting, limit in (("retention", topic.retention_us), ("retention_bytes", topic.retention_bytes)):
+    if topic.overload not in get_args(Overload) or (topic.compact and topic.overload == "drop_oldest"):
+        raise InvalidInput(
+            f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
+            advice='Use "block" (the default), "reject", or "drop_oldest" for a topic that is not compacted.',
+        )
+    limits = {"retention": topic.retention_us, "retention_bytes": topic.retention_bytes, "bytes_max": topic.bytes_max}
+    for setting, limit in limits.items():
         if limit is not None and not _is_whole(limit, 1, 1 << 62):
             raise InvalidInput(
                 f"{setting}={limit!r} of topic {topic.name!r} would keep nothing.",

@@ -25,6 +25,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── EventsMissed             retention removed events before they were read
     └── StorageError
         ├── DiskFull
+        │   └── TopicFull        a topic is at its `bytes_max`
         ├── NoAccess             the operating system refused
         ├── Damaged              bytes on disk fail their checksum
         ├── FormatTooNew         written by a newer Headwater
@@ -220,3 +221,9 @@ class EventsMissed(HeadwaterError):
 
 def _rebuild_missed(what: str, advice: str, first: int, last: int) -> EventsMissed:
     return EventsMissed(what, advice=advice, first=first, last=last)
+
+
+class TopicFull(DiskFull):
+    """A topic is at its `bytes_max`, and waits for room."""
+
+    code = "topic_full"
