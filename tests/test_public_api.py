@@ -21,13 +21,14 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None, compact=None, tombstones=None, "
-        "bytes_max=None, overload=None)",
+        "bytes_max=None, overload=None, archive=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "close": "(self)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
-        "compact=False, tombstones='1 day', bytes_max=0, overload='block', exist_ok=False)",
+        "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, "
+        "exist_ok=False)",
         "delete_topic": "(self, name)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",

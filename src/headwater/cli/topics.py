@@ -53,6 +53,10 @@ Policy = Annotated[
     Literal["block", "drop_oldest", "reject"] | None, typer.Option(help="What an append to a full partition does.")
 ]
 
+ArchiveUrl = Annotated[
+    str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
+]
+
 
 @topics.command()
 def create(
@@ -74,6 +78,7 @@ def create(
     tombstones: Tombstones = None,
     bytes_max: BytesMax = None,
     overload: Policy = None,
+    archive: ArchiveUrl = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -94,6 +99,7 @@ def create(
         "tombstones": tombstones,
         "bytes_max": bytes_max,
         "overload": overload,
+        "archive": archive,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -136,6 +142,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "tombstones_us": topic.tombstones_us,
         "bytes_max": topic.bytes_max,
         "overload": topic.overload,
+        "archive": topic.archive,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -172,6 +179,7 @@ def alter(
     tombstones: Tombstones = None,
     bytes_max: BytesMax = None,
     overload: Policy = None,
+    archive: ArchiveUrl = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -185,6 +193,7 @@ def alter(
         "tombstones": tombstones,
         "bytes_max": bytes_max,
         "overload": overload,
+        "archive": archive,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

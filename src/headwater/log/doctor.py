@@ -325,7 +325,7 @@ class _Examination:
             head.written()
             head.is_poisoned()
             head.is_deleted()
-            firsts.append(head.first())
+            firsts.append(head.firsts()[0])
             marks.append(head.durable())
         finally:
             head.close()

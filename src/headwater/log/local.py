@@ -24,6 +24,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
@@ -32,8 +33,9 @@ from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
+from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
-from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
+from headwater.log.partition import Appended, Partition, create_partition
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import Topic
@@ -90,6 +92,7 @@ class LocalStore:
 
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
+        check_archive(topic)
         with self.gate, self._catalog():
             self.handles.names()
             if self._is_half_deleted(topic.name):
@@ -121,6 +124,7 @@ class LocalStore:
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self.gate, self._catalog():
             topic = change(self.handles.refresh(name))
+            check_archive(topic)
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
             return self._upkeep.looked_after(self.handles.refresh(name))
 

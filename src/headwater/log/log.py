@@ -109,13 +109,15 @@ class Log:
         tombstones: str | timedelta = TOMBSTONES,
         bytes_max: int = 0,
         overload: Overload = "block",
+        archive: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
 
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
         larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
-        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says (see docs/keeping.md).
+        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says. What retention
+        removes goes to `archive` first, where it is still read (see docs/keeping.md).
         """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
@@ -146,6 +148,7 @@ class Log:
                 tombstones_us=duration_us(tombstones),
                 bytes_max=bytes_max or None,
                 overload=overload,
+                archive=archive,
             )
         )
         try:
@@ -169,10 +172,11 @@ class Log:
         tombstones: str | timedelta | None = None,
         bytes_max: int | None = None,
         overload: Overload | None = None,
+        archive: str | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
 
-        `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away.
+        `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
         """
 
         def change(topic: Topic) -> Topic:
@@ -197,6 +201,8 @@ class Log:
                 changes["bytes_max"] = bytes_max or None
             if overload is not None:
                 changes["overload"] = overload
+            if archive is not None:
+                changes["archive"] = archive or None
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)

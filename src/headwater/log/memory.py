@@ -30,6 +30,7 @@ from headwater.model.errors import (
     TopicExists,
     TopicFull,
     TopicNotFound,
+    Unsupported,
 )
 from headwater.model.schema import project
 
@@ -62,6 +63,7 @@ class MemoryStore:
         return self.topic(name)
 
     def create(self, topic: Topic) -> Topic:
+        _check_no_archive(topic)
         with self._changed:
             self._check_open()
             if topic.name in self._topics:
@@ -75,8 +77,10 @@ class MemoryStore:
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self._changed:
-            self._topics[name] = change(self.topic(name))
-            return self._topics[name]
+            changed = change(self.topic(name))
+            _check_no_archive(changed)
+            self._topics[name] = changed
+            return changed
 
     def delete(self, name: str) -> None:
         with self._changed:
@@ -356,6 +360,11 @@ def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]
             for value, deleted in zip(chunk.batch.column("value").to_pylist(), gone, strict=True)
         ]
     return keys, gone
+
+
+def _check_no_archive(topic: Topic) -> None:
+    if topic.archive is not None:
+        raise Unsupported(f"Topic {topic.name!r} is in memory and has no archive.", advice="Use a log in a folder.")
 
 
 def _made_anew(name: str) -> TopicNotFound:

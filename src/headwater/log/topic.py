@@ -47,6 +47,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     tombstones_us: int = TOMBSTONES_US
     bytes_max: int | None = None
     overload: Overload = "block"
+    archive: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
