@@ -20,13 +20,15 @@ NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
-        "retention=None, retention_bytes=None)",
+        "retention=None, retention_bytes=None, compact=None, tombstones=None, "
+        "bytes_max=None, overload=None, archive=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
         "close": "(self)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
+        "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, "
         "exist_ok=False)",
         "delete_topic": "(self, name)",
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
@@ -77,6 +79,7 @@ CODES = {
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired",
     "diverged",
+    "events_missed", "topic_full",
 }  # fmt: skip
 
 HEAVY = [
@@ -139,7 +142,7 @@ def test_error_codes_are_these() -> None:
         kinds += [child for child in kind.__subclasses__() if child.__module__ == "headwater.model.errors"]
     assert {kind.code for kind in kinds} == CODES
     retriable = {kind.code for kind in kinds if kind.retriable}
-    assert retriable == {"overloaded", "timed_out", "disk_full"}
+    assert retriable == {"overloaded", "timed_out", "disk_full", "topic_full"}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,20 @@ RetentionBytes = Annotated[
     int | None, typer.Option(metavar="BYTES", help="How much of each partition is kept; 0 for all.")
 ]
 
+Compact = Annotated[bool | None, typer.Option("--compact/--no-compact", help="Keep the last event of each key.")]
+Tombstones = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="How long readers have to see that a key was deleted.")
+]
+
+BytesMax = Annotated[int | None, typer.Option(metavar="BYTES", help="The most a partition may hold; 0 for no limit.")]
+Policy = Annotated[
+    Literal["block", "drop_oldest", "reject"] | None, typer.Option(help="What an append to a full partition does.")
+]
+
+ArchiveUrl = Annotated[
+    str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
+]
+
 
 @topics.command()
 def create(
@@ -60,6 +74,11 @@ def create(
     event_bytes_max: EventBytes = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
+    compact: Compact = None,
+    tombstones: Tombstones = None,
+    bytes_max: BytesMax = None,
+    overload: Policy = None,
+    archive: ArchiveUrl = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -76,6 +95,11 @@ def create(
         "event_bytes_max": event_bytes_max,
         "retention": retention,
         "retention_bytes": retention_bytes,
+        "compact": compact,
+        "tombstones": tombstones,
+        "bytes_max": bytes_max,
+        "overload": overload,
+        "archive": archive,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -114,6 +138,11 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "event_bytes_max": topic.event_bytes_max,
         "retention_us": topic.retention_us,
         "retention_bytes": topic.retention_bytes,
+        "compact": topic.compact,
+        "tombstones_us": topic.tombstones_us,
+        "bytes_max": topic.bytes_max,
+        "overload": topic.overload,
+        "archive": topic.archive,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -126,6 +155,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
     facts["lateness"] = f"{facts.pop('lateness_us') / 1e6:g} s"
     facts["future_max"] = f"{facts.pop('future_us') / 1e6:g} s"
     facts["retention_us"] = _duration_text(topic.retention_us)
+    facts["tombstones_us"] = _duration_text(topic.tombstones_us)
     for fact in ("columns", "key", "time", "events", "on disk", *[*settings][2:], "lateness", "future_max"):
         value = facts[fact]
         name = fact.removesuffix("_us").replace("_", " ")
@@ -145,6 +175,11 @@ def alter(
     event_bytes_max: EventBytes = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
+    compact: Compact = None,
+    tombstones: Tombstones = None,
+    bytes_max: BytesMax = None,
+    overload: Policy = None,
+    archive: ArchiveUrl = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -154,6 +189,11 @@ def alter(
         "event_bytes_max": event_bytes_max,
         "retention": retention,
         "retention_bytes": retention_bytes,
+        "compact": compact,
+        "tombstones": tombstones,
+        "bytes_max": bytes_max,
+        "overload": overload,
+        "archive": archive,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.archive import Archive, ArchivedSegment
 from headwater.log.disk import Disk
 from headwater.log.frame import damaged
 from headwater.log.gate import Gate
@@ -47,7 +48,7 @@ class LocalCursor:
         self._name = name
         self._number = number
         self._topic_id = store.handles.topic(name).id
-        self._segment: Segment | Sealed | None = None
+        self._segment: Segment | Sealed | ArchivedSegment | None = None
         self._place = self._after = 0
         self._rest: Chunk | None = None
 
@@ -64,7 +65,7 @@ class LocalCursor:
             )
         partition = self._store.handles.partition(self._name, self._number)
         if self.offset < end:
-            check_not_missed(self._name, self._number, self.offset, first=partition.first())
+            check_not_missed(self._name, self._number, self.offset, first=partition.oldest())
         while self.offset < end and events_max > 0:
             if self._rest is not None and self._rest.topic is not self._store.handles.topic(self._name):
                 self._rest = None
@@ -101,7 +102,7 @@ class LocalCursor:
             self._segment = None
         raise damaged(where, self._place, f"event {self.offset} is not where it should be")
 
-    def _read_place(self, segment: Segment | Sealed) -> tuple[Chunk, int] | None:
+    def _read_place(self, segment: Segment | Sealed | ArchivedSegment) -> tuple[Chunk, int] | None:
         topic = self._store.handles.topic(self._name)
         try:
             return segment.read(self._place, topic=topic, partition=self._number)
@@ -112,12 +113,14 @@ class LocalCursor:
             return segment.read(self._place, topic=fresh, partition=self._number)
 
 
-def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segment | Sealed:
-    """The segment that holds an offset."""
+def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segment | Sealed | ArchivedSegment:
+    """The segment that holds an offset, in the partition or in its archive."""
     partition = handles.partition(name, number)
     for _ in range(_LOOKS_MAX):
         active = partition.visible().base
-        check_not_missed(name, number, offset, first=partition.first())
+        check_not_missed(name, number, offset, first=partition.oldest())
+        if offset < partition.first():
+            return Archive(partition.topic).open(number, offset)
         try:
             if offset >= active:
                 segment: Segment | Sealed = Segment(handles.disk, partition.folder, active)
@@ -132,7 +135,7 @@ def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segme
         if partition.is_deleted():
             break
         return segment
-    check_not_missed(name, number, offset, first=partition.first())
+    check_not_missed(name, number, offset, first=partition.oldest())
     if partition.is_deleted():
         raise TopicNotFound(f"Topic {name!r} was deleted while it was read.", advice="Create it again.")
     raise damaged(partition.folder, 0, f"no segment holds event {offset}")
@@ -165,6 +168,8 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
     by = by if topic.time is not None else "appended"
     first = partition.first()
     end = partition.visible().end
+    if first > partition.oldest() and (found := _archived_at(partition, topic, time, by)) is not None:
+        return found
     kinds = segments(handles.disk, partition.folder)
     bases = sorted(base for base in kinds if first <= base < end)
     active = partition.visible().base
@@ -194,6 +199,23 @@ def _offset_at(handles: Handles, partition: Partition, time: int, by: TimeKind) 
     return end
 
 
+def _archived_at(partition: Partition, topic: Topic, time: int, by: TimeKind) -> int | None:
+    """The first offset in the archive that reaches a time."""
+    archive = Archive(topic)
+    for entry in archive.entries(partition.number):
+        reached = entry.running_after if by == "time" else entry.appended_after
+        if entry.end <= partition.oldest() or reached < time:
+            continue
+        segment = archive.open_entry(partition.number, entry)
+        place: int | None = 0
+        while place is not None and (found := segment.read(place, topic=topic, partition=partition.number)):
+            chunk, place = found
+            row = _first_row(chunk, topic, time, by)
+            if row is not None:
+                return max(partition.oldest(), chunk.offset_of(row))
+    return None
+
+
 def _offset_in(segment: Segment | Sealed, partition: Partition, topic: Topic, time: int, by: TimeKind) -> int | None:
     """The first offset of a segment that reaches a time. The event that reached it first may have been compacted away."""
     place = _place_at(segment, partition, time, by)
@@ -207,8 +229,8 @@ def _offset_in(segment: Segment | Sealed, partition: Partition, topic: Topic, ti
     return None
 
 
-def _find(segment: Segment | Sealed, offset: int, partition: Partition) -> int:
-    if isinstance(segment, Sealed):
+def _find(segment: Segment | Sealed | ArchivedSegment, offset: int, partition: Partition) -> int:
+    if not isinstance(segment, Segment):
         return segment.find(offset)
     if offset == segment.base:
         return segment.start

@@ -140,10 +140,13 @@ class _Examination:
         before = folder
         for base in sorted(kinds):
             if firsts and base < firsts[0]:
-                self._given_up(folder, base, names)
+                self._given_up(folder, base, names, "lies before the first offset")
                 continue
             self._twins(folder, base, names)
             self._index(folder, base, names)
+            if expected is not None and base < expected and kinds[base] is Sealed:
+                self._given_up(folder, base, names, "is merged into the one before it")
+                continue
             if expected is not None and base != expected:
                 self._add(
                     before,
@@ -257,16 +260,16 @@ class _Examination:
                 self._disk.remove(path)
             self._add(path, "is sealed already", advice="It does no harm.", severity="warning", repaired=self._repair)
 
-    def _given_up(self, folder: str, base: int, names: set[str]) -> None:
-        """A segment below the first offset, which a crash left behind."""
+    def _given_up(self, folder: str, base: int, names: set[str], what: str) -> None:
+        """A segment that is no longer needed, which a crash left behind."""
         for name in (f"{base:020d}.{kind}" for kind in ("frames", "index", "arrow")):
             if name in names:
                 if self._repair:
                     self._disk.remove(f"{folder}/{name}")
                 self._add(
                     f"{folder}/{name}",
-                    "lies before the first offset",
-                    advice="It is not read any more, and goes with the next retention.",
+                    what,
+                    advice="It does no harm, and goes when the topic is tidied next.",
                     severity="warning",
                     repaired=self._repair,
                 )
@@ -322,7 +325,7 @@ class _Examination:
             head.written()
             head.is_poisoned()
             head.is_deleted()
-            firsts.append(head.first())
+            firsts.append(head.firsts()[0])
             marks.append(head.durable())
         finally:
             head.close()

@@ -2,8 +2,8 @@
 
 Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned`, `deleted` and
 `first`. The first two are marks: a place between two frames, with all that is needed to go on from there. `first` is the
-first offset that the partition still holds; it came to format 1 before its first release, and where it was never written
-it is 0.
+first offset that the partition still holds, and the first that it or its archive does; it came to format 1 before its first
+release, and where it was never written both are 0.
 
 Invariants:
 - `written` and `deleted` change only under the partition's append lock, `durable` and `poisoned` under its sync lock,
@@ -24,14 +24,15 @@ import msgspec
 from headwater.log.disk import Disk
 from headwater.log.frame import NO_TIME
 from headwater.log.slots import SlotFile, create_slot_file
+from headwater.model.errors import Damaged
 
 FORMAT = 1
 
 _MAGIC = b"HWHEAD"
 _MARK = struct.Struct("<qqqqqIIqI")
 _FLAG = struct.Struct("<Q")
-_OFFSET = struct.Struct("<q")
-_SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _OFFSET)
+_FIRSTS = struct.Struct("<qq")
+_SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _FIRSTS)
 _WRITTEN, _DURABLE, _POISONED, _DELETED, _FIRST = range(5)
 
 
@@ -78,14 +79,17 @@ class Head:
             (Mark(*values) for values in self._facts.read_all(_DURABLE)), key=lambda mark: mark.end, default=None
         )
 
-    def first(self) -> int:
-        """The first offset that the partition holds."""
-        return int(self._facts.read(_FIRST)[0]) if self._facts.is_written(_FIRST) else 0
+    def firsts(self) -> tuple[int, int]:
+        """The first offset that the partition holds, and the first that it or the archive holds."""
+        if not self._facts.is_written(_FIRST):
+            return (0, 0)
+        first, archived = self._facts.read(_FIRST)
+        return first, archived
 
-    def first_after_power_loss(self) -> int | None:
+    def firsts_after_power_loss(self) -> tuple[int, int] | None:
         """The greatest first offset that is whole, since what lies below it may be gone; None where none is."""
-        unknown = None if self._facts.is_written(_FIRST) else 0
-        return max((int(values[0]) for values in self._facts.read_all(_FIRST)), default=unknown)
+        unknown = None if self._facts.is_written(_FIRST) else (0, 0)
+        return max(((first, archived) for first, archived in self._facts.read_all(_FIRST)), default=unknown)
 
     def is_poisoned(self) -> bool:
         """Whether an fsync has failed since the partition was last opened and checked."""
@@ -103,18 +107,18 @@ class Head:
         """Publishes what is on disk; the caller holds the sync lock."""
         self._facts.write(_DURABLE, *msgspec.structs.astuple(mark))
 
-    def publish_first(self, first: int) -> None:
+    def publish_firsts(self, first: int, archived: int) -> None:
         """Gives up what lies below; the caller holds the `seal` lock, and syncs the head before it removes anything."""
-        self._facts.write(_FIRST, first)
+        self._facts.write(_FIRST, first, archived)
 
-    def set_after_power_loss(self, mark: Mark, *, first: int) -> None:
+    def set_after_power_loss(self, mark: Mark, *, firsts: tuple[int, int]) -> None:
         """Everything up to the mark is written and durable, and nothing is wrong; the caller holds both locks."""
         values = msgspec.structs.astuple(mark)
         self._facts.write_after_power_loss(_DURABLE, *values)
         self._facts.write_after_power_loss(_WRITTEN, *values)
         self._facts.write_after_power_loss(_POISONED, 0)
         self._facts.write_after_power_loss(_DELETED, 0)
-        self._facts.write_after_power_loss(_FIRST, first)
+        self._facts.write_after_power_loss(_FIRST, *firsts)
 
     def set_poisoned(self, *, poisoned: bool) -> None:
         """The caller holds the sync lock."""
@@ -145,5 +149,31 @@ class Head:
 def create_head(disk: Disk, path: str, mark: Mark, *, first: int = 0) -> None:
     """A new head, written and durable up to the mark."""
     values = msgspec.structs.astuple(mark)
-    facts = ((_MARK, values), (_MARK, values), (_FLAG, (0,)), (_FLAG, (0,)), (_OFFSET, (first,)))
+    facts = ((_MARK, values), (_MARK, values), (_FLAG, (0,)), (_FLAG, (0,)), (_FIRSTS, (first, first)))
     create_slot_file(disk, path, magic=_MAGIC, version=FORMAT, facts=facts)
+
+
+def mark_deleted(disk: Disk, folder: str) -> None:
+    """Tells every process that has the partition open that its topic is gone."""
+    lock = disk.open(f"{folder}/lock", "write")
+    try:
+        lock.lock()
+        head = Head(disk, f"{folder}/head")
+        head.set_deleted()
+        head.close()
+    finally:
+        lock.close()
+
+
+def is_marked_deleted(disk: Disk, folder: str) -> bool:
+    """Whether a deletion of its topic was begun."""
+    try:
+        head = Head(disk, f"{folder}/head", writable=False)
+    except (Damaged, FileNotFoundError):
+        return False
+    try:
+        return head.is_deleted()
+    except Damaged:
+        return False
+    finally:
+        head.close()

@@ -1,4 +1,5 @@
-"""The keeper: what is done to closed segments, beside the readers and writers: sealing and retention.
+"""The keeper: what is done to closed segments, beside the readers and writers: sealing, retention and
+compaction.
 
 One process at a time does it to a partition (the lock file `seal`), and every step leaves whole what was there or what is to be
 there, so that it may be killed anywhere and the next one goes on.

@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
@@ -32,19 +34,20 @@ from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
-from headwater.log.keeper import Keeper, holding
-from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
+from headwater.log.head import is_marked_deleted, mark_deleted
+from headwater.log.overload import Gauge
+from headwater.log.partition import Appended, Partition, create_partition
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
-from headwater.log.retention import expire_partition
-from headwater.log.seal import seal_partition
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import Topic
 from headwater.log.transactions import Transactions, check_same_topic
+from headwater.log.upkeep import Upkeep
 from headwater.log.wait import PollingWaiter, file_waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Damaged,
+    DiskFull,
     HeadwaterError,
     LogNotFound,
     NoAccess,
@@ -67,6 +70,7 @@ class LocalStore:
         self._disk: Disk = disk or RealDisk()
         self._is_real = isinstance(self._disk, RealDisk)
         self.gate: Gate
+        self._upkeep: Upkeep
         self._clock = clock
         self._writable = not read_only
         self._counters: Counter[str] = Counter()
@@ -82,14 +86,15 @@ class LocalStore:
 
     def topic(self, name: str) -> Topic:
         with self.gate:
-            return self._keeping(self.handles.topic(name))
+            return self._upkeep.looked_after(self.handles.topic(name))
 
     def refresh(self, name: str) -> Topic:
         with self.gate:
-            return self._keeping(self.handles.refresh(name))
+            return self._upkeep.looked_after(self.handles.refresh(name))
 
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
+        check_archive(topic)
         with self.gate, self._catalog():
             self.handles.names()
             if self._is_half_deleted(topic.name):
@@ -116,13 +121,14 @@ class LocalStore:
             except StorageError:
                 self._disk.remove_folder(fresh)
                 raise
-            return self._keeping(self.handles.refresh(topic.name))
+            return self._upkeep.looked_after(self.handles.refresh(topic.name))
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self.gate, self._catalog():
             topic = change(self.handles.refresh(name))
+            check_archive(topic)
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
-            return self._keeping(self.handles.refresh(name))
+            return self._upkeep.looked_after(self.handles.refresh(name))
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
@@ -152,6 +158,12 @@ class LocalStore:
             for number in ordered:
                 write = writes[number]
                 merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
+            for (name, number, _), payloads in merged.items():
+                self._gauge.admit(
+                    self.handles.usable_partition(name, number),
+                    events=sum(payload.count for payload in payloads),
+                    size=sum(payload.stride for payload in payloads),
+                )
             starts = self._transactions.append(merged)
             for name in sorted({name for name, _, _ in merged}):
                 self.handles.signal(name)
@@ -209,12 +221,12 @@ class LocalStore:
     def seal(self, name: str) -> int:
         with self.gate:
             self._check_writable()
-            return sum(self._keep(name, n, self._seal) for n in range(self.handles.refresh(name).partitions))
+            return self._upkeep.seal(name)
 
-    def tidy(self, name: str) -> int:
+    def tidy(self, name: str, *, dirty_share_min: float = 0.0) -> int:
         with self.gate:
             self._check_writable()
-            return sum(self._keep(name, n, self._tidy) for n in range(self.handles.refresh(name).partitions))
+            return self._upkeep.tidy(name, dirty_share_min=dirty_share_min)
 
     def incarnation(self) -> int:
         return self._incarnation
@@ -241,8 +253,7 @@ class LocalStore:
         return dict(self._counters)
 
     def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
+        self._upkeep.close()
         if self.gate.close():
             if self._pool is not None:
                 self._pool.shutdown()
@@ -267,7 +278,6 @@ class LocalStore:
         self.gate = Gate(f"The log {self.folder}", "Open it again with open_log.")
         self._mutex = threading.RLock()
         self._catalog_depth = 0
-        self._keeper: Keeper | None = None
         self._pool: ThreadPoolExecutor | None = None
         try:
             read_text(self._disk, f"{self.folder}/headwater", "log")
@@ -293,10 +303,18 @@ class LocalStore:
             counters=self._counters,
             writable=self._writable,
             settle=self._settle,
-            rolled=self._seal_later,
+            rolled=self._rolled,
             mend=self._mend,
         )
         self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
+        self._upkeep = Upkeep(
+            self.handles,
+            self.gate,
+            clock=self._clock,
+            counters=self._counters,
+            has_thread=self._is_real and self._writable,
+        )
+        self._gauge = Gauge(self._disk, self._counters, self._upkeep.expire)
         self._incarnation = self._commits.state().incarnation
         if self._writable and self._commits.state().failed:
             with suppress(StorageError), self._catalog():
@@ -344,6 +362,9 @@ class LocalStore:
 
     # Small things
 
+    def _rolled(self) -> None:
+        self._upkeep.seal_later()
+
     def _settle(self) -> None:
         self._transactions.settle()
 
@@ -373,7 +394,16 @@ class LocalStore:
             partition = self.handles.usable_partition(write.topic.name, write.partition)
             check_same_topic(partition, write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
-            return partition, partition.append(list(_payloads(write)), epoch=fence.epoch if fence else None)
+            payloads = list(_payloads(write))
+            size = sum(payload.stride for payload in payloads)
+            self._gauge.admit(partition, events=write.count, size=size)
+            append = partial(partition.append, payloads, epoch=fence.epoch if fence else None)
+            try:
+                return partition, append()
+            except DiskFull as error:
+                if not self._gauge.disk_is_full(partition, error, events=write.count, size=size):
+                    raise
+                return partition, append()
         except HeadwaterError as error:
             return error
 
@@ -382,65 +412,6 @@ class LocalStore:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="headwater-writer")
             return self._pool
-
-    # Keeping
-
-    def _keep(self, name: str, number: int, act: Callable[[Partition], int]) -> int:
-        """Does something to a partition's closed segments, unless another process is at them."""
-        partition = self.handles.partition(name, number)
-        topic = partition.topic
-        try:
-            with holding(self._disk, partition) as alone:
-                if not alone:
-                    return 0
-                try:
-                    return act(partition)
-                except Damaged:
-                    if self.handles.refresh(name).schema_id == topic.schema_id:
-                        raise
-                    return act(partition)
-        except FileNotFoundError:
-            self.handles.refresh(name)
-            return 0
-
-    def _seal(self, partition: Partition) -> int:
-        return seal_partition(self._disk, partition)
-
-    def _tidy(self, partition: Partition) -> int:
-        expired = expire_partition(self._disk, partition, now_us=self._clock())
-        self._counters["expired"] += expired
-        return expired
-
-    def _seal_later(self) -> None:
-        keeper = self._started_keeper()
-        if keeper is not None:
-            keeper.seal_later()
-
-    def _keeping(self, topic: Topic) -> Topic:
-        """The topic itself, looked after from now on if it is to be kept small."""
-        if topic.is_kept_small and (keeper := self._keeper or self._started_keeper()) is not None:
-            keeper.tidy_regularly()
-        return topic
-
-    def _started_keeper(self) -> Keeper | None:
-        """Only on a real disk: a simulated history stays in one thread."""
-        if not self._is_real or not self._writable:
-            return None
-        with self._mutex:
-            if self._keeper is None:
-                self._keeper = Keeper(self._seal_all, self._tidy_all)
-            return self._keeper
-
-    def _seal_all(self) -> None:
-        for name in self.topics():
-            with suppress(HeadwaterError):
-                self.seal(name)
-
-    def _tidy_all(self) -> None:
-        for name in self.topics():
-            with suppress(HeadwaterError):
-                if self.refresh(name).is_kept_small:
-                    self.tidy(name)
 
     @contextmanager
     def _catalog(self) -> Iterator[None]:

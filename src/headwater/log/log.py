@@ -8,6 +8,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,9 +25,9 @@ from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
-from headwater.log.topic import Durability, Topic, check_name, check_topic, retention_us
+from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
-from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, TopicFull, Unsupported
 from headwater.model.event import Event
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
@@ -38,7 +39,12 @@ SEGMENT_BYTES = 64 << 20
 EVENT_BYTES_MAX = 8 << 20
 PARTITIONS = 4
 FUTURE_MAX = "1 day"
+TOMBSTONES = "1 day"
 
+BLOCK_S = 30.0
+"""How long an append waits for room in a topic that is full; a producer waits for its `retry_s`."""
+
+_BLOCK_LOOK_S = 0.05
 _SCAN_EVENTS = 1 << 16
 _BATCH_EVENTS_MIN = 4096
 
@@ -109,12 +115,19 @@ class Log:
         event_bytes_max: int = EVENT_BYTES_MAX,
         retention: str | timedelta = "forever",
         retention_bytes: int = 0,
+        compact: bool = False,
+        tombstones: str | timedelta = TOMBSTONES,
+        bytes_max: int = 0,
+        overload: Overload = "block",
+        archive: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
 
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
-        larger; both whole segments at a time (see docs/keeping.md).
+        larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
+        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says. What retention
+        removes goes to `archive` first, where it is still read (see docs/keeping.md).
         """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
@@ -141,6 +154,11 @@ class Log:
                 created=self._clock(),
                 retention_us=retention_us(retention),
                 retention_bytes=retention_bytes or None,
+                compact=compact,
+                tombstones_us=duration_us(tombstones),
+                bytes_max=bytes_max or None,
+                overload=overload,
+                archive=archive,
             )
         )
         try:
@@ -160,10 +178,15 @@ class Log:
         event_bytes_max: int | None = None,
         retention: str | timedelta | None = None,
         retention_bytes: int | None = None,
+        compact: bool | None = None,
+        tombstones: str | timedelta | None = None,
+        bytes_max: int | None = None,
+        overload: Overload | None = None,
+        archive: str | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
 
-        `retention="forever"` and `retention_bytes=0` take a limit away.
+        `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
         """
 
         def change(topic: Topic) -> Topic:
@@ -180,6 +203,16 @@ class Log:
                 changes["retention_us"] = retention_us(retention)
             if retention_bytes is not None:
                 changes["retention_bytes"] = retention_bytes or None
+            if compact is not None:
+                changes["compact"] = compact
+            if tombstones is not None:
+                changes["tombstones_us"] = duration_us(tombstones)
+            if bytes_max is not None:
+                changes["bytes_max"] = bytes_max or None
+            if overload is not None:
+                changes["overload"] = overload
+            if archive is not None:
+                changes["archive"] = archive or None
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)
@@ -224,7 +257,7 @@ class Log:
             return {
                 write.partition: span for write, span in zip(writes, self._store.write_atomically(writes), strict=True)
             }
-        outcomes = self._store.write(writes)
+        outcomes = self._write(writes)
         stored = {w.partition: span for w, span in zip(writes, outcomes, strict=True) if isinstance(span, range)}
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -430,6 +463,18 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write(self, writes: Sequence[Write]) -> list[range | Exception]:
+        """Writes, and waits for a while where a topic is full and says `overload="block"`."""
+        outcomes = self._store.write(writes)
+        deadline = monotonic() + BLOCK_S
+        while full := [number for number, outcome in enumerate(outcomes) if isinstance(outcome, TopicFull)]:
+            if monotonic() >= deadline:
+                break
+            sleep(_BLOCK_LOOK_S)
+            for number, outcome in zip(full, self._store.write([writes[n] for n in full]), strict=True):
+                outcomes[number] = outcome
+        return outcomes
 
     def _writes(self, name: str, rows: Any) -> list[Write]:
         topic = self._store.topic(check_name(name))

@@ -10,6 +10,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -17,11 +18,22 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
+from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Closed, Fenced, HeadwaterError, SequenceGap, TopicExists, TopicNotFound
+from headwater.model.errors import (
+    Closed,
+    Fenced,
+    HeadwaterError,
+    Overloaded,
+    SequenceGap,
+    TopicExists,
+    TopicFull,
+    TopicNotFound,
+    Unsupported,
+)
 from headwater.model.schema import project
 
 
@@ -54,6 +66,7 @@ class MemoryStore:
         return self.topic(name)
 
     def create(self, topic: Topic) -> Topic:
+        _check_no_archive(topic)
         with self._changed:
             self._check_open()
             if topic.name in self._topics:
@@ -67,8 +80,10 @@ class MemoryStore:
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self._changed:
-            self._topics[name] = change(self.topic(name))
-            return self._topics[name]
+            changed = change(self.topic(name))
+            _check_no_archive(changed)
+            self._topics[name] = changed
+            return changed
 
     def delete(self, name: str) -> None:
         with self._changed:
@@ -96,7 +111,13 @@ class MemoryStore:
                     raise _made_anew(write.topic.name)
                 self._check_not_fenced(write)
                 check_place(write.at, self._partition(write.topic.name, write.partition).end, _where(write))
-            ranges = [self._append(write) for write in writes]
+            sizes: Counter[tuple[str, int]] = Counter()
+            for write in writes:
+                sizes[write.topic.name, write.partition] += write.rows().nbytes
+            for (name, number), size in sizes.items():
+                events = sum(w.count for w in writes if (w.topic.name, w.partition) == (name, number))
+                self._admit(self.topic(name), self._partition(name, number), size=size, events=events)
+            ranges = [self._append(write, is_admitted=True) for write in writes]
             self._changed.notify_all()
         return ranges
 
@@ -133,7 +154,7 @@ class MemoryStore:
                     times = np.asarray(chunk.batch.column(topic.time).cast(pa.int64()).fill_null(-(2**63)))
                 reached = (times >= time) & ((times <= limit) | (topic.time is None))
                 if reached.any():
-                    return chunk.base_offset + int(np.argmax(reached))
+                    return chunk.offset_of(int(np.argmax(reached)))
             return self._partition(name, partition).end
 
     def waiter(self, names: Sequence[str]) -> Waiter:
@@ -146,7 +167,11 @@ class MemoryStore:
     def tidy(self, name: str) -> int:
         with self._changed:
             topic = self.topic(name)
-            return sum(self._expire(topic, self._partition(name, number)) for number in range(topic.partitions))
+            partitions = [self._partition(name, number) for number in range(topic.partitions)]
+            removed = sum(self._expire(topic, partition) for partition in partitions)
+            if topic.compact:
+                removed += sum(self._compact(topic, partition) for partition in partitions)
+            return removed
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_open()
@@ -184,7 +209,7 @@ class MemoryStore:
     def close(self) -> None:
         self._closed = True
 
-    def _append(self, write: Write) -> range:
+    def _append(self, write: Write, *, is_admitted: bool = False) -> range:
         partition = self._partition(write.topic.name, write.partition)
         if self.topic(write.topic.name).id != write.topic.id:
             raise _made_anew(write.topic.name)
@@ -200,6 +225,9 @@ class MemoryStore:
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
         check_place(write.at, partition.end, _where(write))
+        if not is_admitted:
+            size = write.rows().nbytes
+            self._admit(self.topic(write.topic.name), partition, size=size, events=count)
         if stamp.producer != NO_PRODUCER:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         start, now = partition.end, self._clock()
@@ -232,6 +260,55 @@ class MemoryStore:
         if stamp.producer != NO_PRODUCER and stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
             raise Fenced("Another producer with the same id took over.", advice="Close this one.")
 
+    def _admit(self, topic: Topic, partition: _Partition, *, size: int, events: int) -> None:
+        """What the topic's overload policy says where there is no room."""
+        if topic.bytes_max is None:
+            return
+        if size <= topic.bytes_max:
+            self._expire(topic, partition)
+            while topic.overload == "drop_oldest" and partition.bytes + size > topic.bytes_max:
+                oldest = partition.chunks.pop(0)
+                partition.bytes -= oldest.batch.nbytes
+                partition.first = oldest.end_offset
+                self._counters["dropped"] += oldest.batch.num_rows
+            if partition.bytes + size <= topic.bytes_max:
+                return
+            if topic.overload == "block":
+                self._counters["blocked"] += 1
+                raise TopicFull(f"There is no room in topic {topic.name!r}.", advice="It is tried again for a while.")
+        self._counters["rejected"] += events
+        raise Overloaded(
+            f"There is no room in topic {topic.name!r}.",
+            advice="Nothing was stored. Append less, or give the topic more room.",
+        )
+
+    def _compact(self, topic: Topic, partition: _Partition) -> int:
+        """Compaction, event by event: it is what the other logs are tested against."""
+        now, last, count = self._clock(), {}, 0
+        rows = [
+            list(zip(*_keys_of(chunk, topic), chunk.all_offsets().tolist(), strict=True)) for chunk in partition.chunks
+        ]
+        for key, _, offset in chain.from_iterable(rows):
+            last[key] = offset
+        for number, chunk in enumerate(partition.chunks):
+            keep = []
+            for key, is_tombstone, offset in rows[number]:
+                kept = key is None or last[key] == offset
+                if kept and is_tombstone:
+                    kept = now < partition.tombstones.setdefault(offset, now) + topic.tombstones_us or (
+                        partition.tombstones[offset] == now
+                    )
+                keep.append(kept)
+            count += keep.count(False)
+            offsets = chunk.all_offsets()[np.array(keep, dtype=bool)]
+            batch = chunk.batch.filter(pa.array(keep, pa.bool_()))
+            partition.chunks[number] = msgspec.structs.replace(
+                chunk, batch=batch, offsets=offsets, end=chunk.end_offset
+            )
+        partition.bytes = sum(chunk.batch.nbytes for chunk in partition.chunks)
+        self._counters["compacted"] += count
+        return count
+
     def _partition(self, name: str, number: int) -> _Partition:
         topic = self.topic(name)
         if (name, number) not in self._partitions:
@@ -252,6 +329,7 @@ class _Partition:
         self.end = 0
         self.bytes = 0
         self.appended = 0
+        self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
 
 
@@ -271,10 +349,11 @@ class _MemoryCursor:
             check_not_missed(self._name, self._number, self.offset, first=self._store.first(self._name, self._number))
         while self.offset < end and events_max > 0:
             chunk = self._store.chunk_at(self._name, self._number, self.offset)
-            stop = min(chunk.end_offset, end, self.offset + events_max)
-            chunks.append(chunk.slice(self.offset, stop))
-            events_max -= stop - self.offset
-            self.offset = stop
+            part = chunk.slice(self.offset, min(chunk.end_offset, end)).slice_events(events_max)
+            if part.batch.num_rows:
+                chunks.append(part)
+            events_max -= part.batch.num_rows
+            self.offset = part.end_offset
         return chunks
 
 
@@ -295,6 +374,25 @@ class _MemoryWaiter:
 
 def _where(write: Write) -> str:
     return f"partition {write.partition} of topic {write.topic.name!r}"
+
+
+def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:
+    """For each event its key, and whether it is a tombstone."""
+    keys = key_bytes(chunk.batch.column(topic.key)).to_pylist()
+    gone = [False] * len(keys)
+    if "_deleted" in chunk.batch.schema.names:
+        gone = [bool(deleted) for deleted in chunk.batch.column("_deleted").to_pylist()]
+    if not topic.has_schema:
+        gone = [
+            value is None or deleted
+            for value, deleted in zip(chunk.batch.column("value").to_pylist(), gone, strict=True)
+        ]
+    return keys, gone
+
+
+def _check_no_archive(topic: Topic) -> None:
+    if topic.archive is not None:
+        raise Unsupported(f"Topic {topic.name!r} is in memory and has no archive.", advice="Use a log in a folder.")
 
 
 def _made_anew(name: str) -> TopicNotFound:

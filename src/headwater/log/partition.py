@@ -28,7 +28,7 @@ from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, crea
 from headwater.log.store import check_place
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Damaged, Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
+from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
 
 _ROOM_FIRST = 64 << 10
 
@@ -83,7 +83,11 @@ class Partition:
 
     def first(self) -> int:
         """The first offset it holds."""
-        return self._head.first()
+        return self._head.firsts()[0]
+
+    def oldest(self) -> int:
+        """The first offset that it or its archive holds."""
+        return self._head.firsts()[1 if self.topic.archive else 0]
 
     def written(self) -> Mark:
         """How far it is written."""
@@ -290,10 +294,13 @@ class Partition:
         """Returns when the head is on disk."""
         self._head.sync()
 
-    def publish_first(self, first: int) -> None:
-        """Gives up everything below an offset, on disk when it returns; the caller holds the `seal` lock."""
+    def publish_first(self, first: int, *, oldest: int) -> None:
+        """Gives up everything below an offset, on disk when it returns; the caller holds the `seal` lock.
+
+        From `oldest` on the archive has it.
+        """
         self._head.sync()
-        self._head.publish_first(first)
+        self._head.publish_firsts(first, oldest)
         self._disk.reach("retention: first published")
         self._head.sync()
 
@@ -462,32 +469,6 @@ class Partition:
             advice="Nothing acknowledged is lost. Check the disk, then open the log again: the partition is checked and "
             "takes events again.",
         )
-
-
-def mark_deleted(disk: Disk, folder: str) -> None:
-    """Tells every process that has the partition open that its topic is gone."""
-    lock = disk.open(f"{folder}/lock", "write")
-    try:
-        lock.lock()
-        head = Head(disk, f"{folder}/head")
-        head.set_deleted()
-        head.close()
-    finally:
-        lock.close()
-
-
-def is_marked_deleted(disk: Disk, folder: str) -> bool:
-    """Whether a deletion of its topic was begun."""
-    try:
-        head = Head(disk, f"{folder}/head", writable=False)
-    except (Damaged, FileNotFoundError):
-        return False
-    try:
-        return head.is_deleted()
-    except Damaged:
-        return False
-    finally:
-        head.close()
 
 
 def create_partition(disk: Disk, folder: str) -> None:

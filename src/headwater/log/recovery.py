@@ -21,8 +21,7 @@ from headwater.log.catalog import read_text, write_text
 from headwater.log.commit import CommitLog
 from headwater.log.disk import Disk
 from headwater.log.frame import CONTINUES, Frame
-from headwater.log.head import Head, Mark, create_head
-from headwater.log.partition import is_marked_deleted
+from headwater.log.head import Head, Mark, create_head, is_marked_deleted
 from headwater.log.segment import Segment, segment_name
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged
@@ -196,8 +195,8 @@ def _set_head(disk: Disk, folder: str, mark: Mark) -> None:
         disk.sync_folder(folder)
         return
     try:
-        first = head.first_after_power_loss()
-        head.set_after_power_loss(mark, first=_lowest_base(disk, folder) if first is None else first)
+        lowest = _lowest_base(disk, folder)
+        head.set_after_power_loss(mark, firsts=head.firsts_after_power_loss() or (lowest, lowest))
         head.sync()
     finally:
         head.close()

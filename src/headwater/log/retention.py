@@ -4,15 +4,18 @@ As in Kafka, whole closed segments go, and never the active one; but an active s
 first. By time: a segment goes when its newest event was appended longer than `retention` ago. By size: the oldest segment
 goes as long as what is left is still at least `retention_bytes`.
 
-First the partition's head says where it begins now, on disk; then the files go, the frames of a segment before its sealed form,
-which stands for them. Killed in between, the next one removes what lies below the first offset; nobody reads there any more.
+Where the topic has an archive they are put there first. Then the partition's head says where it begins now, on disk; then the
+files go, the frames of a segment before its sealed form, which stands for them. Killed in between, the next one removes what lies
+below the first offset; nobody reads there any more.
 """
 
 from __future__ import annotations
 
+from headwater.log.archive import Archive
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk
 from headwater.log.partition import Partition
+from headwater.log.seal import segment_pieces
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import Segment, index_name, segment_name
 
@@ -31,11 +34,31 @@ def expire_partition(disk: Disk, partition: Partition, *, now_us: int) -> int:
 
 
 def give_up(disk: Disk, partition: Partition, first: int) -> None:
-    """Gives up everything below an offset with which a segment begins. The caller holds the lock `seal`."""
+    """Gives up everything below an offset with which a segment begins, archived if the topic has an archive.
+
+    The caller holds the lock `seal`.
+    """
     if first > partition.first():
-        partition.publish_first(first)
+        oldest = first if partition.topic.archive is None else _archive(disk, partition, first)
+        partition.publish_first(first, oldest=oldest)
         disk.reach("retention: given up")
         remove_given_up(disk, partition)
+
+
+def _archive(disk: Disk, partition: Partition, first: int) -> int:
+    """Archives the segments below an offset; returns the first offset from which on the archive has no hole."""
+    archive, kinds = Archive(partition.topic), segments(disk, partition.folder)
+    bases = sorted(base for base in kinds if partition.first() <= base < first)
+    oldest = partition.oldest() if archive.end(partition.number) >= partition.first() else partition.first()
+    for base, end in zip(bases, [*bases[1:], first], strict=True):
+        segment = kinds[base](disk, partition.folder, base)
+        try:
+            pieces = segment_pieces(segment, partition.topic, partition.number)
+            archive.add(partition.number, list(pieces), topic=partition.topic, end=end)
+        finally:
+            segment.close()
+        disk.reach("archive: added one")
+    return oldest
 
 
 def remove_given_up(disk: Disk, partition: Partition) -> None:

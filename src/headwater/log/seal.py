@@ -62,6 +62,13 @@ def write_sealed(disk: Disk, folder: str, base: int, data: bytearray) -> None:
     Sealed(disk, folder, base)
 
 
+def segment_pieces(segment: Segment | Sealed, topic: Topic, number: int) -> Iterator[Piece]:
+    """The events of a closed segment of either kind, to be written elsewhere."""
+    if isinstance(segment, Sealed):
+        return segment.pieces(topic, number)
+    return _pieces(segment, topic, number)
+
+
 def _pieces(segment: Segment, topic: Topic, number: int) -> Iterator[Piece]:
     position, expected = segment.start, segment.base
     running, appended = segment.header.running, segment.header.appended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import pyarrow as pa
@@ -13,9 +13,11 @@ from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
+Overload = Literal["block", "drop_oldest", "reject"]
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
+TOMBSTONES_US = 86_400_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -41,6 +43,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     retention_us: int | None = None
     retention_bytes: int | None = None
+    compact: bool = False
+    tombstones_us: int = TOMBSTONES_US
+    bytes_max: int | None = None
+    overload: Overload = "block"
+    archive: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -50,7 +57,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_kept_small(self) -> bool:
         """Whether anything is ever to be removed from it."""
-        return self.retention_us is not None or self.retention_bytes is not None
+        return self.compact or self.retention_us is not None or self.retention_bytes is not None
 
     @property
     def schema_id(self) -> int:
@@ -92,10 +99,22 @@ def check_topic(topic: Topic) -> Topic:
             f"Column {topic.time!r} of topic {topic.name!r} is {topic.schema.field(topic.time).type}, not a time.",
             advice="Declare it as TIMESTAMP.",
         )
-    for name, duration in (("lateness", topic.lateness_us), ("future_max", topic.future_us)):
+    if topic.compact and topic.key is None:
+        raise InvalidInput(
+            f"Topic {topic.name!r} has no key, so there is no last event per key to keep.",
+            advice="Create it with key=…, or without compact.",
+        )
+    durations = {"lateness": topic.lateness_us, "future_max": topic.future_us, "tombstones": topic.tombstones_us}
+    for name, duration in durations.items():
         if duration < 0:
             raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
-    for setting, limit in (("retention", topic.retention_us), ("retention_bytes", topic.retention_bytes)):
+    if topic.overload not in get_args(Overload) or (topic.compact and topic.overload == "drop_oldest"):
+        raise InvalidInput(
+            f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
+            advice='Use "block" (the default), "reject", or "drop_oldest" for a topic that is not compacted.',
+        )
+    limits = {"retention": topic.retention_us, "retention_bytes": topic.retention_bytes, "bytes_max": topic.bytes_max}
+    for setting, limit in limits.items():
         if limit is not None and not _is_whole(limit, 1, 1 << 62):
             raise InvalidInput(
                 f"{setting}={limit!r} of topic {topic.name!r} would keep nothing.",

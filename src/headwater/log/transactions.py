@@ -62,7 +62,7 @@ class Transactions:
         """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
         for _ in range(_SNAPSHOTS_MAX):
             before = self._commits.state()
-            firsts = [partition.first() for partition in partitions]
+            firsts = [partition.oldest() for partition in partitions]
             ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
             masks = self._commits.pending_parts(before)
             after = self._commits.state()

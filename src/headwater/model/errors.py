@@ -29,6 +29,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── EventsMissed             retention removed events before they were read
     └── StorageError
         ├── DiskFull
+        │   └── TopicFull        a topic is at its `bytes_max`
         ├── NoAccess             the operating system refused
         ├── Damaged              bytes on disk fail their checksum
         ├── FormatTooNew         written by a newer Headwater
@@ -236,3 +237,9 @@ class LeaseExpired(Conflict):
     """The lease ran out and its event was given to somebody else, or is done already."""
 
     code = "lease_expired"
+
+
+class TopicFull(DiskFull):
+    """A topic is at its `bytes_max`, and waits for room."""
+
+    code = "topic_full"

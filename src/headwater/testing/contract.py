@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from headwater.testing.contract_append import AppendContract
 from headwater.testing.contract_closing import ClosingContract
+from headwater.testing.contract_compaction import CompactionContract
 from headwater.testing.contract_evolution import EvolutionContract
+from headwater.testing.contract_overload import OverloadContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
@@ -42,6 +44,8 @@ class LogContract(
     TableContract,
     ReaderContract,
     RetentionContract,
+    CompactionContract,
+    OverloadContract,
     ClosingContract,
 ):
     """Everything a log promises, whatever it is kept in."""

@@ -1,0 +1,242 @@
+"""The archive: segments that retention gives up, kept as Parquet wherever `pyarrow.fs` reaches, and still read by offset.
+
+    <archive>/<topic>.<topic id>/<partition>/<base, 20 digits>-<end, 20 digits>.parquet
+    <archive>/<topic>.<topic id>/<partition>/manifest.json
+
+A file has the topic's columns, `_headers` and `_deleted` where any event has them, `_appended` and `_offset`, in row groups of
+64 k rows, with Parquet's own checksums. The manifest lists the files that count, in order, each with its offsets and the greatest
+append and event times up to its end. It is JSON, replaced as a whole after the file it names is there.
+
+A segment is archived before the partition's head gives it up, under the `seal` lock. A process killed in between leaves a file that
+the next one writes again, or one that stands in both places and is read from the partition. On a local disk file and manifest are
+synced; other file systems are trusted to keep what they took.
+
+Parquet and file systems are loaded where they are used: most logs have no archive.
+
+Thread-safety: an archive may be used by many threads; one at a time adds to a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headwater.log.disk import RealDisk
+from headwater.log.frame import flags_of, physical_schema
+from headwater.log.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
+from headwater.log.store import Chunk
+from headwater.log.topic import Topic
+from headwater.model.errors import Damaged, InvalidInput, StorageError
+from headwater.model.schema import project
+
+_MANIFEST = "manifest.json"
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """One file of the manifest: the offsets it stands for, and the times reached at its end."""
+
+    name: str
+    base: int
+    end: int
+    events: int
+    running_after: int
+    appended_after: int
+
+
+class Archive:
+    """The archive of one topic."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._files, root = open_file_system(topic.archive)
+        self._folder = f"{root.rstrip('/')}/{topic.name}.{topic.id}"
+        self._manifests: dict[int, list[Archived]] = {}
+
+    def end(self, partition: int) -> int:
+        """The offset behind the last that is archived; 0 where nothing is."""
+        entries = self._manifest(partition, at_least=1 << 62)
+        return entries[-1].end if entries else 0
+
+    def add(self, partition: int, pieces: list[Piece], *, topic: Topic, end: int) -> None:
+        """Archives the events of a segment that ends before an offset; one that is archived already is not again."""
+        base, last = pieces[0].chunk.base_offset, pieces[-1]
+        name = f"{base:020d}-{end:020d}.parquet"
+        known = [entry for entry in self._manifest(partition, at_least=1 << 62) if entry.end <= base]
+        with self._translated(name):
+            self._files.create_dir(f"{self._folder}/{partition}", recursive=True)
+            events = self._write_events(f"{self._folder}/{partition}/{name}", pieces, topic)
+            entry = Archived(name, base, end, events, last.running_after, last.appended_after)
+            self._write_manifest(partition, [*known, entry])
+
+    def open(self, partition: int, offset: int) -> ArchivedSegment:
+        """The file that holds an offset."""
+        for entry in self._manifest(partition, at_least=offset + 1):
+            if entry.base <= offset < entry.end:
+                return self.open_entry(partition, entry)
+        raise Damaged(
+            f"The archive {self._folder} does not hold event {offset} of partition {partition}.",
+            advice="Restore it, or read from a later offset.",
+        )
+
+    def open_entry(self, partition: int, entry: Archived) -> ArchivedSegment:
+        """One file of the manifest."""
+        path = f"{self._folder}/{partition}/{entry.name}"
+        with self._translated(path):
+            return ArchivedSegment(path, entry, self._files.open_input_file(path))
+
+    def entries(self, partition: int) -> list[Archived]:
+        """All files of a partition, in order."""
+        return self._manifest(partition, at_least=1 << 62)
+
+    def _write_events(self, path: str, pieces: list[Piece], topic: Topic) -> int:
+        flags = 0
+        for piece in pieces:
+            flags |= flags_of(piece.chunk.batch)
+        schema = physical_schema(topic.schema, flags).append(APPENDED_FIELD).append(OFFSET_FIELD)
+        count = 0
+        import pyarrow.parquet as pq
+
+        with (
+            self._files.open_output_stream(f"{path}.new") as stream,
+            pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            waiting: list[pa.RecordBatch] = []
+            for piece in pieces:
+                waiting.append(_complete(piece.chunk, schema))
+                count += piece.chunk.batch.num_rows
+                if sum(batch.num_rows for batch in waiting) >= BATCH_EVENTS:
+                    writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=BATCH_EVENTS)
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=BATCH_EVENTS)
+        self._put(f"{path}.new", path)
+        return count
+
+    def _write_manifest(self, partition: int, entries: list[Archived]) -> None:
+        path = f"{self._folder}/{partition}/{_MANIFEST}"
+        with self._files.open_output_stream(f"{path}.new") as stream:
+            stream.write(msgspec.json.format(msgspec.json.encode(entries)))
+        self._put(f"{path}.new", path)
+        self._manifests[partition] = entries
+
+    def _put(self, path: str, to: str) -> None:
+        """Gives a whole file its name; on a local disk both are synced."""
+        is_local = self._files.type_name == "local"
+        if is_local:
+            file = RealDisk().open(path, "write")
+            try:
+                file.sync()
+            finally:
+                file.close()
+        self._files.move(path, to)
+        if is_local:
+            RealDisk().sync_folder(to.rpartition("/")[0])
+
+    def _manifest(self, partition: int, *, at_least: int) -> list[Archived]:
+        """The files of a partition, read again unless they are known to reach an offset."""
+        known = self._manifests.get(partition, [])
+        if known and known[-1].end >= at_least:
+            return known
+        path = f"{self._folder}/{partition}/{_MANIFEST}"
+        with self._translated(path):
+            if not self._files.get_file_info(path).is_file:
+                return []
+            with self._files.open_input_stream(path) as stream:
+                entries = msgspec.json.decode(stream.read(), type=list[Archived])
+        self._manifests[partition] = entries
+        return entries
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, msgspec.MsgspecError) as error:
+            raise StorageError(
+                f"The archive cannot be used: {path}: {error}",
+                advice="Check the archive's URL and rights; nothing is removed from the log until it is archived.",
+            ) from error
+
+
+class ArchivedSegment:
+    """One file of the archive opened for reading."""
+
+    def __init__(self, path: str, entry: Archived, source: Any) -> None:
+        self.path = path
+        self.base = entry.base
+        self.end_offset = entry.end
+        import pyarrow.parquet as pq
+
+        self._file = pq.ParquetFile(source, page_checksum_verification=True)
+        self._groups = self._file.num_row_groups
+
+    def find(self, offset: int) -> int:
+        """The row group that holds an offset, or comes after it."""
+        for number in range(self._groups):
+            statistics = self._file.metadata.row_group(number).column(self._file.metadata.num_columns - 1).statistics
+            if statistics is None or not statistics.has_min_max or statistics.max >= offset:
+                return number
+        return max(0, self._groups - 1)
+
+    def read(self, number: int, *, topic: Topic, partition: int) -> tuple[Chunk, int] | None:
+        """One row group as a chunk, and the number of the next; None behind the last."""
+        if number > 0 and number >= self._groups:
+            return None
+        try:
+            table = self._file.read_row_group(number) if self._groups else self._file.schema_arrow.empty_table()
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(
+                f"{self.path} is damaged ({error}).", advice="Restore this file of the archive from a copy."
+            ) from error
+        batch = (
+            pa.concat_batches(table.to_batches()) if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
+        )
+        offsets = batch.column("_offset").to_numpy()
+        batch = batch.drop_columns(["_offset"])
+        batch = project(batch, physical_schema(topic.schema, flags_of(batch)).append(APPENDED_FIELD))
+        start = self.base if number == 0 else int(offsets[0])
+        end = self.end_offset if number + 1 >= self._groups else self._first_of(number + 1)
+        return Chunk(topic, partition, start, batch, None, offsets, end), number + 1
+
+    def close(self) -> None:
+        """Closes the file; chunks already read stay valid."""
+        self._file.close(force=True)
+
+    def _first_of(self, number: int) -> int:
+        column = self._file.read_row_group(number, columns=["_offset"]).column(0)
+        return int(column[0].as_py())
+
+
+def check_archive(topic: Topic) -> None:
+    """Refuses a topic whose archive cannot be a place."""
+    if topic.archive is not None:
+        open_file_system(topic.archive)
+
+
+def open_file_system(url: str | None) -> tuple[Any, str]:
+    """The file system and the path in it that a URL names."""
+    import pyarrow.fs as fs
+
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"archive={url!r} names no place: {error}.",
+            advice="Use a URL such as file:///backup/log or s3://bucket/log.",
+        ) from error
+    return found
+
+
+def _complete(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    batch = chunk.batch.append_column(OFFSET_FIELD, pa.array(chunk.all_offsets()))
+    if chunk.appended is not None:
+        times = pa.array(np.full(batch.num_rows, chunk.appended, dtype=np.int64)).cast(APPENDED_FIELD.type)
+        batch = batch.append_column(APPENDED_FIELD, times)
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,117 @@
+"""Overload: what happens to an append when its partition is at the topic's `bytes_max`, or the disk is full.
+
+    block        `TopicFull`, which a producer tries again for its `retry_s` and `log.append` for half a minute; nothing is lost
+    reject       `Overloaded` at once; the counter `rejected` says how many events were refused
+    drop_oldest  the oldest segments go to make room; the counter `dropped` says how many events that were
+
+A partition is measured before each batch, without its append lock, so writers at the same moment may go over the limit by one
+batch each. What is expired goes first and may make the room.
+A transaction is refused at once where others would wait.
+
+Thread-safety: a gauge may be used by many threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NoReturn
+from weakref import WeakKeyDictionary
+
+from headwater.log.disk import Disk
+from headwater.log.keeper import holding
+from headwater.log.partition import Partition
+from headwater.log.retention import give_up, segment_sizes
+from headwater.model.errors import DiskFull, Overloaded, TopicFull
+
+_LOOKS_MAX = 100
+_LOOK_S = 0.01
+_EVER_US = 1 << 62
+
+
+class Gauge:
+    """How full the partitions of one log are, as one process sees it."""
+
+    def __init__(self, disk: Disk, counters: Counter[str], expire: Callable[[Partition], object]) -> None:
+        self._disk = disk
+        self._counters = counters
+        self._expire = expire
+        self._closed_bytes: WeakKeyDictionary[Partition, tuple[tuple[int, int], int]] = WeakKeyDictionary()
+
+    def admit(self, partition: Partition, *, events: int, size: int) -> None:
+        """Lets so many events of so many bytes pass, makes room for them, or refuses them."""
+        limit = partition.topic.bytes_max
+        if limit is None or self._used(partition) + size <= limit:
+            return
+        if size > limit:
+            self._refuse(events, f"{events} events of {size:,} bytes are more than {partition.where()} may ever hold.")
+        self._expire(partition)
+        limit = partition.topic.bytes_max
+        if limit is None or self._measured(partition) + size <= limit:
+            return
+        full = f"There is no room in {partition.where()}: it may hold {limit:,} bytes."
+        match partition.topic.overload:
+            case "drop_oldest":
+                self.drop_oldest(partition, room_bytes=limit - size)
+            case "reject":
+                self._refuse(events, full)
+            case "block":
+                self._counters["blocked"] += 1
+                raise TopicFull(
+                    full, advice="It is tried again for a while; retention or a larger bytes_max makes room."
+                )
+
+    def disk_is_full(self, partition: Partition, error: DiskFull, *, events: int, size: int) -> bool:
+        """Whether room was made on a full disk by dropping the oldest; raises what the topic's policy says if not."""
+        if partition.topic.overload == "reject":
+            self._refuse(events, error.what)
+        if partition.topic.overload == "drop_oldest":
+            return self.drop_oldest(partition, room_bytes=max(0, self._measured(partition) - size))
+        return False
+
+    def drop_oldest(self, partition: Partition, *, room_bytes: int) -> bool:
+        """Gives up the oldest segments until a partition has at most so many bytes; the active one too if it must be."""
+        for _ in range(_LOOKS_MAX):
+            with holding(self._disk, partition) as alone:
+                if alone:
+                    return self._drop_oldest(partition, room_bytes)
+            time.sleep(_LOOK_S)
+        return False
+
+    def _drop_oldest(self, partition: Partition, room_bytes: int) -> bool:
+        before = partition.first()
+        for is_last_try in (False, True):
+            sizes = segment_sizes(self._disk, partition)
+            total = sum(sizes.values())
+            first = before
+            for base, size in sizes.items():
+                first = base
+                if total <= room_bytes or base >= partition.durable_base():
+                    break
+                total -= size
+            if total <= room_bytes or is_last_try:
+                break
+            partition.roll_older_than(_EVER_US)
+        give_up(self._disk, partition, first)
+        self._counters["dropped"] += first - before
+        return first > before
+
+    def _refuse(self, events: int, what: str) -> NoReturn:
+        self._counters["rejected"] += events
+        raise Overloaded(what, advice="Nothing was stored. Append less, or give the topic more room.")
+
+    def _used(self, partition: Partition) -> int:
+        written = partition.written()
+        known = self._closed_bytes.get(partition)
+        if known is None or known[0] != (partition.first(), written.base):
+            return self._measured(partition)
+        return known[1] + written.position
+
+    def _measured(self, partition: Partition) -> int:
+        """Measured anew: sealing and compaction make segments smaller at any time."""
+        written, first = partition.written(), partition.first()
+        sizes = segment_sizes(self._disk, partition)
+        closed = sum(size for base, size in sizes.items() if base < written.base)
+        self._closed_bytes[partition] = ((first, written.base), closed)
+        return closed + written.position
