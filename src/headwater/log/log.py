@@ -17,7 +17,8 @@ from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
-from headwater.log.queue import Order, Queue
+from headwater.log.queue import Queue
+from headwater.log.queue_settings import Order
 from headwater.log.reader import Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
@@ -303,7 +304,9 @@ class Log:
         described, floors = self.topic(topic), dict[int, int]()
         for made in self._store.queues():
             if made["topic"] == topic and made["topic_id"] == described.id:
-                with Queue(self, topic, group=made["group"], order=made["order"], is_dead=made["dead"] is None) as queue:
+                with Queue(
+                    self, topic, group=made["group"], order=made["order"], is_dead=made["dead"] is None
+                ) as queue:
                     for number, floor in queue.floors().items():
                         floors[number] = min(floor, floors.get(number, floor))
         return floors
@@ -319,9 +322,7 @@ class Log:
         headers: Mapping[str, bytes] | None = None,
     ) -> Event:
         """Sends an event to a queue and waits for the reply of whoever leases it; `TimedOut`."""
-        return send_request(
-            self, topic, value, key=key, timeout_s=timeout_s, reply_topic=reply_topic, headers=headers
-        )
+        return send_request(self, topic, value, key=key, timeout_s=timeout_s, reply_topic=reply_topic, headers=headers)
 
     # Everything else
 

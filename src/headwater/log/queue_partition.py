@@ -22,6 +22,7 @@ import numpy as np
 
 from headwater.log.events import to_events
 from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for_others, key_hashes
+from headwater.log.queue_settings import Settings
 from headwater.log.queue_states import QueueStates
 from headwater.log.queue_window import CAPACITY_MAX, FAR_US, Offsets, Window
 from headwater.log.store import Bounds, Chunk, Cursor, Store
@@ -36,15 +37,6 @@ _SKIP_MAX = 20_000
 _JOIN_GAP = 64
 
 Bury = Callable[[Sequence[Event], Sequence[int], Sequence[str], Sequence[bool]], None]
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What a handle asks of its queue."""
-
-    lease_us: int
-    deliveries_max: int | None
-    has_keys: bool
-    duplicates_us: int | None
 
 
 class Granted(msgspec.Struct):
@@ -240,9 +232,7 @@ class QueuePartition:
             rest = min(rest, granted.deadline)
         window.hint = rest
 
-    def _look_further(
-        self, window: Window, granted: Granted, wanted: int, end: int, now: int
-    ) -> tuple[Window, bool]:
+    def _look_further(self, window: Window, granted: Granted, wanted: int, end: int, now: int) -> tuple[Window, bool]:
         """Leases events nobody has looked at; the window, perhaps a larger one, and whether to go on."""
         block = wanted
         if self._settings.has_keys:
@@ -359,5 +349,3 @@ class Feed:
                 events = [event for event in events if event.offset in wanted]
             found += events
         return found
-
-

@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
+QUEUE = "queue: "
+"""With it begin the points that only queues reach; they have rounds of their own."""
+
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
-    """Every point that some code of the log reaches, read from its source."""
+    """Every point that appending and reading reach, read from the source."""
+    return [point for point in _all_points() if not point.startswith(QUEUE)]
+
+
+def queue_points() -> list[str]:
+    """Every point that queues reach."""
+    return [point for point in _all_points() if point.startswith(QUEUE)]
+
+
+def _all_points() -> list[str]:
     found: set[str] = set()
     for module in files("headwater.log").iterdir():
         if module.name.endswith(".py"):
