@@ -133,7 +133,7 @@ class Queue:
     def ack(self, leases: Iterable[Lease]) -> None:
         """These events are done, and it is written when this returns; `LeaseExpired` names those that came too late."""
         refused = 0
-        for part, grant, some in self._by_grant(leases):
+        for part, grant, some in self._by_grant(leases)[0]:
             late = part.ack([lease.event.offset for lease in some], grant.token)
             self._settled(grant, some, late)
             self._counters["acked"] += len(some) - late
@@ -149,8 +149,8 @@ class Queue:
     def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
         """Gives events back, to be delivered again after the delay; at the delivery limit they become dead letters."""
         at = self._clock() + round(delay_s * 1e6) if delay_s > 0 else 0
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             late = part.nack([lease.event.offset for lease in some], grant.token, time=at, reason=reason)
             self._settled(grant, some, len(late))
             self._counters["given_back"] += len(some) - len(late)
@@ -161,8 +161,8 @@ class Queue:
     def reject(self, leases: Iterable[Lease], reason: str) -> None:
         """Sends events to the dead letters now."""
         self._dead.check()
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             late = part.reject([lease.event.offset for lease in some], grant.token, reason=reason)
             self._settled(grant, some, len(late))
             refused += len(late)
@@ -173,8 +173,8 @@ class Queue:
         """Keeps leases for so many seconds from now."""
         check_seconds(s, "s")
         deadline = self._clock() + round(s * 1e6)
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             refused += len(part.extend([lease.event.offset for lease in some], grant.token, deadline=deadline))
             grant.deadline = max(grant.deadline, deadline)
         if refused:
@@ -379,16 +379,19 @@ class Queue:
         self._acks.settled(grant, len(leases))
         self._counters["expired"] += late
 
-    def _by_grant(self, leases: Iterable[Lease]) -> list[tuple[QueuePartition, Grant, list[Lease]]]:
-        """Leases by what they were granted with; those that are settled already are left out."""
+    def _by_grant(self, leases: Iterable[Lease]) -> tuple[list[tuple[QueuePartition, Grant, list[Lease]]], int]:
+        """Leases by what they were granted with, without those that are settled, and how many these were."""
         self._check_usable()
         groups: dict[int, list[Lease]] = {}
+        settled = 0
         for lease in leases:
             if lease._grant.queue is not self:
                 raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
-            if not lease._settled:
+            if lease._settled:
+                settled += 1
+            else:
                 groups.setdefault(id(lease._grant), []).append(lease)
-        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()]
+        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()], settled
 
     # Small things
 

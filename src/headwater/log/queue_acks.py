@@ -39,7 +39,10 @@ class Acks:
         """Whether somebody is about to write what is gathered."""
         self.failure: HeadwaterError | None = None
         self.refused = 0
-        self._begin_empty()
+        self._grants: list[Grant] = []
+        self._mutex = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def add(self, grant: Grant) -> None:
         """Another grant whose acknowledgements are to be written."""
@@ -101,13 +104,10 @@ class Acks:
         """In a child: what was gathered is the parent's."""
         self._closed = True
         self.ticking = False
-        self._begin_empty()
-
-    def _begin_empty(self) -> None:
-        self._grants: list[Grant] = []
+        self._grants = []
         self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = None
 
     def _start(self) -> None:
         with self._mutex:
