@@ -184,7 +184,7 @@ class Window:
         floor, words = self.floor, self._in_order(self._words)
         is_due = words < np.uint64((now + 1) << SHIFT)
         if self._keys is not None:
-            is_due &= self._is_first_of_key(words, now)
+            is_due &= self._is_free(words, now)
         found = np.flatnonzero(is_due)
         taken = found[:limit]
         if len(found) > len(taken):
@@ -193,15 +193,17 @@ class Window:
         rest[taken] = _ACKED
         return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
 
-    def _is_first_of_key(self, words: Words, now: int) -> Mask:
-        """Whether no earlier event of the same key waits or is out. Those scheduled for later have not come yet."""
+    def _is_free(self, words: Words, now: int) -> Mask:
+        """Whether no earlier event of the same key waits and none is out. What is scheduled for later has not come yet."""
         assert self._keys is not None
-        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & (words >= np.uint64((now + 1) << SHIFT)))
         keys = self._in_order(self._keys)
-        at = np.flatnonzero(waits & (keys != 0))
-        first = ~waits | (keys == 0)
-        first[at[np.unique(keys[at], return_index=True)[1]]] = True
-        return first
+        is_later = words >= np.uint64((now + 1) << SHIFT)
+        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & is_later) & (keys != 0)
+        at = np.flatnonzero(waits)
+        free = keys == 0
+        free[at[np.unique(keys[at], return_index=True)[1]]] = True
+        is_out = waits & is_later & ((words & _STATE_MASK) == LEASED)
+        return free & ~np.isin(keys, keys[is_out]) if is_out.any() else free
 
     def is_burying(self, offsets: Offsets) -> Mask:
         """Which of them a dead process had begun to send to the dead letters."""
@@ -232,12 +234,8 @@ class Window:
         """Which of these leases are still in force."""
         places = offsets & self._wrap
         inside = (offsets >= self.floor) & (offsets < self.next)
-        return (
-            inside
-            & (self._tokens[places] == np.uint64(token))
-            & ((self._words[places] & _STATE_MASK) == LEASED)
-            & (self._words[places] != _ACKED)
-        )
+        is_its = self._tokens[places] == np.uint64(token)
+        return inside & is_its & ((self._words[places] & _STATE_MASK) == LEASED)
 
     # Entries change
 
@@ -285,7 +283,7 @@ class Window:
         """What one member has out."""
         words, tokens = self._in_order(self._words), self._in_order(self._tokens)
         is_its = ((tokens >> np.uint64(32)) == np.uint64(member)) & ((words & _STATE_MASK) == LEASED)
-        return np.flatnonzero(is_its & (words != _ACKED)) + self.floor
+        return np.flatnonzero(is_its) + self.floor
 
     # The buffer
 

@@ -388,7 +388,7 @@ class LeaseContract(LogCase):
             {"duplicates_s": -1},
         ):
             with refused(InvalidInput):
-                log.queue("tasks", **settings)  # type: ignore[arg-type]
+                log.queue("tasks", **settings)
         for group in ("", "a/b", ".."):
             with refused(InvalidName):
                 log.queue("tasks", group=group)
