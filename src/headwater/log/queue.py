@@ -266,8 +266,8 @@ class Queue:
             return
         try:
             self._acks.write()
-            if self._member:
-                for part in list(self._parts.values()):
+            for part in list(self._parts.values()):
+                if part.has_leased:
                     part.give_back_all(self._member, time=0)
         finally:
             self._closed = True

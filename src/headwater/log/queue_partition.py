@@ -82,6 +82,7 @@ class QueuePartition:
         self._ids: Ids | None = None
         if settings.duplicates_us is not None:
             self._ids = Ids(store, topic, number, window_us=settings.duplicates_us)
+        self.has_leased = False
         self.waits_until = 0
         """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
 
@@ -100,6 +101,7 @@ class QueuePartition:
                 if not is_more:
                     break
             self.waits_until = window.hint if window.next > window.floor else FAR_US
+            self.has_leased |= granted.count > 0
         return granted
 
     def events(self, granted: Granted) -> tuple[list[Event], list[int], list[int]]:

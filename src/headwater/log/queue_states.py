@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 from headwater.log.catalog import read_text, write_text
 from headwater.log.disk import Disk, File, Map, RealDisk
-from headwater.log.queue_window import CAPACITY_MIN, Window, empty_header, window_bytes
+from headwater.log.queue_window import CAPACITY_MIN, DELETE_IT, HEADER_BYTES, Window, empty_header, window_bytes
 from headwater.log.topic import Topic
-from headwater.model.errors import Closed
+from headwater.model.errors import Closed, Damaged
 
 _KIND = "queue"
 
@@ -239,6 +239,8 @@ class LocalStates:
             size = file.size()
         finally:
             file.close()
+        if size < HEADER_BYTES:
+            raise Damaged(f"{path} has {size} bytes, less than its header.", advice=DELETE_IT)
         place.map = self._disk.map(path, size)
         return Window(place.map.view, path)
 

@@ -47,8 +47,13 @@ SHIFT = 11
 FAR_US = (1 << 53) - 2
 """The latest time a word can hold: the year 2255."""
 
+DELETE_IT = (
+    "Delete this one file with every program closed: the queue then begins its partition anew, and no event is lost."
+)
+
 _MAGIC = b"HWQUEU"
 _START = struct.Struct("<6sH")
+_WORD = struct.Struct("<Q")
 _CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS = range(1, 8)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
@@ -75,12 +80,12 @@ class Window:
             raise FormatTooNew(
                 f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
             )
-        self._view = view
-        self._head: Any = view[:HEADER_BYTES].cast("Q")
-        self.capacity = capacity = int(self._head[_CAPACITY])
-        self.has_keys = bool(self._head[_HAS_KEYS])
+        self.capacity = capacity = int(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
+        self.has_keys = bool(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0])
         if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
             raise _damaged(path, f"it says it has {capacity} places")
+        self._view = view
+        self._head: Any = view[:HEADER_BYTES].cast("Q")
         self._wrap = capacity - 1
         self._words: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES)
         self._tokens: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES + 8 * capacity)
@@ -321,7 +326,7 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
     _START.pack_into(header, 0, _MAGIC, FORMAT)
     values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation, _HINT: FAR_US}
     for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
-        struct.pack_into("<Q", header, 8 * field, value)
+        _WORD.pack_into(header, 8 * field, value)
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
     return bytes(header)
 
@@ -331,7 +336,4 @@ def _word(time: int, deliveries: int, state: int) -> int:
 
 
 def _damaged(path: str, why: str) -> Damaged:
-    return Damaged(
-        f"{path} is damaged: {why}.",
-        advice="Delete this one file with every program closed: the queue then begins its partition anew, no event is lost.",
-    )
+    return Damaged(f"{path} is damaged: {why}.", advice=DELETE_IT)
