@@ -12,11 +12,13 @@ from headwater.log.memory import MemoryStore
 from headwater.model.clock import system_clock
 from headwater.testing.contract import LogContract
 from headwater.testing.contract_case import OpenLog
+from headwater.testing.contract_queues import QueueContract
 
 
 def test_every_test_of_the_contract_is_run_and_says_its_rule() -> None:
     """Two parts with a test of the same name would hide one of them."""
-    parts = [part for part in LogContract.__mro__ if part.__module__.startswith("headwater.")]
+    contracts = {*LogContract.__mro__, *QueueContract.__mro__}
+    parts = [part for part in contracts if part.__module__.startswith("headwater.")]
     tests = [(name, test) for part in parts for name, test in vars(part).items() if name.startswith("test")]
     assert len({name for name, _ in tests}) == len(tests) > 90
     assert not [name for name, test in tests if not test.__doc__]
@@ -44,6 +46,27 @@ class TestFileLogWithoutFsync(LogContract):
 
 class TestMemoryLog(LogContract):
     """Handles share one store: nothing outlives it."""
+
+    backend = "memory"
+
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        store = MemoryStore(clock=system_clock)
+        return lambda: Log(store, "fsync", system_clock)
+
+
+class TestFileQueues(QueueContract):
+    """Queues over a folder, shared by handles as by processes."""
+
+    backend = "file"
+
+    @pytest.fixture
+    def open_log(self, tmp_path: Path) -> OpenLog:
+        return lambda: headwater.open_log(str(tmp_path / "log"), durability="os")
+
+
+class TestMemoryQueues(QueueContract):
+    """Queues in memory."""
 
     backend = "memory"
 

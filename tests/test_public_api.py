@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.log.lease import Lease
 from headwater.log.log import Transaction
 from headwater.log.producer import Producer
+from headwater.log.queue import Queue
 from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 
@@ -24,6 +26,10 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "bytes_max=None, overload=None, archive=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
+        "acked_floor": "(self, topic)",
+        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None)",
+        "append": "(self, topic, rows, *, atomic=False)",
+        "clock": "property",
         "close": "(self)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
@@ -35,8 +41,12 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
+        "queue": "(self, topic, *, group='default', lease_s=30.0, deliveries_max=5, order='none', credit=None, "
+        "duplicates_s=None, dead=None)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
+        "reader": "(self, topic, *, start='earliest', columns=None)",
+        "request": "(self, topic, value=None, *, key=None, timeout_s=30.0, reply_topic=None, headers=None)",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
         "store": "property",
@@ -54,6 +64,33 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "flush_async": "(self, *, timeout_s=None)",
         "send": "(self, topic, value=None, *, key=None, headers=None, sequence=None)",
         "send_async": "(self, topic, value=None, **more)",
+    },
+    Queue: {
+        "ack": "(self, leases)",
+        "ack_async": "(self, leases)",
+        "browse": "(self, *, events_max=100)",
+        "close": "(self)",
+        "counters": "(self)",
+        "dead": "(self, *, events_max=100)",
+        "depth": "(self)",
+        "extend": "(self, leases, s)",
+        "floors": "(self)",
+        "flush": "(self)",
+        "lease": "(self, *, events_max=500, timeout_s=1.0)",
+        "lease_async": "(self, *, events_max=500, timeout_s=1.0)",
+        "nack": "(self, leases, *, delay_s=0.0, reason='given back')",
+        "redrive": "(self, *, events_max=None)",
+        "reject": "(self, leases, reason)",
+        "reply": "(self, lease, value)",
+        "seek": "(self, start)",
+        "send": "(self, value=None, *, key=None, delay_s=None, at=None, id=None, headers=None)",
+    },
+    Lease: {
+        "ack": "(self)",
+        "extend": "(self, s)",
+        "nack": "(self, *, delay_s=0.0, reason='given back')",
+        "reject": "(self, reason)",
+        "reply": "(self, value)",
     },
     Receipt: {"done": "(self)", "result": "(self, *, timeout_s=None)"},
     Reader: {

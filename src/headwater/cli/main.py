@@ -22,6 +22,7 @@ from headwater.cli.location import VARIABLE, LogOption
 from headwater.cli.mirror import mirror
 from headwater.cli.output import printable
 from headwater.cli.produce import produce
+from headwater.cli.queues import queues
 from headwater.cli.sql import sql
 from headwater.cli.tail import tail
 from headwater.cli.topics import topics
@@ -43,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topics, name="topics")
+app.add_typer(queues, name="queues")
 app.command()(produce)
 app.command()(tail)
 app.command()(sql)

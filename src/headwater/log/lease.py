@@ -17,15 +17,17 @@ from headwater.model.event import Event
 
 if TYPE_CHECKING:
     from headwater.log.queue import Queue
+    from headwater.log.queue_acks import Acks
 
 
 class Grant:
     """The leases that one call got of one partition."""
 
-    __slots__ = ("acked", "count", "deadline", "dropped", "partition", "queue", "settled", "token")
+    __slots__ = ("acked", "acks", "count", "deadline", "dropped", "partition", "queue", "settled", "token")
 
-    def __init__(self, queue: Queue, partition: int, token: int, count: int, deadline: int) -> None:
+    def __init__(self, queue: Queue, acks: Acks, partition: int, token: int, count: int, deadline: int) -> None:
         self.queue = queue
+        self.acks = acks
         self.partition = partition
         self.token = token
         self.count = count
@@ -50,8 +52,8 @@ class Lease(msgspec.Struct):
         self._settled = True
         grant = self._grant
         grant.acked.append(self.event.offset)
-        if grant.dropped or not grant.queue._ticking:
-            grant.queue._acked(grant)
+        if grant.dropped or not grant.acks.ticking:
+            grant.acks.gathered(grant)
 
     def nack(self, *, delay_s: float = 0.0, reason: str = "given back") -> None:
         """Gives the event back: it is delivered again after the delay, or goes to the dead letters with the reason."""

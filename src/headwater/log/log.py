@@ -19,7 +19,8 @@ from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
-from headwater.log.queue import Order, Queue
+from headwater.log.queue import Queue
+from headwater.log.queue_settings import Order
 from headwater.log.reader import Missed, Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch

@@ -14,25 +14,26 @@ parent; the child opens its own.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from headwater.log.events import to_events
 from headwater.log.fork import tell_when_forked
 from headwater.log.lease import Grant, Lease
+from headwater.log.queue_acks import Acks
 from headwater.log.queue_dead import DeadLetters
-from headwater.log.queue_headers import DELIVER_AT, ID, delivery_times
-from headwater.log.queue_partition import Granted, QueuePartition, Settings
+from headwater.log.queue_depth import Depth, Entry, browse, count
+from headwater.log.queue_headers import DELIVER_AT, ID
+from headwater.log.queue_partition import Granted, QueuePartition
 from headwater.log.queue_send import send_event
-from headwater.log.queue_window import DELIVERIES_MAX, FAR_US, LEASED
+from headwater.log.queue_settings import Order, check_agrees, check_lease, check_seconds, to_settings
+from headwater.log.queue_window import FAR_US
 from headwater.log.reader import Start, wait_async
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
@@ -44,34 +45,11 @@ from headwater.model.position import Position
 if TYPE_CHECKING:
     from headwater.log.log import Log
 
-Order = Literal["none", "key"]
-EntryState = Literal["ready", "leased", "scheduled"]
-
-FLUSH_S = 0.005
 SWEEP_S = 0.1
 
 _BUSY_S = 0.0005
 _LOOK_AGAIN_S = 0.02
 _WAIT_S_MAX = 0.25
-_FRESH_COUNTED_MAX = 65_536
-
-
-class Depth(msgspec.Struct, frozen=True):
-    """How many events of a queue are to be delivered, are out, wait for their time, and are dead letters."""
-
-    ready: int
-    leased: int
-    scheduled: int
-    dead: int
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """An event that is not acknowledged, as browsing shows it; `due_us` is when it may be delivered (again)."""
-
-    event: Event
-    state: EntryState
-    deliveries: int
-    due_us: int
 
 
 class Queue:
@@ -91,7 +69,9 @@ class Queue:
         dead: str | None = None,
         is_dead: bool = False,
     ) -> None:
-        _check_settings(lease_s, deliveries_max, order, credit, duplicates_s)
+        settings = to_settings(
+            lease_s=lease_s, deliveries_max=deliveries_max, order=order, duplicates_s=duplicates_s, credit=credit
+        )
         self.topic = check_name(topic)
         self.group = check_name(group)
         self._log = log
@@ -107,15 +87,12 @@ class Queue:
             "order": order,
             "dead": None if is_dead else check_name(dead or f"{topic}.dead"),
         }
-        found = self._states.settings(wanted)
-        _check_agrees(found, order=order, dead=dead)
-        self._dead = DeadLetters(log, topic=topic, group=group, dead=found["dead"])
-        self._settings = Settings(
-            lease_us=round(lease_s * 1e6),
-            deliveries_max=None if is_dead else deliveries_max,
-            has_keys=order == "key",
-            duplicates_us=None if duplicates_s is None else round(duplicates_s * 1e6),
-        )
+        made = self._states.settings(wanted)
+        check_agrees(made, order=order, dead=dead)
+        self._dead = DeadLetters(log, topic=topic, group=group, dead=made["dead"])
+        self._settings = settings
+        if made["dead"] is None:
+            self._settings = msgspec.structs.replace(settings, deliveries_max=None)
         self._parts: dict[int, QueuePartition] = {}
         self._counters: Counter[str] = Counter()
         self._waiter: Waiter | None = None
@@ -123,14 +100,14 @@ class Queue:
         self._member = 0
         self._turn = 0
         self._sweep_at = 0.0
-        self._begin_empty()
+        self._acks = Acks(self._write_acks, clock=self._clock, threads=self._states.threads, counters=self._counters)
         tell_when_forked(self)
 
     # Leasing
 
     def lease(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Lease]:
         """The next leases; an empty list when none came in time."""
-        _check_lease(events_max, timeout_s)
+        check_lease(events_max, timeout_s)
         deadline = time.monotonic() + timeout_s
         while True:
             leases, is_busy = self._lease_now(events_max, wait=timeout_s <= 0)
@@ -141,7 +118,7 @@ class Queue:
 
     async def lease_async(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Lease]:
         """`lease` for asyncio: other tasks run while it waits."""
-        _check_lease(events_max, timeout_s)
+        check_lease(events_max, timeout_s)
         deadline = time.monotonic() + timeout_s
         while True:
             leases, is_busy = self._lease_now(events_max, wait=timeout_s <= 0)
@@ -156,13 +133,13 @@ class Queue:
     def ack(self, leases: Iterable[Lease]) -> None:
         """These events are done, and it is written when this returns; `LeaseExpired` names those that came too late."""
         refused = 0
-        for part, grant, some in self._by_grant(leases):
+        for part, grant, some in self._by_grant(leases)[0]:
             late = part.ack([lease.event.offset for lease in some], grant.token)
             self._settled(grant, some, late)
             self._counters["acked"] += len(some) - late
             refused += late
         if refused:
-            raise self._expired(refused)
+            raise _too_late(refused)
 
     async def ack_async(self, leases: Iterable[Lease]) -> None:
         """`ack` for asyncio."""
@@ -172,45 +149,45 @@ class Queue:
     def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
         """Gives events back, to be delivered again after the delay; at the delivery limit they become dead letters."""
         at = self._clock() + round(delay_s * 1e6) if delay_s > 0 else 0
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             late = part.nack([lease.event.offset for lease in some], grant.token, time=at, reason=reason)
             self._settled(grant, some, len(late))
             self._counters["given_back"] += len(some) - len(late)
             refused += len(late)
         if refused:
-            raise self._expired(refused)
+            raise _too_late(refused)
 
     def reject(self, leases: Iterable[Lease], reason: str) -> None:
         """Sends events to the dead letters now."""
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        self._dead.check()
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             late = part.reject([lease.event.offset for lease in some], grant.token, reason=reason)
             self._settled(grant, some, len(late))
             refused += len(late)
         if refused:
-            raise self._expired(refused)
+            raise _too_late(refused)
 
     def extend(self, leases: Iterable[Lease], s: float) -> None:
         """Keeps leases for so many seconds from now."""
-        if not isinstance(s, (int, float)) or s <= 0:
-            raise InvalidInput(f"A lease cannot be kept for {s!r} s.", advice="Use seconds, more than 0.")
+        check_seconds(s, "s")
         deadline = self._clock() + round(s * 1e6)
-        refused = 0
-        for part, grant, some in self._by_grant(leases):
+        groups, refused = self._by_grant(leases)
+        for part, grant, some in groups:
             refused += len(part.extend([lease.event.offset for lease in some], grant.token, deadline=deadline))
             grant.deadline = max(grant.deadline, deadline)
         if refused:
-            raise self._expired(refused)
+            raise _too_late(refused)
 
     def flush(self) -> None:
         """Returns when every acknowledgement so far is written; `LeaseExpired` if some since the last flush came too late."""
         self._check_usable()
-        self._write_acks()
-        failure, self._failure = self._failure, None
+        self._acks.write()
+        failure, self._acks.failure = self._acks.failure, None
         if failure is not None:
             raise failure
-        refused, self._refused = self._refused, 0
+        refused, self._acks.refused = self._acks.refused, 0
         if refused:
             raise _too_late(refused)
 
@@ -249,41 +226,13 @@ class Queue:
 
     def browse(self, *, events_max: int = 100) -> list[Entry]:
         """What is not acknowledged, without leasing any of it, partition after partition."""
-        now, found = self._clock(), []
-        for number, bounds in self._bounds().items():
-            part = self._part(number)
-            entries, chunks, _ = part.waiting(bounds, fresh_max=events_max - len(found))
-            entries = entries[: events_max - len(found)]
-            events = {event.offset: event for event in part.events_at([entry[0] for entry in entries])}
-            for offset, state, deliveries, due in entries:
-                if offset in events:
-                    found.append(Entry(events[offset], _state(state, due, now), deliveries, due))
-            for chunk in chunks:
-                times, skipped = delivery_times(chunk).tolist(), part.is_skipped(chunk).tolist()
-                for event, due, skip in zip(to_events(chunk), times, skipped, strict=True):
-                    if not skip:
-                        found.append(Entry(event, _state(0, due, now), 0, due))
-            if len(found) >= events_max:
-                break
-        return found[:events_max]
+        self._acks.write()
+        return browse(self._all_parts(), events_max=events_max, now=self._clock())
 
     def depth(self) -> Depth:
         """How many events are ready, leased, scheduled and dead. Behind the newest event ever leased ids are not looked at."""
-        now, counts = self._clock(), Counter[str]()
-        for number, bounds in self._bounds().items():
-            part = self._part(number)
-            entries, chunks, start = part.waiting(bounds, fresh_max=_FRESH_COUNTED_MAX)
-            for _, state, _, due in entries:
-                counts[_state(state, due, now)] += 1
-            looked_at = 0
-            for chunk in chunks:
-                waits = ~part.is_skipped(chunk)
-                later = int(((delivery_times(chunk) > now) & waits).sum())
-                counts["scheduled"] += later
-                counts["ready"] += int(waits.sum()) - later
-                looked_at += chunk.batch.num_rows
-            counts["ready"] += max(0, bounds.end - start - looked_at)
-        return Depth(counts["ready"], counts["leased"], counts["scheduled"], self._dead.count())
+        self._acks.write()
+        return count(self._all_parts(), now=self._clock(), dead=self._dead.count())
 
     def dead(self, *, events_max: int = 100) -> list[Event]:
         """The dead letters of this group; headers say why, from where, and after how many deliveries."""
@@ -297,13 +246,14 @@ class Queue:
     def seek(self, start: Start) -> None:
         """Goes on from another place, for the whole group: everything from there on is delivered, again if need be."""
         self._check_usable()
-        self._write_acks()
+        self._acks.write()
         with self._log.reader(self.topic, start=start) as reader:
             for place in reader.positions():
                 self._part(place.partition).restart(place.offset)
 
     def floors(self) -> dict[int, int]:
         """In each partition the offset below which this group has acknowledged everything."""
+        self._acks.write()
         return {number: self._part(number).floor(bounds) for number, bounds in self._bounds().items()}
 
     def counters(self) -> Mapping[str, int]:
@@ -315,16 +265,13 @@ class Queue:
         if self._closed or self._foreign:
             return
         try:
-            self._write_acks()
-            if self._member:
-                for part in list(self._parts.values()):
+            self._acks.write()
+            for part in list(self._parts.values()):
+                if part.has_leased:
                     part.give_back_all(self._member, time=0)
         finally:
             self._closed = True
-            self._ticking = False
-            self._wake.set()
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join()
+            self._acks.close()
             if self._waiter is not None:
                 self._waiter.close()
             self._dead.close()
@@ -342,29 +289,20 @@ class Queue:
         """In a child: leases and locks are the parent's."""
         self._foreign = True
         self._states.forked()
-        self._begin_empty()
-
-    def _begin_empty(self) -> None:
-        self._grants: list[Grant] = []
-        self._mutex = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: HeadwaterError | None = None
-        self._refused = 0
-        self._ticking = False
+        self._acks.forked()
 
     # Leases of this moment
 
     def _lease_now(self, events_max: int, *, wait: bool) -> tuple[list[Lease], bool]:
         """What can be leased now, and whether another process was at some partition."""
         self._check_usable()
-        self._write_acks()
+        self._acks.write()
         if not self._member:
             self._member = self._states.join()
         self._sweep()
         now = self._clock()
         if self._credit is not None:
-            events_max = min(events_max, self._credit - self._outstanding(now))
+            events_max = min(events_max, self._credit - self._acks.outstanding(now))
         leases: list[Lease] = []
         if events_max <= 0:
             return leases, False
@@ -402,12 +340,11 @@ class Queue:
             for offsets in granted.offsets:
                 part.nack(offsets.tolist(), granted.token, time=0, reason="", delivered=False)
             raise
-        grant = Grant(self, part.number, granted.token, granted.count, granted.deadline)
+        grant = Grant(self, self._acks, part.number, granted.token, granted.count, granted.deadline)
         grant.acked += gone
-        with self._mutex:
-            self._grants.append(grant)
-            self._counters["leased"] += len(events)
-            self._counters["redelivered"] += sum(count > 1 for count in deliveries)
+        self._acks.add(grant)
+        self._counters["leased"] += len(events)
+        self._counters["redelivered"] += len(deliveries) - deliveries.count(1)
         return list(map(Lease, events, deliveries, repeat(grant)))
 
     def _sweep(self) -> None:
@@ -422,10 +359,6 @@ class Queue:
             self._states.reach("queue: given back")
             self._states.bury_member(member)
 
-    def _outstanding(self, now: int) -> int:
-        with self._mutex:
-            return sum(g.count - g.settled - len(g.acked) for g in self._grants if g.deadline > now)
-
     def _pause_s(self, *, is_busy: bool) -> float:
         """How long to sleep when there was nothing: others give back without waking us."""
         if is_busy:
@@ -435,76 +368,30 @@ class Queue:
             return _WAIT_S_MAX
         return max(_BUSY_S, min(_LOOK_AGAIN_S, (due - self._clock()) / 1e6))
 
-    # Acknowledgements
+    # Settling
 
-    def _acked(self, grant: Grant) -> None:
-        """An acknowledgement was gathered while nobody was about to write it, or after its grant was dropped."""
-        self._check_usable()
-        if grant.dropped:
-            with self._mutex:
-                grant.dropped = False
-                self._grants.append(grant)
-        if not self._ticking:
-            self._ticking = True
-            if self._states.threads:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="headwater-queue", daemon=True)
-                    self._thread.start()
-                self._wake.set()
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            if self._closed:
-                return
-            self._wake.clear()
-            time.sleep(FLUSH_S)
-            self._ticking = False
-            try:
-                self._write_acks()
-            except HeadwaterError as error:
-                self._failure = error
-
-    def _write_acks(self) -> None:
-        """Writes what was gathered. An acknowledgement is taken from its grant only when it is written."""
-        with self._mutex:
-            now, kept = self._clock(), []
-            for grant in self._grants:
-                grant.dropped = grant.deadline < now
-                count = len(grant.acked)
-                if count:
-                    late = self._part(grant.partition).ack(grant.acked[:count], grant.token)
-                    del grant.acked[:count]
-                    grant.settled += count
-                    self._refused += late
-                    self._counters["expired"] += late
-                    self._counters["acked"] += count - late
-                if grant.dropped or grant.settled >= grant.count:
-                    grant.dropped = True
-                else:
-                    kept.append(grant)
-            self._grants = kept
+    def _write_acks(self, number: int, offsets: list[int], token: int) -> int:
+        return self._part(number).ack(offsets, token)
 
     def _settled(self, grant: Grant, leases: Sequence[Lease], late: int) -> None:
         for lease in leases:
             lease._settled = True
-        with self._mutex:
-            grant.settled += len(leases)
-            self._counters["expired"] += late
+        self._acks.settled(grant, len(leases))
+        self._counters["expired"] += late
 
-    def _by_grant(self, leases: Iterable[Lease]) -> list[tuple[QueuePartition, Grant, list[Lease]]]:
-        """Leases by what they were granted with; those that are settled already are left out."""
+    def _by_grant(self, leases: Iterable[Lease]) -> tuple[list[tuple[QueuePartition, Grant, list[Lease]]], int]:
+        """Leases by what they were granted with, without those that are settled, and how many these were."""
         self._check_usable()
         groups: dict[int, list[Lease]] = {}
+        settled = 0
         for lease in leases:
             if lease._grant.queue is not self:
                 raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
-            if not lease._settled:
+            if lease._settled:
+                settled += 1
+            else:
                 groups.setdefault(id(lease._grant), []).append(lease)
-        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()]
-
-    def _expired(self, count: int) -> LeaseExpired:
-        return _too_late(count)
+        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()], settled
 
     # Small things
 
@@ -521,6 +408,9 @@ class Queue:
                 bury=self._dead.bury,
             )
         return found
+
+    def _all_parts(self) -> list[tuple[QueuePartition, Bounds]]:
+        return [(self._part(number), bounds) for number, bounds in self._bounds().items()]
 
     def _bounds(self) -> dict[int, Bounds]:
         self._check_usable()
@@ -539,47 +429,8 @@ class Queue:
             raise Closed(f"The queue on {self.topic!r} {why}.", advice="Open another with log.queue(…).")
 
 
-def _state(state: int, due: int, now: int) -> EntryState:
-    if state == LEASED:
-        return "leased" if due > now else "ready"
-    return "scheduled" if due > now else "ready"
-
-
 def _too_late(count: int) -> LeaseExpired:
     return LeaseExpired(
         f"{count} lease{'' if count == 1 else 's'} had expired: the events were given to somebody else or are done.",
         advice="Give more time with lease_s= or lease.extend(…), and expect to see an event twice.",
     )
-
-
-def _check_agrees(found: Mapping[str, Any], *, order: str, dead: str | None) -> None:
-    where = f"Queue {found['group']!r} on topic {found['topic']!r}"
-    if found["order"] != order:
-        raise InvalidInput(f"{where} has order={found['order']!r}.", advice="Open it so, or use another group.")
-    if dead is not None and found["dead"] != dead:
-        raise InvalidInput(f"{where} has dead={found['dead']!r}.", advice="Open it so, or use another group.")
-
-
-def _check_settings(
-    lease_s: object, deliveries_max: object, order: object, credit: object, duplicates_s: object
-) -> None:
-    if not isinstance(lease_s, (int, float)) or not 0 < lease_s <= 7 * 86_400:
-        raise InvalidInput(f"lease_s={lease_s!r} makes no sense.", advice="Use seconds, more than 0, at most a week.")
-    if deliveries_max is not None and (not isinstance(deliveries_max, int) or not 1 <= deliveries_max < DELIVERIES_MAX):
-        raise InvalidInput(
-            f"deliveries_max={deliveries_max!r} makes no sense.",
-            advice=f"Use 1 to {DELIVERIES_MAX - 1}, or None to deliver for ever.",
-        )
-    if order not in ("none", "key"):
-        raise InvalidInput(f"There is no order {order!r}.", advice='Use "none" or "key".')
-    if credit is not None and (not isinstance(credit, int) or credit < 1):
-        raise InvalidInput(f"credit={credit!r} makes no sense.", advice="Use 1 or more, or None.")
-    if duplicates_s is not None and (not isinstance(duplicates_s, (int, float)) or duplicates_s <= 0):
-        raise InvalidInput(f"duplicates_s={duplicates_s!r} makes no sense.", advice="Use seconds, more than 0.")
-
-
-def _check_lease(events_max: object, timeout_s: object) -> None:
-    if not isinstance(events_max, int) or events_max < 1:
-        raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
-    if not isinstance(timeout_s, (int, float)):
-        raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headwater.log.queue_headers import DEAD_PREFIX, DELIVER_AT, GROUP, ID
 from headwater.log.queue_send import row_again
 from headwater.log.topic import Topic
-from headwater.model.errors import TopicNotFound
+from headwater.model.errors import InvalidInput, TopicNotFound
 from headwater.model.event import Event
 
 if TYPE_CHECKING:
@@ -42,6 +42,14 @@ class DeadLetters:
         self._dead = dead
         self._mutex = threading.Lock()
         self._queue: Queue | None = None
+
+    def check(self) -> None:
+        """Refuses where there is no place for dead letters."""
+        if self._dead is None:
+            raise InvalidInput(
+                f"Topic {self._topic!r} holds dead letters and has none of its own.",
+                advice="Acknowledge the event, or give it back.",
+            )
 
     def bury(
         self, events: Sequence[Event], deliveries: Sequence[int], reasons: Sequence[str], begun: Sequence[bool]

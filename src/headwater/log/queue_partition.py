@@ -22,6 +22,7 @@ import numpy as np
 
 from headwater.log.events import to_events
 from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for_others, key_hashes
+from headwater.log.queue_settings import Settings
 from headwater.log.queue_states import QueueStates
 from headwater.log.queue_window import CAPACITY_MAX, FAR_US, Offsets, Window
 from headwater.log.store import Bounds, Chunk, Cursor, Store
@@ -36,15 +37,6 @@ _SKIP_MAX = 20_000
 _JOIN_GAP = 64
 
 Bury = Callable[[Sequence[Event], Sequence[int], Sequence[str], Sequence[bool]], None]
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What a handle asks of its queue."""
-
-    lease_us: int
-    deliveries_max: int | None
-    has_keys: bool
-    duplicates_us: int | None
 
 
 class Granted(msgspec.Struct):
@@ -90,6 +82,7 @@ class QueuePartition:
         self._ids: Ids | None = None
         if settings.duplicates_us is not None:
             self._ids = Ids(store, topic, number, window_us=settings.duplicates_us)
+        self.has_leased = False
         self.waits_until = 0
         """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
 
@@ -108,6 +101,7 @@ class QueuePartition:
                 if not is_more:
                     break
             self.waits_until = window.hint if window.next > window.floor else FAR_US
+            self.has_leased |= granted.count > 0
         return granted
 
     def events(self, granted: Granted) -> tuple[list[Event], list[int], list[int]]:

@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 from headwater.log.catalog import read_text, write_text
 from headwater.log.disk import Disk, File, Map, RealDisk
-from headwater.log.queue_window import CAPACITY_MIN, Window, empty_header, window_bytes
+from headwater.log.queue_window import CAPACITY_MIN, DELETE_IT, HEADER_BYTES, Window, empty_header, window_bytes
 from headwater.log.topic import Topic
-from headwater.model.errors import Closed
+from headwater.model.errors import Closed, Damaged
 
 _KIND = "queue"
 
@@ -109,6 +109,8 @@ class LocalStates:
     def locked(self, partition: int, *, floor: int, wait: bool = True) -> Iterator[Window | None]:
         place = self._place(partition)
         with place.mutex:
+            if place.closed:
+                raise _closed()
             try:
                 if not place.lock.lock(wait=wait):
                     yield None
@@ -182,27 +184,33 @@ class LocalStates:
                     self._disk.remove(f"{self._folder}/members/{self._member[0]:08x}")
             finally:
                 self._lock.unlock()
-        self.forked()
+            self._closed = True
+        for place in self._places.values():
+            with place.mutex:
+                place.close()
+        self._close_files()
 
     def forked(self) -> None:
         self._closed = True
         self._mutex = threading.Lock()
+        for place in self._places.values():
+            place.mutex = threading.Lock()
+            with suppress(BufferError):  # a thread that is not here was about to use it
+                place.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for file in [self._lock, *self._dead.values(), *([] if self._member is None else [self._member[1]])]:
             file.close()
         self._member = None
         self._dead = {}
-        for place in self._places.values():
-            place.mutex = threading.Lock()
-            place.lock.close()
-            place.close_window()
-        self._places = {}
 
     def _place(self, partition: int) -> _Place:
         found = self._places.get(partition)
         if found is None:
             with self._mutex:
                 if self._closed:
-                    raise Closed("The queue was closed.", advice="Open another with log.queue(…).")
+                    raise _closed()
                 found = self._places.get(partition)
                 if found is None:
                     found = _Place(self._disk.open(f"{self._folder}/{partition}.lock", "create"))
@@ -231,6 +239,8 @@ class LocalStates:
             size = file.size()
         finally:
             file.close()
+        if size < HEADER_BYTES:
+            raise Damaged(f"{path} has {size} bytes, less than its header.", advice=DELETE_IT)
         place.map = self._disk.map(path, size)
         return Window(place.map.view, path)
 
@@ -281,6 +291,10 @@ def local_queues(disk: Disk, folder: str) -> list[dict[str, Any]]:
     return found
 
 
+def _closed() -> Closed:
+    return Closed("The queue was closed.", advice="Open another with log.queue(…).")
+
+
 def _new_member(folder: str) -> tuple[int, str]:
     number = int.from_bytes(os.urandom(4), "little") | 1
     return number, f"{folder}/members/{number:08x}"
@@ -292,8 +306,14 @@ class _Place:
     def __init__(self, lock: File) -> None:
         self.mutex = threading.Lock()
         self.lock = lock
+        self.closed = False
         self.map: Map | None = None
         self.window: Window | None = None
+
+    def close(self) -> None:
+        self.closed = True
+        self.lock.close()
+        self.close_window()
 
     def close_window(self) -> None:
         if self.window is not None:

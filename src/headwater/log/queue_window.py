@@ -47,8 +47,13 @@ SHIFT = 11
 FAR_US = (1 << 53) - 2
 """The latest time a word can hold: the year 2255."""
 
+DELETE_IT = (
+    "Delete this one file with every program closed: the queue then begins its partition anew, and no event is lost."
+)
+
 _MAGIC = b"HWQUEU"
 _START = struct.Struct("<6sH")
+_WORD = struct.Struct("<Q")
 _CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS = range(1, 8)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
@@ -75,12 +80,12 @@ class Window:
             raise FormatTooNew(
                 f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
             )
-        self._view = view
-        self._head: Any = view[:HEADER_BYTES].cast("Q")
-        self.capacity = capacity = int(self._head[_CAPACITY])
-        self.has_keys = bool(self._head[_HAS_KEYS])
+        self.capacity = capacity = int(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
+        self.has_keys = bool(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0])
         if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
             raise _damaged(path, f"it says it has {capacity} places")
+        self._view = view
+        self._head: Any = view[:HEADER_BYTES].cast("Q")
         self._wrap = capacity - 1
         self._words: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES)
         self._tokens: Words = np.frombuffer(view, np.uint64, capacity, HEADER_BYTES + 8 * capacity)
@@ -184,7 +189,7 @@ class Window:
         floor, words = self.floor, self._in_order(self._words)
         is_due = words < np.uint64((now + 1) << SHIFT)
         if self._keys is not None:
-            is_due &= self._is_first_of_key(words, now)
+            is_due &= self._is_free(words, now)
         found = np.flatnonzero(is_due)
         taken = found[:limit]
         if len(found) > len(taken):
@@ -193,15 +198,17 @@ class Window:
         rest[taken] = _ACKED
         return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
 
-    def _is_first_of_key(self, words: Words, now: int) -> Mask:
-        """Whether no earlier event of the same key waits or is out. Those scheduled for later have not come yet."""
+    def _is_free(self, words: Words, now: int) -> Mask:
+        """Whether no earlier event of the same key waits and none is out. What is scheduled for later has not come yet."""
         assert self._keys is not None
-        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & (words >= np.uint64((now + 1) << SHIFT)))
         keys = self._in_order(self._keys)
-        at = np.flatnonzero(waits & (keys != 0))
-        first = ~waits | (keys == 0)
-        first[at[np.unique(keys[at], return_index=True)[1]]] = True
-        return first
+        is_later = words >= np.uint64((now + 1) << SHIFT)
+        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & is_later) & (keys != 0)
+        at = np.flatnonzero(waits)
+        free = keys == 0
+        free[at[np.unique(keys[at], return_index=True)[1]]] = True
+        is_out = waits & is_later & ((words & _STATE_MASK) == LEASED)
+        return free & ~np.isin(keys, keys[is_out]) if is_out.any() else free
 
     def is_burying(self, offsets: Offsets) -> Mask:
         """Which of them a dead process had begun to send to the dead letters."""
@@ -232,12 +239,8 @@ class Window:
         """Which of these leases are still in force."""
         places = offsets & self._wrap
         inside = (offsets >= self.floor) & (offsets < self.next)
-        return (
-            inside
-            & (self._tokens[places] == np.uint64(token))
-            & ((self._words[places] & _STATE_MASK) == LEASED)
-            & (self._words[places] != _ACKED)
-        )
+        is_its = self._tokens[places] == np.uint64(token)
+        return inside & is_its & ((self._words[places] & _STATE_MASK) == LEASED)
 
     # Entries change
 
@@ -285,7 +288,7 @@ class Window:
         """What one member has out."""
         words, tokens = self._in_order(self._words), self._in_order(self._tokens)
         is_its = ((tokens >> np.uint64(32)) == np.uint64(member)) & ((words & _STATE_MASK) == LEASED)
-        return np.flatnonzero(is_its & (words != _ACKED)) + self.floor
+        return np.flatnonzero(is_its) + self.floor
 
     # The buffer
 
@@ -323,7 +326,7 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
     _START.pack_into(header, 0, _MAGIC, FORMAT)
     values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation, _HINT: FAR_US}
     for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
-        struct.pack_into("<Q", header, 8 * field, value)
+        _WORD.pack_into(header, 8 * field, value)
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
     return bytes(header)
 
@@ -333,7 +336,4 @@ def _word(time: int, deliveries: int, state: int) -> int:
 
 
 def _damaged(path: str, why: str) -> Damaged:
-    return Damaged(
-        f"{path} is damaged: {why}.",
-        advice="Delete this one file with every program closed: the queue then begins its partition anew, no event is lost.",
-    )
+    return Damaged(f"{path} is damaged: {why}.", advice=DELETE_IT)

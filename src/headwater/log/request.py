@@ -20,6 +20,7 @@ import msgspec
 
 from headwater.log.queue_headers import CORRELATION, DEADLINE, REPLY_TO
 from headwater.log.queue_send import send_event
+from headwater.log.queue_settings import check_seconds
 from headwater.model.errors import InvalidInput, TimedOut
 from headwater.model.event import Event
 
@@ -42,8 +43,7 @@ def send_request(
     headers: Mapping[str, bytes] | None,
 ) -> Event:
     """Sends a request and waits for its reply; `TimedOut` when none came before the deadline."""
-    if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
-        raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds, more than 0.")
+    check_seconds(timeout_s, "timeout_s")
     replies = log.topic(topic).name + ".replies" if reply_topic is None else reply_topic
     if reply_topic is None:
         log.create_topic(replies, exist_ok=True)

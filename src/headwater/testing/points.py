@@ -5,28 +5,42 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-# Whoever takes or restores a backup dies in the tests of backups; the writers of a crash round never come by there.
-_APART = {"backup.py", "vault.py", "restore.py"}
-_REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
-
-
+# What only some programs reach has rounds and histories of its own; writers and readers never come by there.
 _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
+_QUEUES = ("queue:",)
+_GROUPS = ("group:", "groups:")
+_COPIES = ("backup:", "restore:", "vault:", "mirror:")
+_REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    return [point for point in _all_points() if not point.startswith(_KEEPING)]
+    return [point for point in _all_points() if not point.startswith((*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES))]
 
 
 def keeping_points() -> list[str]:
-    """Every point of what keeps a topic small: it needs topics with such settings, and has histories of its own."""
-    return [point for point in _all_points() if point.startswith(_KEEPING)]
+    """Every point of what keeps a topic small."""
+    return _beginning(_KEEPING)
+
+
+def queue_points() -> list[str]:
+    """Every point that queues reach."""
+    return _beginning(_QUEUES)
+
+
+def group_crash_points() -> list[str]:
+    """Every point that members of groups reach."""
+    return _beginning(_GROUPS)
+
+
+def _beginning(prefixes: tuple[str, ...]) -> list[str]:
+    return [point for point in _all_points() if point.startswith(prefixes)]
 
 
 def _all_points() -> list[str]:
     """What the source says."""
     found: set[str] = set()
     for module in files("headwater.log").iterdir():
-        if module.name.endswith(".py") and module.name not in _APART:
+        if module.name.endswith(".py"):
             found.update(_REACH.findall(module.read_text(encoding="utf-8")))
     return sorted(found)

@@ -1,0 +1,147 @@
+"""The contract of when a queue delivers: by key in order, at a time, and once for an id."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from headwater.log.log import Log
+from headwater.log.queue_depth import Depth
+from headwater.model.errors import InvalidInput
+from headwater.testing.contract_case import LogCase, refused
+
+
+class QueueOrderContract(LogCase):
+    """What holds for order, scheduled delivery and duplicates."""
+
+    @pytest.mark.covers("Azure Service Bus")
+    @pytest.mark.covers("concept: redelivery and order")
+    def test_with_order_by_key_one_event_of_each_key_is_out(self, log: Log, other: Log) -> None:
+        """Whatever is given back, by whichever consumer, each key's events are done in the order they were appended."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=2)
+        log.append("steps", [{"user": f"u{n % 7}", "n": n} for n in range(210)])
+        done: dict[str, list[int]] = defaultdict(list)
+        out: set[str] = set()
+        chance = random.Random(7)
+        with (
+            log.queue("steps", order="key", deliveries_max=None) as first,
+            other.queue("steps", order="key", deliveries_max=None) as second,
+        ):
+            while sum(map(len, done.values())) < 210:
+                for queue in (first, second):
+                    leases = queue.lease(events_max=chance.randint(1, 10), timeout_s=0)
+                    keys = [lease.event.key for lease in leases]
+                    assert len(set(keys)) == len(keys) and not out & set(keys)
+                    out |= set(keys)
+                    for lease in leases:
+                        if chance.random() < 0.3:
+                            lease.nack(delay_s=chance.choice([0, 0.002]))
+                        else:
+                            done[lease.event.key].append(lease.event.value["n"])
+                            queue.ack([lease])
+                        out.discard(lease.event.key)
+        assert dict(done) == {f"u{user}": list(range(user, 210, 7)) for user in range(7)}
+
+    @pytest.mark.covers("concept: redelivery and order")
+    def test_without_order_redelivery_reorders(self, log: Log) -> None:
+        """What was given back comes after what was behind it; events of one key may be out together."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=1)
+        log.append("steps", [{"user": "u", "n": n} for n in range(3)])
+        with log.queue("steps") as queue:
+            (first,) = queue.lease(events_max=1)
+            first.nack(delay_s=0.05)
+            rest = queue.lease(events_max=5)
+            assert [lease.event.value["n"] for lease in rest] == [1, 2]
+            assert [lease.event.value["n"] for lease in queue.lease()] == [0]
+
+    def test_a_dead_letter_makes_way_for_the_next_of_its_key(self, log: Log) -> None:
+        """And events without a key wait for nobody."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=1)
+        log.append("steps", [{"user": "u", "n": 0}, {"user": "u", "n": 1}, {"n": 2}, {"n": 3}])
+        with log.queue("steps", order="key", deliveries_max=1) as queue:
+            leases = queue.lease(timeout_s=0)
+            assert [lease.event.value["n"] for lease in leases] == [0, 2, 3]
+            leases[0].nack()
+            assert [lease.event.value["n"] for lease in queue.lease(timeout_s=0)] == [1]
+
+    def test_handles_of_a_queue_agree_on_its_order(self, log: Log, other: Log) -> None:
+        """A consumer that did not keep to it would break it for all."""
+        log.create_topic("tasks", partitions=1)
+        log.queue("tasks", group="a", order="key", dead="d").close()
+        with refused(InvalidInput, "order='key'"):
+            other.queue("tasks", group="a")
+        with refused(InvalidInput, "dead='d'"):
+            other.queue("tasks", group="a", order="key", dead="e")
+        other.queue("tasks", group="b").close()
+
+    @pytest.mark.covers("Azure Service Bus")
+    def test_a_scheduled_event_is_never_early(self, log: Log) -> None:
+        """By a delay or at a time; what is ready is not held up by it."""
+        log.create_topic("tasks", partitions=1)
+        with log.queue("tasks") as queue:
+            soon = time.time() + 0.3
+            queue.send(b"later", at=datetime.fromtimestamp(soon, UTC))
+            queue.send(b"sooner", delay_s=0.1)
+            queue.send(b"far", at=datetime.now(UTC) + timedelta(days=300))
+            queue.send(b"past", at=1)
+            queue.send(b"now")
+            assert queue.depth() == Depth(ready=2, leased=0, scheduled=3, dead=0)
+            leases = queue.lease(timeout_s=0)
+            assert [lease.event.value for lease in leases] == [b"past", b"now"]
+            assert queue.depth() == Depth(ready=0, leased=2, scheduled=3, dead=0)
+            (sooner,) = queue.lease(timeout_s=2)
+            assert sooner.event.value == b"sooner"
+            assert sooner.deliveries == 1
+            (later,) = queue.lease(timeout_s=2)
+            assert time.time() >= soon
+            assert later.event.value == b"later"
+            queue.ack([*leases, sooner, later])
+            assert [entry.event.value for entry in queue.browse()] == [b"far"]
+
+    def test_an_event_scheduled_for_later_does_not_hold_up_its_key(self, log: Log) -> None:
+        """It has not come yet; when it has, it waits its turn."""
+        log.create_topic("tasks", partitions=1)
+        with log.queue("tasks", order="key") as queue:
+            queue.send(b"later", key=b"k", delay_s=0.1)
+            queue.send(b"now", key=b"k")
+            (now,) = queue.lease(timeout_s=0)
+            assert now.event.value == b"now"
+            time.sleep(0.12)
+            assert queue.lease(timeout_s=0) == []
+            now.ack()
+            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"later"]
+
+    @pytest.mark.covers("Azure Service Bus")
+    def test_an_id_is_delivered_once_within_the_window(self, log: Log, other: Log) -> None:
+        """The second is acknowledged without delivery, whichever consumer meets it; after the window it is new."""
+        log.create_topic("tasks", partitions=4)
+        with log.queue("tasks", duplicates_s=60) as queue, other.queue("tasks", duplicates_s=60) as second:
+            for name in ("a", "b", "a", "c", "b", "a"):
+                queue.send(name.encode(), id=name)
+            queue.send(b"no id")
+            queue.send(b"no id")
+            (lease,) = second.lease(events_max=1, timeout_s=0)
+            found = [lease, *queue.lease(timeout_s=0)]
+            assert sorted(some.event.value for some in found) == [b"a", b"b", b"c", b"no id", b"no id"]
+            queue.send(b"a again", id="a")
+            assert second.lease(timeout_s=0) == []
+        with log.queue("tasks", group="forgetful", duplicates_s=0.05) as queue:
+            queue.seek("latest")
+            queue.send(b"first", id="x")
+            time.sleep(0.06)
+            queue.send(b"second", id="x")
+            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"first", b"second"]
+
+    def test_without_a_window_ids_mean_nothing(self, log: Log) -> None:
+        """They are headers like others."""
+        log.create_topic("tasks", partitions=1)
+        with log.queue("tasks") as queue:
+            queue.send(b"x", id="a", headers={"trace": b"t"})
+            place = queue.send(b"x", id="a")
+            assert (place.topic, place.partition, place.offset) == ("tasks", 0, 1)
+            leases = queue.lease(timeout_s=0)
+            assert [lease.event.headers for lease in leases] == [{"trace": b"t", "_id": b"a"}, {"_id": b"a"}]

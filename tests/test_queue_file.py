@@ -1,0 +1,237 @@
+"""Queues of the local log: power losses, windows in files, a backlog that stays on disk, and the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from children import in_child
+from headwater.cli.main import main
+from headwater.log.queue import Queue
+from headwater.log.queue_depth import Depth
+from headwater.log.queue_window import CAPACITY_MIN, Window, empty_header, window_bytes
+from headwater.model.errors import Damaged, FormatTooNew, NoAccess
+from headwater.testing import SimDisk
+from headwater.testing.contract_case import refused, values_of
+
+SEEDS = range(8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def drain(queue: Queue) -> list[bytes]:
+    values = []
+    while leases := queue.lease(timeout_s=0):
+        values += [lease.event.value for lease in leases]
+        queue.ack(leases)
+    return values
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_power_loss_delivers_again_and_loses_nothing(durability: str) -> None:
+    """Whatever of windows and events reached the disk: all that is in the topic and was not acknowledged is delivered.
+
+    With "os" the topic itself goes back and its offsets are given again: the new events there are delivered too.
+    """
+    came_again = 0
+    for seed in SEEDS:
+        chance, disk = random.Random(seed), SimDisk(seed)
+        acked: set[bytes] = set()
+        number = 0
+        for life in range(3):
+            log = hw.open_log("/disk/log", durability=durability, disk=disk.process(f"p{life}"))
+            if life == 0:
+                log.create_topic("tasks", partitions=2)
+            queue = log.queue("tasks", deliveries_max=None, order="key" if seed % 2 else "none")
+            there = set(values_of(log, "tasks"))
+            if life:
+                leases = queue.lease(events_max=100_000, timeout_s=0)
+                found = {lease.event.value for lease in leases}
+                while not seed % 2 or found != there:
+                    queue.ack(leases)
+                    leases = queue.lease(events_max=100_000, timeout_s=0)
+                    if not leases:
+                        break
+                    found |= {lease.event.value for lease in leases}
+                came_again += len(found & acked)
+                assert there - acked <= found <= there, f"seed {seed}, life {life}"
+                queue.ack(leases)
+                acked |= found
+            for _ in range(chance.randint(1, 6)):
+                rows = [
+                    {"key": b"%d" % chance.randrange(700), "value": b"%d" % (number + n)}
+                    for n in range(chance.choice([1, 30, 600]))
+                ]
+                number += len(rows)
+                log.append("tasks", rows)
+                leases = queue.lease(events_max=chance.randint(1, 4_000), timeout_s=0)
+                chosen = [lease for lease in leases if chance.random() < 0.7]
+                queue.ack(chosen)
+                acked |= {lease.event.value for lease in chosen}
+            disk.power_loss()
+    assert came_again > 0
+
+
+def test_a_window_that_is_damaged_is_named(folder: str) -> None:
+    """And one of a newer format is refused; the advice says what deleting it means."""
+    with hw.open_log(folder) as log:
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"a", b"b"])
+        with log.queue("tasks") as queue:
+            queue.ack(queue.lease(events_max=1))
+    path = Path(folder) / "queues/default/tasks/0.window"
+    whole = path.read_bytes()
+    for broken, kind in (
+        (b"HWHEAD" + whole[6:], Damaged),
+        (whole[:6] + b"\x02" + whole[7:], FormatTooNew),
+        (whole[:-8], Damaged),
+        (whole[:8] + b"\x03" + whole[9:], Damaged),
+    ):
+        path.write_bytes(broken)
+        with hw.open_log(folder) as log, log.queue("tasks") as queue, refused(kind, "0.window"):
+            queue.lease(timeout_s=0)
+    path.unlink()
+    with hw.open_log(folder) as log, log.queue("tasks") as queue:
+        assert drain(queue) == [b"a", b"b"]
+
+
+def test_a_read_only_log_has_no_queues(folder: str) -> None:
+    """Looking at one takes its lock."""
+    hw.open_log(folder).create_topic("tasks")
+    with hw.open_log(folder, read_only=True) as log, refused(NoAccess, "read-only"):
+        log.queue("tasks")
+
+
+@pytest.mark.covers("HornetQ", backends=["file"])
+def test_a_backlog_far_above_memory_stays_on_disk(folder: str) -> None:
+    """A consumer with a limit of memory far below the backlog does all of it; most of it is never in memory at once."""
+    batches, rows, size = 40, 4_000, 1_000
+    with hw.open_log(folder, durability="os") as log:
+        log.create_topic("tasks", partitions=2, segment_bytes=16 << 20)
+        payload = np.random.default_rng(0).bytes(rows * size)
+        offsets = pa.py_buffer(np.arange(0, rows * size + 1, size, dtype=np.int32))
+        values = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(payload)])
+        for _ in range(batches):
+            log.append("tasks", pa.table({"value": values}))
+
+    def consume() -> tuple[int, int]:
+        with hw.open_log(folder) as log, log.queue("tasks") as queue:
+            before, most, done = anonymous_bytes(), 0, 0
+            while leases := queue.lease(events_max=500, timeout_s=0):
+                for lease in leases:
+                    lease.ack()
+                done += len(leases)
+                most = max(most, anonymous_bytes())
+            assert queue.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
+            return done, most - before
+
+    done, grown = in_child(consume)
+    assert done == batches * rows
+    assert grown < batches * rows * size / 4
+
+
+def anonymous_bytes() -> int:
+    """The memory of this process that is not a file's."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def test_the_floor_moves_over_what_is_acknowledged_only() -> None:
+    """A window against a dictionary, at random, over the end of the ring and with growth."""
+    for seed in range(8):
+        chance = random.Random(seed)
+        start = chance.choice([0, CAPACITY_MIN - 5, 10 * CAPACITY_MIN + 17])
+        window = make_window(CAPACITY_MIN, start)
+        states: dict[int, tuple[str, int]] = {}
+        end = start
+        for step in range(120):
+            now = 1_000 + step
+            if window.room < 700:
+                larger = make_window(2 * window.capacity, window.floor)
+                window.copy_to(larger)
+                window = larger
+            dice = chance.random()
+            if dice < 0.4:
+                count = chance.randint(1, 300)
+                offsets = window.add_leased(count, token=step, deadline=now + chance.randint(1, 40))
+                assert offsets.tolist() == list(range(end, end + count))
+                states |= dict.fromkeys(offsets.tolist(), ("out", step))
+                end += count
+            elif dice < 0.7 and states:
+                some = np.array(sorted(chance.sample(sorted(states), min(len(states), 100))))
+                token = chance.choice(list(states.values()))[1]
+                held = window.holds(some, token)
+                assert held.tolist() == [states[offset] == ("out", token) for offset in some.tolist()]
+                window.settle(some[held])
+                states = {offset: state for offset, state in states.items() if offset not in set(some[held].tolist())}
+            else:
+                found, _ = window.due(now, 100)
+                counts = window.take(found, token=step, deadline=now + chance.randint(1, 40))
+                assert (counts >= 2).all()
+                assert set(found.tolist()) <= set(states)
+                states |= dict.fromkeys(found.tolist(), ("out", step))
+            assert (window.floor, window.next) == (min(states, default=end), end)
+            assert window.entries()[0].tolist() == sorted(states)
+
+
+def make_window(capacity: int, floor: int) -> Window:
+    buffer = bytearray(window_bytes(capacity, has_keys=False))
+    header = empty_header(capacity=capacity, has_keys=False, topic_id="t", floor=floor, incarnation=0)
+    buffer[: len(header)] = header
+    return Window(memoryview(buffer), "memory")
+
+
+# The command line
+
+
+def cli(folder: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    sys.argv = ["headwater", *arguments, "--log", folder]
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_queues_are_listed_shown_and_looked_into(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And dead letters are shown with their reason and sent back."""
+    monkeypatch.setattr(sys, "argv", ["headwater"])
+    with hw.open_log(folder) as log:
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"done", b"poison", b"left", b"\xff"])
+        with log.queue("tasks", group="workers", deliveries_max=1) as queue:
+            done, poison, _, _ = queue.lease()
+            done.ack()
+            poison.nack(reason="no such customer")
+    code, out, _ = cli(folder, capsys, "queues", "list", "--json")
+    assert (code, json.loads(out)) == (
+        0,
+        {"topic": "tasks", "group": "workers", "order": "none", "ready": 2, "leased": 0, "scheduled": 0, "dead": 1},
+    )
+    code, out, _ = cli(folder, capsys, "queues", "show", "tasks")
+    assert code == 0 and "2 ready, 0 leased, 0 scheduled, 1 dead" in out
+    code, out, _ = cli(folder, capsys, "queues", "peek", "tasks", "--json")
+    assert [json.loads(line)["value"] for line in out.splitlines()] == ["left", "\\xff"]
+    code, out, _ = cli(folder, capsys, "queues", "dead", "tasks")
+    assert code == 0 and "no such customer" in out and "poison" in out
+    code, out, _ = cli(folder, capsys, "queues", "redrive", "tasks")
+    assert (code, out) == (0, "1 event sent back to tasks, for group workers\n")
+    with hw.open_log(folder) as log:
+        log.queue("tasks", group="others").close()
+    code, _, err = cli(folder, capsys, "queues", "peek", "tasks")
+    assert code == 1 and "others, workers" in err
+    code, _, err = cli(folder, capsys, "queues", "peek", "tasks", "--group", "nobody")
+    assert code == 1 and "queues list" in err
