@@ -6,6 +6,7 @@ Each format has a quick way (Arrow's readers, a block at a time) and a careful o
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,9 @@ from headwater.cli.blocks import LINE_BYTES_MAX, Block
 from headwater.log.rows import to_batch
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
+from headwater.model.schema import HEADERS
 
-InputFormat = Literal["json", "csv", "parquet", "lines"]
+InputFormat = Literal["json", "csv", "parquet", "arrow", "lines"]
 
 _JSON_BLOCK_BYTES = 1 << 30  # blocks are cut before they come here
 _TRUE, _FALSE = ("1", "true", "TRUE", "True"), ("0", "false", "FALSE", "False")
@@ -61,6 +63,7 @@ class JsonLines:
         # Arrow reads numbers into a DATE and drops the zone of a TIMESTAMP_NTZ; as text they are cast by stricter rules.
         self._quick = pa.schema([(c.name, pa.string() if _is_read_as_text(c.type) else c.type) for c in topic.schema])
         self._decimals = [column.name for column in topic.schema if pa.types.is_decimal(column.type)]
+        self._binary = {column.name: column.type for column in (*topic.schema, HEADERS) if "binary" in str(column.type)}
 
     def parse(self, block: Block, *, stop: bool) -> Parsed:
         try:
@@ -98,6 +101,7 @@ class JsonLines:
     def _row(self, row: Any) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise SchemaMismatch(f"{type(row).__name__} is no row.", advice="Write one JSON object on each line.")
+        row = row | {name: _with_bytes(row[name], type_) for name, type_ in self._binary.items() if name in row}
         if self._decimals:
             return {name: value if name in self._decimals else _with_floats(value) for name, value in row.items()}
         return row
@@ -186,7 +190,7 @@ class Lines:
 
 
 class Rows:
-    """Arrow batches, as Parquet gives them."""
+    """Arrow batches, as Parquet and Arrow files give them."""
 
     def __init__(self, topic: Topic, found: pa.Schema, *, name: str) -> None:
         self._schema = topic.schema
@@ -282,6 +286,23 @@ def _with_floats(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_floats(item) for name, item in value.items()}
     return [_with_floats(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_bytes(value: Any, type_: pa.DataType) -> Any:
+    """A value with `{"base64": …}`, which stands for bytes that are no text, replaced by those bytes."""
+    if pa.types.is_binary(type_) and isinstance(value, dict) and value.keys() == {"base64"}:
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (ValueError, TypeError):
+            return value
+    if pa.types.is_list(type_) and isinstance(value, list):
+        return [_with_bytes(item, type_.value_type) for item in value]
+    if pa.types.is_map(type_) and isinstance(value, dict):
+        return {key: _with_bytes(item, type_.item_type) for key, item in value.items()}
+    if pa.types.is_struct(type_) and isinstance(value, dict):
+        types = {field.name: field.type for field in type_}
+        return {name: _with_bytes(item, types[name]) if name in types else item for name, item in value.items()}
+    return value
 
 
 def _is_read_as_text(type_: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""The inputs of `produce`: files and stdin, each in the format that its name or the user says."""
+"""The inputs of `produce` and `import`: files and stdin, each in the format that its name or the user says."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
 from headwater.cli.blocks import Blocks
 from headwater.cli.formats import Csv, InputFormat, JsonLines, Lines, Parsed, Parser, Rows
 from headwater.cli.infer import infer_schema
+from headwater.cli.tables import Table
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
 
 STDIN = "-"
-PARQUET_ROWS = 65_536
 
 _ENDINGS: dict[str, InputFormat] = {
     ".json": "json",
@@ -29,6 +28,8 @@ _ENDINGS: dict[str, InputFormat] = {
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
     ".txt": "lines",
     ".log": "lines",
 }
@@ -52,36 +53,48 @@ class Input:
         self._is_form_given = form is not None
         self._stream = stream
         self._delimiter = delimiter
-        self._parquet_bytes = 0
+        self._table: Table | None = None
         self._blocks = Blocks(stream, self.name, quotes=self.form == "csv")
 
     @property
     def bytes_read(self) -> int:
         """How far it was read."""
-        return self._parquet_bytes if self.form == "parquet" else self._blocks.bytes_read
+        if not self._is_table:
+            return self._blocks.bytes_read
+        return 0 if self._table is None else int((self.size or 0) * self._table.share_read)
 
     def place(self, line: int) -> str:
         """What to add to the name to say where a row stands."""
-        return f", row {line}" if self.form == "parquet" else f":{line}"
+        return f", row {line}" if self._is_table else f":{line}"
 
-    def infer_schema(self) -> pa.Schema:
-        """The columns that the input seems to have."""
-        if self.form == "parquet":
-            return self._open_parquet().schema_arrow.remove_metadata()
-        return infer_schema(self._blocks.peek(), self.form, name=self.name, delimiter=self._delimiter)
+    def topic_settings(self) -> dict[str, Any]:
+        """What a topic made for the input should be: as it was where `export` has noted it, else the columns it seems to have."""
+        if self._is_table:
+            return self._open_table().topic_settings()
+        schema = infer_schema(self._blocks.peek(), self.form, name=self.name, delimiter=self._delimiter)
+        return {"schema": schema}
 
-    def parse(self, topic: Topic, *, stop: bool, key_separator: str | None) -> Iterator[Parsed]:
-        """The events block by block; with `stop` nothing comes after the first bad row."""
+    def parse(
+        self, topic: Topic, *, stop: bool, key_separator: str | None = None, rows_only: bool = False
+    ) -> Iterator[Parsed]:
+        """The events block by block; with `stop` nothing comes after the first bad row.
+
+        A topic of bytes takes each line as a value, unless `rows_only` says that they are rows with `key` and `value`.
+        """
         if key_separator is not None and topic.has_schema:
             raise InvalidInput(
                 f"Topic {topic.name!r} has columns, so its key is one of them.", advice="Leave out --key-separator."
             )
-        if self.form == "parquet":
-            return self._parse_parquet(topic, stop=stop)
-        return self._parse_text(self._parser(topic, key_separator), stop=stop)
+        if self._is_table:
+            return self._parse_table(topic, stop=stop)
+        return self._parse_text(self._parser(topic, key_separator, rows_only=rows_only), stop=stop)
 
-    def _parser(self, topic: Topic, key_separator: str | None) -> Parser:
-        if not topic.has_schema:
+    @property
+    def _is_table(self) -> bool:
+        return self.form in ("parquet", "arrow")
+
+    def _parser(self, topic: Topic, key_separator: str | None, *, rows_only: bool) -> Parser:
+        if not topic.has_schema and not rows_only:
             self._blocks.quotes = False
             return Lines(topic, key_separator=key_separator)
         if self.form == "lines" and self._is_form_given:
@@ -100,32 +113,21 @@ class Input:
             if stop and parsed.bad:
                 return
 
-    def _parse_parquet(self, topic: Topic, *, stop: bool) -> Iterator[Parsed]:
-        file = self._open_parquet()
-        rows = Rows(topic, file.schema_arrow, name=self.name)
-        row, total = 1, max(file.metadata.num_rows, 1)
-        try:
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                parsed = rows.parse_batch(batch, row, stop=stop)
-                row += batch.num_rows
-                self._parquet_bytes = (self.size or 0) * (row - 1) // total
-                yield parsed
-                if stop and parsed.bad:
-                    return
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
+    def _parse_table(self, topic: Topic, *, stop: bool) -> Iterator[Parsed]:
+        table = self._open_table()
+        rows = Rows(topic, table.schema, name=self.name)
+        row = 1
+        for batch in table.batches():
+            parsed = rows.parse_batch(batch, row, stop=stop)
+            row += batch.num_rows
+            yield parsed
+            if stop and parsed.bad:
+                return
 
-    def _open_parquet(self) -> Any:
-        try:
-            return parquet.ParquetFile(self._stream)
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
-
-    def _damaged(self, error: Exception) -> InvalidInput:
-        return InvalidInput(
-            f"{self.name} cannot be read as Parquet: {str(error).splitlines()[0]}.",
-            advice="Check the file, or say what it is with --format.",
-        )
+    def _open_table(self) -> Table:
+        if self._table is None:
+            self._table = Table(self._stream, self.name, form=self.form)
+        return self._table
 
 
 def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> Input:
@@ -136,7 +138,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
     form = form or _ENDINGS.get(ending)
     delimiter = delimiter or ("\t" if ending == ".tsv" else ",")
     if name == STDIN:
-        stream = _spooled(stack) if form == "parquet" else sys.stdin.buffer
+        stream = _spooled(stack) if form in ("parquet", "arrow") else sys.stdin.buffer
         return Input(name, stream, form=form, delimiter=delimiter, size=None)
     if os.path.isdir(name):
         raise InvalidInput(f"{name} is a folder.", advice="Name its files.")
@@ -148,7 +150,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
 
 
 def _spooled(stack: ExitStack) -> Any:
-    """Stdin as a file: Parquet is read from its end."""
+    """Stdin as a file: Parquet and Arrow files are read from their end."""
     file = stack.enter_context(tempfile.TemporaryFile(prefix="headwater-"))  # noqa: SIM115 - the stack closes it
     shutil.copyfileobj(sys.stdin.buffer, file)
     file.seek(0)

@@ -18,6 +18,8 @@ from headwater.cli.backup import backup, restore
 from headwater.cli.coverage import coverage
 from headwater.cli.demo.run import demo
 from headwater.cli.doctor import doctor
+from headwater.cli.export import export
+from headwater.cli.import_ import import_file
 from headwater.cli.location import VARIABLE, LogOption
 from headwater.cli.mirror import mirror
 from headwater.cli.output import printable
@@ -52,6 +54,8 @@ app.command()(doctor)
 app.command()(mirror)
 app.command()(backup)
 app.command()(restore)
+app.command()(export)
+app.command("import")(import_file)
 app.command()(demo)
 app.command()(coverage)
 

@@ -43,22 +43,35 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()) -> None:
     """Writes one JSON object on a line for each row; the columns of `leave_out` only where they say something."""
+    for line in json_lines(names, rows, leave_out=leave_out):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def json_lines(
+    names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()
+) -> Iterator[bytes]:
+    """One line with a JSON object for each row; the columns of `leave_out` only where they say something."""
     import msgspec
 
     encode = msgspec.json.Encoder(decimal_format="number").encode
     names, optional = list(names), set(leave_out)
     for row in rows:
         pairs = zip(names, row, strict=True)
-        sys.stdout.buffer.write(encode({n: v for n, v in pairs if v or n not in optional}) + b"\n")
-    sys.stdout.buffer.flush()
+        yield encode({n: v for n, v in pairs if v or n not in optional}) + b"\n"
 
 
 def write_csv(rows: Iterable[tuple[Any, ...]]) -> None:
     """Writes rows as CSV; nested values as JSON."""
+    sys.stdout.buffer.write(csv_lines(rows))
+    sys.stdout.buffer.flush()
+
+
+def csv_lines(rows: Iterable[tuple[Any, ...]]) -> bytes:
+    """Rows as lines of CSV; nested values as JSON."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
-    sys.stdout.buffer.write(text.getvalue().encode("utf-8", errors="replace"))
-    sys.stdout.buffer.flush()
+    return text.getvalue().encode("utf-8", errors="replace")
 
 
 def to_cell(value: object) -> Text:

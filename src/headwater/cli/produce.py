@@ -19,7 +19,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.output import bytes_text, events_text, printable
+from headwater.cli.output import bytes_text, events_text, is_terminal, printable
+from headwater.cli.progress import tell_end
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def produce(
         list[str] | None, typer.Argument(metavar="[FILE]...", help="What to append; stdin when none, or for -.")
     ] = None,
     format: Annotated[
-        Literal["json", "csv", "parquet", "lines"] | None,
+        Literal["json", "csv", "parquet", "arrow", "lines"] | None,
         typer.Option("--format", help="Default: by the file's ending, else JSON lines; for a topic of bytes, lines."),
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="Between the cells of CSV; a comma unless told.")] = None,
@@ -64,29 +65,35 @@ def produce(
         inputs = open_inputs(files or ["-"], form=format, delimiter=delimiter, stack=stack)
         opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
         if create:
-            _create(opened, topic, inputs, given)
+            create_for(opened, topic, inputs, given)
         opened.topic(topic)
-        run = _Run(opened, topic, skip_bad=skip_bad)
+        run = Run(opened, topic, skip_bad=skip_bad)
         with run:
             for one in inputs:
                 run.append_all(one, key_separator=key_separator)
 
 
-def _create(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
+def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
+    """Makes the topic where it is missing, as the settings and else the first input say."""
     from headwater.cli.infer import with_time
     from headwater.log.topic import check_name
 
     if check_name(topic) in log.topics():
         return
     if "schema" not in settings and inputs[0].form != "lines":
-        settings["schema"] = with_time(inputs[0].infer_schema(), settings.get("time"))
+        settings = inputs[0].topic_settings() | settings
+        settings["schema"] = with_time(settings["schema"], settings.get("time"))
     log.create_topic(topic, exist_ok=True, **settings)
 
 
-class _Run:
-    """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends."""
+class Run:
+    """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends.
 
-    def __init__(self, log: Log, topic: str, *, skip_bad: bool) -> None:
+    With `facts` a program at the other end of a pipe is told in JSON.
+    """
+
+    def __init__(self, log: Log, topic: str, *, skip_bad: bool, facts: bool = False) -> None:
+        self._facts = facts
         self._log = log
         self._topic = topic
         self._skip_bad = skip_bad
@@ -103,11 +110,12 @@ class _Run:
             transient=True,
         )
 
-    def append_all(self, one: Input, *, key_separator: str | None) -> None:
+    def append_all(self, one: Input, *, key_separator: str | None = None, rows_only: bool = False) -> None:
         """Appends every event of one input."""
         task = self._progress.add_task(printable(one.name), total=one.size, events=0)
         before = self._bytes
-        for parsed in one.parse(self._log.topic(self._topic), stop=not self._skip_bad, key_separator=key_separator):
+        topic = self._log.topic(self._topic)
+        for parsed in one.parse(topic, stop=not self._skip_bad, key_separator=key_separator, rows_only=rows_only):
             self._append(parsed)
             self._bytes = before + one.bytes_read
             self._progress.update(task, completed=one.bytes_read, events=self._events)
@@ -146,6 +154,9 @@ class _Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._progress.stop()
         took = max(clock.monotonic() - self._begun, 1e-6)
+        if self._facts and kind is None and not is_terminal():
+            tell_end("", {"topic": self._topic, "events": self._events, "skipped": self._bad, "bytes": self._bytes})
+            return
         skipped = f", {self._bad:,} bad skipped" if self._skip_bad else ""
         until = (
             ""

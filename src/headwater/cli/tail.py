@@ -68,7 +68,7 @@ def tail(
         shown = _shown(described, columns, meta=meta, shape=shape)
         events = _Events(opened, described, shown, where)
         if start is not None:
-            rows = events.until_now(_starts(opened, topic, start, events.ends))
+            rows = events.until_now(place_offsets(opened, topic, start, events.ends))
         elif where is not None:
             rows = iter(deque(events.until_now(events.firsts), maxlen=last))
         else:
@@ -159,8 +159,8 @@ def _shown(topic: Topic, columns: str | None, *, meta: bool, shape: str) -> list
     return ["_partition", "_offset", *(() if topic.time else ("_time",)), *topic.schema.names]
 
 
-def _starts(log: Log, topic: str, place: str, ends: dict[int, int]) -> dict[int, int]:
-    """The first offset of each partition that a place on the command line means."""
+def place_offsets(log: Log, topic: str, place: str, ends: dict[int, int]) -> dict[int, int]:
+    """The offset of each partition that a place on the command line means."""
     held = log.offsets(topic)
     if place == "earliest":
         return {number: offsets.start for number, offsets in held.items()}

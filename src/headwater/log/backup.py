@@ -87,6 +87,13 @@ def back_up(store: Store, to: str, *, clock: Clock, on_progress: Callable[[Backe
         )
     check_apart(store.url, to)
     vault = open_vault(to, store.disk)
+    names = vault.names()
+    foreign = [name for name in names if not (_is_manifest(name) or _is_ours(name))]
+    if foreign and not any(map(_is_manifest, names)):
+        raise InvalidInput(
+            f"{vault.url} is not empty, and no backup: it holds {foreign[0]}.",
+            advice="Back up into a folder of its own.",
+        )
     with vault.locked():
         return _Backup(store, vault, clock, on_progress).run()
 
@@ -136,12 +143,6 @@ class _Backup:
         if earlier is not None and earlier.log_id != log_id:
             raise Diverged(
                 f"{self._vault.url} holds a backup of another log.", advice="Back up each log into a folder of its own."
-            )
-        foreign = [name for name in self._vault.names() if not (_is_manifest(name) or _is_ours(name))]
-        if earlier is None and foreign:
-            raise InvalidInput(
-                f"{self._vault.url} is not empty, and no backup: it holds {foreign[0]}.",
-                advice="Back up into a folder of its own.",
             )
         self._remove_unneeded(earlier)
         self._disk.reach("backup: begun")
