@@ -21,14 +21,12 @@ NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
+        "acked_floor": "(self, topic)",
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None, compact=None, tombstones=None, "
         "bytes_max=None, overload=None, archive=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
-        "acked_floor": "(self, topic)",
-        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None)",
-        "append": "(self, topic, rows, *, atomic=False)",
         "clock": "property",
         "close": "(self)",
         "counters": "(self)",
@@ -45,7 +43,6 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "duplicates_s=None, dead=None)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
-        "reader": "(self, topic, *, start='earliest', columns=None)",
         "request": "(self, topic, value=None, *, key=None, timeout_s=30.0, reply_topic=None, headers=None)",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
