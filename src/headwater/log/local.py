@@ -4,9 +4,10 @@
     state, commits       shared state and transactions  topics/<name>/signal      written to wake readers (see `wait`)
     commit.lock          lock of `state`                topics/<name>/<n>/…       one partition (see `partition`)
     catalog.lock         lock of the list of topics     producers/<id>            epoch of a named producer
-    incarnations         what unclean stops took back
+    incarnations         what unclean stops took back   groups/<name>/…           one group (see `group_files`)
 
-Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then `commit.lock`.
+Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then the groups' locks in the
+order of their names, then `commit.lock`.
 
 Thread-safety: a store may be used by many threads. After a fork the child's store opens everything again by itself.
 """
@@ -24,12 +25,13 @@ from contextlib import contextmanager, suppress
 import pyarrow as pa
 
 from headwater.log.catalog import read_text, topic_to_json, write_text
-from headwater.log.commit import CommitLog, create_commits, create_state
+from headwater.log.commit import CommitLog, OffsetPart, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
+from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Appended, Partition, create_partition, is_marked_deleted, mark_deleted
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
@@ -140,7 +142,7 @@ class LocalStore:
                 self.handles.signal(name)
             return outcomes
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self.gate:
             self._check_writable()
             ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
@@ -148,7 +150,7 @@ class LocalStore:
             for number in ordered:
                 write = writes[number]
                 merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
-            starts = self._transactions.append(merged)
+            starts = self._transactions.append(merged, offsets)
             for name in sorted({name for name, _, _ in merged}):
                 self.handles.signal(name)
         ranges: dict[int, range] = {}
@@ -204,6 +206,16 @@ class LocalStore:
             if entry["incarnation"] > incarnation and f"{name}/{partition}" in entry["ends"]
         ]
         return min(ends, default=None)
+
+    def groups(self) -> list[str]:
+        with self.gate:
+            return self._groups.names()
+
+    def group(self, name: str, *, create: bool) -> FileGroup:
+        with self.gate:
+            if create:
+                self._check_writable()
+            return self._groups.group(name, create=create)
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
@@ -264,7 +276,8 @@ class LocalStore:
             rolled=self._seal_later,
             mend=self._mend,
         )
-        self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
+        self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
+        self._transactions = Transactions(self._commits, self.handles, self._groups, clock=self._clock)
         self._incarnation = self._commits.state().incarnation
         if self._writable and self._commits.state().failed:
             with suppress(StorageError), self._catalog():
@@ -305,6 +318,7 @@ class LocalStore:
         self._catalog_file.close()
 
     def _close_files(self) -> None:
+        self._groups.close()
         self.handles.close()
         self._commits.close()
         self._catalog_file.close()

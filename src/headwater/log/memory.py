@@ -15,11 +15,22 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
+from headwater.log.group import Committed, Owner, commit_offsets, not_owner
+from headwater.log.group_memory import MemoryGroup
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Closed, Fenced, HeadwaterError, SequenceGap, TopicExists, TopicNotFound
+from headwater.model.errors import (
+    Closed,
+    Fenced,
+    GroupNotFound,
+    HeadwaterError,
+    SequenceGap,
+    TopicExists,
+    TopicNotFound,
+)
 from headwater.model.schema import project
 
 
@@ -33,6 +44,7 @@ class MemoryStore:
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._epochs: dict[bytes, int] = {}
+        self._groups: dict[str, MemoryGroup] = {}
         self._counters: Counter[str] = Counter()
         self._closed = False
 
@@ -85,13 +97,18 @@ class MemoryStore:
             self._changed.notify_all()
         return outcomes
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self._changed:
             for write in writes:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
+            self._check_owners(offsets)
             ranges = [self._append(write) for write in writes]
+            for part in offsets:
+                place, owner = (part.topic, part.partition), Owner(part.member, part.generation)
+                committed = Committed(part.offset, part.incarnation, at_us=self._clock(), topic_id=part.topic_id)
+                commit_offsets(self._groups[part.group], {place: committed}, {place: owner})
             self._changed.notify_all()
         return ranges
 
@@ -151,11 +168,31 @@ class MemoryStore:
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         return None
 
+    def groups(self) -> list[str]:
+        self._check_open()
+        return sorted(self._groups)
+
+    def group(self, name: str, *, create: bool) -> MemoryGroup:
+        with self._changed:
+            self._check_open()
+            if name not in self._groups:
+                if not create:
+                    known = ", ".join(self.groups()[:10]) or "none yet"
+                    raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
+                self._groups[name] = MemoryGroup(name, self._changed)
+            return self._groups[name]
+
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
     def close(self) -> None:
         self._closed = True
+
+    def _check_owners(self, offsets: Sequence[OffsetPart]) -> None:
+        for part in offsets:
+            place = (part.topic, part.partition)
+            if self._groups[part.group].owner(place) != Owner(part.member, part.generation):
+                raise not_owner(part.group, place)
 
     def _append(self, write: Write) -> range:
         partition = self._partition(write.topic.name, write.partition)

@@ -13,15 +13,19 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   └── Unsupported          this log cannot do that
     ├── NotFound
     │   ├── LogNotFound          no log at that URL
-    │   └── TopicNotFound        no such topic
+    │   ├── TopicNotFound        no such topic
+    │   └── GroupNotFound        no such group
     ├── TopicExists
     ├── Closed                   the handle was closed, or belongs to the process that forked this one
     ├── Conflict
     │   ├── Fenced               another producer with the same id took over
-    │   └── SequenceGap          a producer's sequence went backwards inside one batch
+    │   ├── SequenceGap          a producer's sequence went backwards inside one batch
+    │   ├── NotOwner             the partition belongs to another member of the group by now
+    │   └── GroupInUse           the group has members that live
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
+    ├── EventsMissed             retention removed events before they were read
     └── StorageError
         ├── DiskFull
         ├── NoAccess             the operating system refused
@@ -115,6 +119,12 @@ class TopicNotFound(NotFound):
     code = "topic_not_found"
 
 
+class GroupNotFound(NotFound):
+    """There is no such group in the log."""
+
+    code = "group_not_found"
+
+
 class TopicExists(HeadwaterError):
     """The topic is there already."""
 
@@ -143,6 +153,18 @@ class SequenceGap(Conflict):
     """A producer's sequence went backwards inside one batch."""
 
     code = "sequence_gap"
+
+
+class NotOwner(Conflict):
+    """The partition belongs to another member of the group by now."""
+
+    code = "not_owner"
+
+
+class GroupInUse(Conflict):
+    """The group has members that live."""
+
+    code = "group_in_use"
 
 
 class Overloaded(HeadwaterError):
@@ -200,3 +222,22 @@ class Poisoned(StorageError):
     """An fsync failed; the partition takes no more events until it is re-opened and checked."""
 
     code = "poisoned"
+
+
+class EventsMissed(HeadwaterError):
+    """Retention removed events before they were read: offsets `first` to `last`, `count` of them."""
+
+    code = "events_missed"
+
+    def __init__(self, what: str, *, advice: str = "", first: int = 0, last: int = -1) -> None:
+        super().__init__(what, advice=advice)
+        self.first = first
+        self.last = last
+        self.count = last - first + 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_missed, (self.what, self.advice, self.first, self.last))
+
+
+def _rebuild_missed(what: str, advice: str, first: int, last: int) -> EventsMissed:
+    return EventsMissed(what, advice=advice, first=first, last=last)
