@@ -19,6 +19,7 @@ from __future__ import annotations
 from headwater.testing.contract_append import AppendContract
 from headwater.testing.contract_closing import ClosingContract
 from headwater.testing.contract_evolution import EvolutionContract
+from headwater.testing.contract_groups import GroupsContract, GroupTransactionsContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
@@ -40,6 +41,8 @@ class LogContract(
     ReadContract,
     TableContract,
     ReaderContract,
+    GroupsContract,
+    GroupTransactionsContract,
     ClosingContract,
 ):
     """Everything a log promises, whatever it is kept in."""
