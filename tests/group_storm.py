@@ -25,7 +25,7 @@ Mode = Literal["auto", "manual", "transactions"]
 
 GROUP = "g"
 PARTITIONS = 4
-POLL_INTERVAL_S = 0.4
+POLL_INTERVAL_S = 0.25
 
 
 class Storm:
@@ -38,23 +38,26 @@ class Storm:
         self.sent = 0
         self.lives = 0
         self.strikes: Counter[str] = Counter()
+        self.stopped: dict[int, float] = {}
         self.log = hw.open_log(str(folder / "log"))
         self.log.create_topic("in", "n INT", key="n", partitions=PARTITIONS)
         self.log.create_topic("out", "n INT", key="n", partitions=2)
         self.children = [self._start() for _ in range(workers)]
 
-    def run(self, *, seconds: float) -> None:
+    def run(self, *, strikes: int) -> None:
         """Produces and strikes for a while, then lets the group finish."""
-        end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end:
+            for _ in range(strikes):
                 self._produce()
-                time.sleep(self.random.uniform(0.01, 0.1))
-                self.random.choice((self._kill, self._kill, self._stop, self._nothing, self._nothing))()
+                time.sleep(self.random.uniform(0.01, 0.12))
+                self._wake()
+                self._restart_ended()
+                self.random.choice((self._kill, self._kill, self._stop))()
             self._produce()
             deadline = time.monotonic() + 30
-            while self.log.groups() != [GROUP] or self.log.group(GROUP).lag.events:
+            while self.stopped or self.log.groups() != [GROUP] or self.log.group(GROUP).lag.events:
                 assert time.monotonic() < deadline, f"the group does not finish: {self.log.group(GROUP)}"
+                self._wake()
                 self._restart_ended()
                 time.sleep(0.02)
         finally:
@@ -110,6 +113,7 @@ class Storm:
 
     def _kill(self) -> None:
         number = self.random.randrange(len(self.children))
+        self.stopped.pop(self.children[number].pid, None)
         self.children[number].kill()
         self.children[number] = self._start()
         self.strikes["kill"] += 1
@@ -117,15 +121,14 @@ class Storm:
     def _stop(self) -> None:
         """Stopped for longer than it may be silent; the others take over, unless it held a lock in that moment."""
         child = self.random.choice(self.children)
-        self._restart_ended()
-        if child in self.children:
-            os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(POLL_INTERVAL_S * 1.3)
-            os.kill(child.pid, signal.SIGCONT)
-            self.strikes["stop"] += 1
+        os.kill(child.pid, signal.SIGSTOP)
+        self.stopped[child.pid] = time.monotonic() + POLL_INTERVAL_S * 1.5
+        self.strikes["stop"] += 1
 
-    def _nothing(self) -> None:
-        self._restart_ended()
+    def _wake(self) -> None:
+        for pid in [pid for pid, until in self.stopped.items() if time.monotonic() > until]:
+            del self.stopped[pid]
+            os.kill(pid, signal.SIGCONT)
 
     def _restart_ended(self) -> None:
         for number, child in enumerate(self.children):

@@ -24,7 +24,8 @@ from headwater.testing.points import group_crash_points
 
 MEMORY = Path("/dev/shm")
 MODES = ("transactions", "manual", "auto")
-CI_ROUNDS = range(12)
+STRIKES = 8
+CI_ROUNDS = range(10)
 BENCH_ROUNDS = range(100, 200)
 
 
@@ -40,7 +41,7 @@ def run_storm(folder: Path, seed: int) -> Storm:
     print(f"seed {seed}")
     storm = Storm(folder, seed, MODES[seed % len(MODES)])
     try:
-        storm.run(seconds=1.0)
+        storm.run(strikes=STRIKES)
         storm.check()
         print(f"{storm.mode}: {storm.sent} events, {storm.lives} lives, {dict(storm.strikes)}")
     finally:
