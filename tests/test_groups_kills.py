@@ -18,7 +18,7 @@ from group_storm import Storm
 from headwater.log import commit
 from headwater.model.errors import Closed
 from headwater.testing.contract_case import refused, values_of
-from headwater.testing.contract_groups import drain, numbered, numbers_of, until
+from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
 from headwater.testing.crash_worker import _PointDisk
 from headwater.testing.points import group_crash_points
 

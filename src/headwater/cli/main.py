@@ -17,6 +17,8 @@ from headwater import __version__
 from headwater.cli.coverage import coverage
 from headwater.cli.demo.run import demo
 from headwater.cli.doctor import doctor
+from headwater.cli.groups import groups
+from headwater.cli.lag import lag
 from headwater.cli.location import VARIABLE, LogOption
 from headwater.cli.output import printable
 from headwater.cli.produce import produce
@@ -41,8 +43,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topics, name="topics")
+app.add_typer(groups, name="groups")
 app.command()(produce)
 app.command()(tail)
+app.command()(lag)
 app.command()(sql)
 app.command()(doctor)
 app.command()(demo)

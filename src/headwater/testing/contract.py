@@ -19,7 +19,9 @@ from __future__ import annotations
 from headwater.testing.contract_append import AppendContract
 from headwater.testing.contract_closing import ClosingContract
 from headwater.testing.contract_evolution import EvolutionContract
-from headwater.testing.contract_groups import GroupsContract, GroupTransactionsContract
+from headwater.testing.contract_groups import GroupsContract
+from headwater.testing.contract_groups_reading import GroupReadingContract
+from headwater.testing.contract_groups_transactions import GroupTransactionsContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
@@ -42,6 +44,7 @@ class LogContract(
     TableContract,
     ReaderContract,
     GroupsContract,
+    GroupReadingContract,
     GroupTransactionsContract,
     ClosingContract,
 ):
