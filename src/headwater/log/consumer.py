@@ -301,7 +301,7 @@ class Consumer:
 
         A partition whose beginning failed or was interrupted is no share yet, and is taken again at the next look.
         """
-        self._membership.keep(self._shares.by_place)
+        self._membership.keep(self._shares.by_place.keys())
         change = self._membership.attend()
         if change is None:
             return

@@ -28,7 +28,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -196,7 +196,7 @@ class Membership:
         with self._group.locked():
             return self._look(topics, now_us)
 
-    def keep(self, places: Collection[Place]) -> None:
+    def keep(self, places: Set[Place]) -> None:
         """Knows as its own only these partitions, and looks again if there were others: they are taken anew."""
         if self.owned.keys() != places:
             self.owned = {place: owner for place, owner in self.owned.items() if place in places}

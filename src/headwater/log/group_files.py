@@ -195,11 +195,18 @@ class FileGroup:
     # Members
 
     def enter(self, member: str, now_us: int) -> Presence:
+        self._sweep()
         file = self._disk.open(f"{self._folder}/members/{member}", "create")
         file.lock()
         file.write_at(0, [_MEMBER.pack(_MEMBER_MAGIC, FORMAT, now_us)])
         self._disk.reach("group: entered")
         return _FilePresence(file)
+
+    def _sweep(self) -> None:
+        """Removes what members left that died before they stood in a roster, or after."""
+        names = set(self._disk.names(f"{self._folder}/members"))
+        for name in names - self.last_polls(names).keys():
+            self.forget(name)
 
     def forget(self, member: str) -> None:
         self._disk.remove(f"{self._folder}/members/{member}")
