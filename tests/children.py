@@ -64,6 +64,14 @@ class Child(Generic[T]):
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
+    def is_running(self) -> bool:
+        """Whether it has not ended; a process that was stopped has not."""
+        if self._reaped is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._reaped = status
+        return self._reaped is None
+
     def wait(self) -> int:
         """Its exit status, when it is dead."""
         if self._reaped is None:

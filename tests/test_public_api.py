@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.log.consumer import Consumer
 from headwater.log.lease import Lease
 from headwater.log.log import Transaction
 from headwater.log.producer import Producer
@@ -29,6 +30,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "backup": "(self, to, *, on_progress=None)",
         "clock": "property",
         "close": "(self)",
+        "consumer": "(self, topics=None, *, group, pattern=None, start='earliest', commit='auto', poll_interval_s_max=300.0, "
+        "missed='raise', columns=None)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
@@ -36,6 +39,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "exist_ok=False)",
         "delete_topic": "(self, name)",
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
+        "group": "(self, name)",
+        "groups": "(self)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
@@ -44,6 +49,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
         "request": "(self, topic, value=None, *, key=None, timeout_s=30.0, reply_topic=None, headers=None)",
+        "reset_group": "(self, name, *, to)",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
         "store": "property",
@@ -54,7 +60,24 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "transaction": "(self)",
         "url": "property",
     },
-    Transaction: {"append": "(self, topic, rows)", "commit": "(self)"},
+    Transaction: {"append": "(self, topic, rows)", "commit": "(self)", "commit_offsets": "(self, consumer)"},
+    Consumer: {
+        "assignment": "(self)",
+        "close": "(self, *, commit=True)",
+        "commit": "(self)",
+        "commit_async": "(self)",
+        "committed": "(self)",
+        "lag": "(self)",
+        "missed": "property",
+        "pause": "(self, partitions)",
+        "poll": "(self, *, events_max=500, timeout_s=1.0)",
+        "poll_arrow": "(self, *, events_max=1000000, timeout_s=1.0)",
+        "poll_arrow_async": "(self, *, events_max=1000000, timeout_s=1.0)",
+        "poll_async": "(self, *, events_max=500, timeout_s=1.0)",
+        "positions": "(self)",
+        "resume": "(self, partitions=None)",
+        "seek": "(self, to)",
+    },
     Producer: {
         "close": "(self)",
         "flush": "(self, *, timeout_s=None)",
@@ -111,9 +134,8 @@ CODES = {
     "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict",
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
-    "no_access", "damaged", "format_too_new", "poisoned", "lease_expired",
-    "diverged",
-    "events_missed", "topic_full",
+    "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
+    "not_owner", "group_in_use", "group_not_found",
 }  # fmt: skip
 
 HEAVY = [

@@ -19,7 +19,9 @@ from headwater.cli.coverage import coverage
 from headwater.cli.demo.run import demo
 from headwater.cli.doctor import doctor
 from headwater.cli.export import export
+from headwater.cli.groups import groups
 from headwater.cli.import_ import import_file
+from headwater.cli.lag import lag
 from headwater.cli.location import VARIABLE, LogOption
 from headwater.cli.mirror import mirror
 from headwater.cli.output import printable
@@ -47,8 +49,10 @@ app = typer.Typer(
 )
 app.add_typer(topics, name="topics")
 app.add_typer(queues, name="queues")
+app.add_typer(groups, name="groups")
 app.command()(produce)
 app.command()(tail)
+app.command()(lag)
 app.command()(sql)
 app.command()(doctor)
 app.command()(mirror)

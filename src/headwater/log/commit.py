@@ -4,7 +4,10 @@ Two files in the log's folder. `state` is a slot file (magic "HWLOGS") with one 
 pending, end, last transaction, chain, failed. `commits` holds the commit records one after the other:
 
     file:   magic "HWCMTS", format u16, floor u64 (every transaction up to it was decided before this file began)
-    record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of all the rest, then the body (msgpack)
+    record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of all the rest, then the body (msgpack):
+            the partitions' shares; with magic "HWC2" (from format 2 on) those, then the offsets that groups commit
+
+A file begins with format 1 and becomes one of format 2 with the first record that holds offsets.
 
 A transaction holds the append and sync locks of all its partitions, in a fixed order. It writes its frames behind the
 published ends, syncs them, and then, under the lock of `state`: sets `pending` to the place of its record, writes and syncs
@@ -15,6 +18,8 @@ Invariants:
 - `pending` is set before the record is written, so whoever holds a partition's lock and finds `pending` set knows that its
   owner is dead, and finishes the transaction (the record is whole) or forgets it (it is not);
 - a reader that finds `pending` set uses the ends from before the transaction, so it sees all of it or nothing;
+- offsets that a transaction commits for groups are a part of its record, applied when it is published, again when a dead
+  one is settled, and again after a power loss; the groups' locks are held from the check of ownership until then;
 - when a record's sync fails the outcome is unknown to the disk: the partitions stay closed to appends (poisoned) until a
   new `commits` without that record has replaced the file.
 """
@@ -35,14 +40,17 @@ from headwater.log.head import Mark
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, StorageError
 
-FORMAT = 1
+FORMAT = 2
 COMMITS_BYTES_MAX = 4 << 20
 
 _STATE_MAGIC = b"HWLOGS"
+_STATE_FORMAT = 1
 _STATE = struct.Struct("<36sqqqqqII")
 _FILE_MAGIC = b"HWCMTS"
 _FILE = struct.Struct("<6sHQ")
+_FORMAT_FIRST = 1
 _RECORD_MAGIC = b"HWC1"
+_RECORD_WITH_OFFSETS_MAGIC = b"HWC2"
 _RECORD = struct.Struct("<4sIQII")
 
 
@@ -69,6 +77,31 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     mark: Mark
 
 
+class OffsetPart(msgspec.Struct, frozen=True, array_like=True):
+    """An offset that a member of a group commits, and in what right: as the owner since a generation."""
+
+    group: str
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    incarnation: int
+    member: str
+    generation: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a commit record says: the partitions' shares of a transaction, and the offsets it commits for groups."""
+
+    transaction: int
+    parts: Sequence[Part]
+    offsets: Sequence[OffsetPart] = ()
+
+
+Publish = Callable[[Decision], None]
+"""Makes a decided transaction visible; done again for one whose process died in the middle of it."""
+
+
 class CommitLog:
     """The commit log of one log, opened by one process."""
 
@@ -80,7 +113,7 @@ class CommitLog:
         self._file: File | None = None
         self._known: tuple[tuple[Any, ...], State] | None = None
         self._state = SlotFile(
-            disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=FORMAT, shapes=(_STATE,), writable=writable
+            disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=_STATE_FORMAT, shapes=(_STATE,), writable=writable
         )
         self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
         self._check_file(self._read(_FILE.size))
@@ -122,14 +155,7 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, transaction=number))
             return number
 
-    def commit(
-        self,
-        transaction: int,
-        parts: Sequence[Part],
-        *,
-        publish: Callable[[Sequence[Part]], None],
-        poison: Callable[[], None],
-    ) -> None:
+    def commit(self, decision: Decision, *, publish: Publish, poison: Callable[[], None]) -> None:
         """Decides a transaction whose frames are written and synced, and publishes it.
 
         `poison` closes its partitions when nobody can say whether the record is on disk.
@@ -139,12 +165,14 @@ class CommitLog:
             state = self.state()
             if state.failed:
                 raise _failed(self._folder)
-            record = _encode(transaction, parts, state.chain)
+            record = _encode(decision, state.chain)
             file = self._commits()
             file.allocate(state.end + len(record))
             self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
             self._disk.reach("commit: intended")
             try:
+                if decision.offsets:
+                    self._raise_format(file)
                 file.write_at(state.end, [record])
                 self._disk.reach("commit: written")
                 file.sync()
@@ -156,11 +184,11 @@ class CommitLog:
                 self.set_state(msgspec.structs.replace(state, failed=1))
                 raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
-            publish(parts)
+            publish(decision)
             self._finish(len(record), record)
             self._disk.reach("commit: done")
 
-    def settle(self, *, publish: Callable[[Sequence[Part]], None]) -> None:
+    def settle(self, *, publish: Publish) -> None:
         """Finishes or forgets what a dead process left pending. Cheap when nothing is."""
         if not self.state().pending:
             return
@@ -172,14 +200,14 @@ class CommitLog:
             if found is None:
                 self.set_state(msgspec.structs.replace(state, pending=0))
                 return
-            _, parts, record = found
+            decision, record = found
             try:
                 self._commits().sync()
             except StorageError:
                 self.set_state(msgspec.structs.replace(state, pending=0, failed=1))
                 raise
             self._disk.reach("settle: before publish")
-            publish(parts)
+            publish(decision)
             self._finish(len(record), record)
 
     def pending_parts(self, state: State) -> Sequence[Part]:
@@ -187,22 +215,22 @@ class CommitLog:
         if not state.pending:
             return ()
         found = _decode(self._read_all()[state.pending - 1 :], state.chain)
-        return found[1] if found else ()
+        return found[0].parts if found else ()
 
-    def decided(self) -> tuple[int, dict[int, Sequence[Part]]]:
-        """The floor, and every recorded transaction with its parts, from the file alone."""
+    def decided(self) -> tuple[int, dict[int, Decision]]:
+        """The floor, and every recorded transaction in the order of their records, from the file alone."""
         data = self._read_all()
         floor = self._check_file(data)
         position, chain, found = _FILE.size, 0, {}
         while (record := _decode(data[position:], chain)) is not None:
-            transaction, parts, raw = record
-            found[transaction] = parts
+            decision, raw = record
+            found[decision.transaction] = decision
             position += len(raw)
             chain = _chain(raw)
         return floor, found
 
     def begin_again(self, *, floor: int) -> None:
-        """Replaces `commits` by an empty file; the caller has synced every head and holds the lock."""
+        """Replaces `commits` by an empty file; the caller has synced every head and group, and holds the lock."""
         self._close_file()
         create_commits(self._disk, self._folder, floor=floor)
         state = self.state()
@@ -252,6 +280,12 @@ class CommitLog:
         finally:
             file.close()
 
+    def _raise_format(self, file: File) -> None:
+        """An older Headwater must refuse a file whose next record it cannot read."""
+        magic, version, floor = _FILE.unpack(file.read_at(0, _FILE.size))
+        if version < FORMAT:
+            file.write_at(0, [_FILE.pack(magic, FORMAT, floor)])
+
     def _check_file(self, data: bytes) -> int:
         path = f"{self._folder}/commits"
         if len(data) < _FILE.size or data[:6] != _FILE_MAGIC:
@@ -272,7 +306,7 @@ class CommitLog:
 def create_state(disk: Disk, folder: str, *, boot_id: str, incarnation: int = 0, transaction: int = 0) -> None:
     """The shared state of a new log, or of one whose state was lost."""
     values = (_boot_bytes(boot_id), incarnation, 0, 0, _FILE.size, transaction, 0, 0)
-    create_slot_file(disk, f"{folder}/state", magic=_STATE_MAGIC, version=FORMAT, facts=((_STATE, values),))
+    create_slot_file(disk, f"{folder}/state", magic=_STATE_MAGIC, version=_STATE_FORMAT, facts=((_STATE, values),))
 
 
 def create_commits(disk: Disk, folder: str, *, floor: int = 0) -> None:
@@ -281,7 +315,7 @@ def create_commits(disk: Disk, folder: str, *, floor: int = 0) -> None:
     file = disk.open(f"{path}.new", "create")
     try:
         file.truncate(0)
-        file.write_at(0, [_FILE.pack(_FILE_MAGIC, FORMAT, floor)])
+        file.write_at(0, [_FILE.pack(_FILE_MAGIC, _FORMAT_FIRST, floor)])
         file.sync()
     finally:
         file.close()
@@ -293,22 +327,30 @@ def _boot_bytes(boot_id: str) -> bytes:
     return boot_id.encode("ascii")[:36].ljust(36, b"\0")
 
 
-def _encode(transaction: int, parts: Sequence[Part], chain: int) -> bytes:
-    body = msgspec.msgpack.encode(list(parts))
-    head = _RECORD.pack(_RECORD_MAGIC, len(body), transaction, chain, 0)[:-4]
+def _encode(decision: Decision, chain: int) -> bytes:
+    parts, offsets = list(decision.parts), list(decision.offsets)
+    magic = _RECORD_WITH_OFFSETS_MAGIC if offsets else _RECORD_MAGIC
+    body = msgspec.msgpack.encode([parts, offsets] if offsets else parts)
+    head = _RECORD.pack(magic, len(body), decision.transaction, chain, 0)[:-4]
     return head + struct.pack("<I", crc32c(body, crc32c(head))) + body
 
 
-def _decode(data: bytes, chain: int) -> tuple[int, Sequence[Part], bytes] | None:
+def _decode(data: bytes, chain: int) -> tuple[Decision, bytes] | None:
     """The first record in the data, or None where no whole one with the right chain stands."""
     if len(data) < _RECORD.size:
         return None
     magic, length, transaction, before, crc = _RECORD.unpack_from(data)
     body = data[_RECORD.size : _RECORD.size + length]
     expected = crc32c(body, crc32c(data[: _RECORD.size - 4]))
-    if magic != _RECORD_MAGIC or len(body) != length or before != chain or expected != crc:
+    if len(body) != length or before != chain or expected != crc:
         return None
-    return transaction, msgspec.msgpack.decode(body, type=tuple[Part, ...]), data[: _RECORD.size + length]
+    raw = data[: _RECORD.size + length]
+    if magic == _RECORD_MAGIC:
+        return Decision(transaction, msgspec.msgpack.decode(body, type=tuple[Part, ...])), raw
+    if magic == _RECORD_WITH_OFFSETS_MAGIC:
+        both = msgspec.msgpack.decode(body, type=tuple[tuple[Part, ...], tuple[OffsetPart, ...]])
+        return Decision(transaction, *both), raw
+    return None
 
 
 def _chain(record: bytes) -> int:

@@ -5,8 +5,10 @@
     commit.lock          lock of `state`                topics/<name>/<n>/…       one partition (see `partition`)
     catalog.lock         lock of the list of topics     producers/<id>            epoch of a named producer
     incarnations         what unclean stops took back   queues/<group>/<topic>/…  a queue (see `queue_states`)
+    groups/<name>/…      one group (see `group_files`)
 
-Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then `commit.lock`.
+Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then the groups' locks in the
+order of their names, then `commit.lock`.
 
 Thread-safety: a store may be used by many threads. After a fork the child's store opens everything again by itself.
 """
@@ -27,12 +29,13 @@ import pyarrow as pa
 
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
-from headwater.log.commit import CommitLog, create_commits, create_state
+from headwater.log.commit import CommitLog, OffsetPart, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload, prepare
 from headwater.log.gate import Gate
+from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
@@ -150,7 +153,7 @@ class LocalStore:
                 self.handles.signal(name)
             return outcomes
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self.gate:
             self._check_writable()
             ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
@@ -164,7 +167,7 @@ class LocalStore:
                     events=sum(payload.count for payload in payloads),
                     size=sum(payload.stride for payload in payloads),
                 )
-            starts = self._transactions.append(merged)
+            starts = self._transactions.append(merged, offsets)
             for name in sorted({name for name, _, _ in merged}):
                 self.handles.signal(name)
         ranges: dict[int, range] = {}
@@ -249,6 +252,16 @@ class LocalStore:
         with self.gate:
             return local_queues(self._disk, f"{self.folder}/queues")
 
+    def groups(self) -> list[str]:
+        with self.gate:
+            return self._groups.names()
+
+    def group(self, name: str, *, create: bool) -> FileGroup:
+        with self.gate:
+            if create:
+                self._check_writable()
+            return self._groups.group(name, create=create)
+
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
@@ -306,7 +319,8 @@ class LocalStore:
             rolled=self._rolled,
             mend=self._mend,
         )
-        self._transactions = Transactions(self._commits, self.handles, clock=self._clock)
+        self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
+        self._transactions = Transactions(self._commits, self.handles, self._groups, clock=self._clock)
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -356,6 +370,7 @@ class LocalStore:
         self._catalog_file.close()
 
     def _close_files(self) -> None:
+        self._groups.close()
         self.handles.close()
         self._commits.close()
         self._catalog_file.close()

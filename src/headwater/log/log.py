@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import pyarrow as pa
 
+from headwater.log.commit import OffsetPart
+from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
+from headwater.log.group_progress import GroupProgress, progress_of, reset
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
 from headwater.log.queue import Queue
@@ -295,6 +298,63 @@ class Log:
         found = [self.topic(check_name(name)).name for name in names]
         return Reader(self._store, found, start=start, columns=columns, missed=missed)
 
+    def consumer(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        group: str,
+        pattern: str | None = None,
+        start: Start = "earliest",
+        commit: CommitMode = "auto",
+        poll_interval_s_max: float = POLL_INTERVAL_S_MAX,
+        missed: Missed = "raise",
+        columns: Sequence[str] | None = None,
+    ) -> Consumer:
+        """Joins a group, whose members share the partitions of topics, or of every topic whose name matches `pattern`.
+
+        `start` is where the group begins in a partition for which it has committed nothing. A member that does not poll for
+        longer than `poll_interval_s_max` loses its partitions to the others.
+        """
+        names: list[object] = list(topics) if isinstance(topics, (list, tuple)) else [topics] if topics else []
+        if bool(names) == (pattern is not None):
+            raise InvalidInput(
+                "A consumer reads either topics or a pattern of them.", advice='Give topics, or pattern="orders.*".'
+            )
+        if commit not in ("auto", "manual") or missed not in ("raise", "skip"):
+            raise InvalidInput(
+                f"commit={commit!r} and missed={missed!r} are no way to consume.",
+                advice='Use commit="auto" or "manual", missed="raise" or "skip".',
+            )
+        if not poll_interval_s_max > 0:
+            raise InvalidInput(f"poll_interval_s_max={poll_interval_s_max!r} makes no sense.", advice="Use seconds.")
+        return Consumer(
+            self._store,
+            [self.topic(check_name(name)).name for name in names],
+            pattern=pattern,
+            group=check_name(group, of="group"),
+            start=start,
+            commit=commit,
+            poll_interval_s_max=poll_interval_s_max,
+            missed=missed,
+            columns=columns,
+            clock=self._clock,
+        )
+
+    def groups(self) -> list[str]:
+        """The names of all groups."""
+        return self._store.groups()
+
+    def group(self, name: str) -> GroupProgress:
+        """A group as it is now: its members and their partitions, committed offsets, lag."""
+        return progress_of(self._store, check_name(name, of="group"), now_us=self._clock())
+
+    def reset_group(self, name: str, *, to: Start) -> dict[tuple[str, int], int]:
+        """Lets a group begin again elsewhere, in each partition it has read (or in those that `to` names); its new offsets.
+
+        Refused while the group has members that live.
+        """
+        return reset(self._store, check_name(name, of="group"), to, now_us=self._clock())
+
     def read(
         self,
         topic: str,
@@ -515,18 +575,36 @@ class Transaction:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._writes: list[Write] = []
+        self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
+        self._consumers: list[Consumer] = []
         self.offsets: dict[str, dict[int, list[range]]] = {}
 
     def append(self, topic: str, rows: Any) -> None:
         """Adds events to the transaction; nothing is written before it commits."""
         self._writes += self._log._writes(topic, rows)
 
+    def commit_offsets(self, consumer: Consumer) -> None:
+        """Commits what the consumer has handed out so far together with the appends: both happen or neither.
+
+        If the transaction does not commit, the consumer goes back to what it had committed, so the events come again.
+        """
+        self._consumers.append(consumer)
+        for part in consumer._parts(self._log.store):
+            self._consumed[part.group, part.topic, part.partition] = part
+
     def commit(self) -> None:
-        """Appends everything."""
+        """Appends everything, and commits the offsets."""
         writes, self._writes = self._writes, []
-        if not writes:
+        consumed, self._consumed = list(self._consumed.values()), {}
+        if not writes and not consumed:
             return
-        for write, span in zip(writes, self._log.store.write_atomically(writes), strict=True):
+        try:
+            spans = self._log.store.write_atomically(writes, consumed)
+        except BaseException:
+            self._end(None)
+            raise
+        self._end(consumed)
+        for write, span in zip(writes, spans, strict=True):
             self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
 
     def __enter__(self) -> Self:
@@ -537,6 +615,15 @@ class Transaction:
     ) -> None:
         if kind is None:
             self.commit()
+        else:
+            self._end(None)
+
+    def _end(self, committed: Sequence[OffsetPart] | None) -> None:
+        """Tells the consumers what was committed of theirs."""
+        consumers, self._consumers = self._consumers, []
+        for consumer in consumers:
+            mine = committed and [part for part in committed if consumer._has(part)]
+            consumer._ended(mine)
 
 
 def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:

@@ -17,7 +17,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
+from headwater.log.group import Committed, Owner, commit_offsets, not_owner
+from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
@@ -26,6 +29,7 @@ from headwater.model.clock import Clock
 from headwater.model.errors import (
     Closed,
     Fenced,
+    GroupNotFound,
     HeadwaterError,
     Overloaded,
     SequenceGap,
@@ -48,6 +52,7 @@ class MemoryStore:
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._epochs: dict[bytes, int] = {}
         self._queues: dict[tuple[str, str], MemoryStates] = {}
+        self._groups: dict[str, MemoryGroup] = {}
         self._counters: Counter[str] = Counter()
         self._closed = False
 
@@ -103,7 +108,7 @@ class MemoryStore:
             self._changed.notify_all()
         return outcomes
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self._changed:
             for write in writes:
                 self._partition(write.topic.name, write.partition)
@@ -111,6 +116,7 @@ class MemoryStore:
                     raise _made_anew(write.topic.name)
                 self._check_not_fenced(write)
                 check_place(write.at, self._partition(write.topic.name, write.partition).end, _where(write))
+            self._check_owners(offsets)
             sizes: Counter[tuple[str, int]] = Counter()
             for write in writes:
                 sizes[write.topic.name, write.partition] += write.rows().nbytes
@@ -118,6 +124,10 @@ class MemoryStore:
                 events = sum(w.count for w in writes if (w.topic.name, w.partition) == (name, number))
                 self._admit(self.topic(name), self._partition(name, number), size=size, events=events)
             ranges = [self._append(write, is_admitted=True) for write in writes]
+            for part in offsets:
+                place, owner = (part.topic, part.partition), Owner(part.member, part.generation)
+                committed = Committed(part.offset, part.incarnation, at_us=self._clock(), topic_id=part.topic_id)
+                commit_offsets(self._groups[part.group], {place: committed}, {place: owner})
             self._changed.notify_all()
         return ranges
 
@@ -203,11 +213,31 @@ class MemoryStore:
         with self._changed:
             return [self._queues[place].made or {} for place in sorted(self._queues)]
 
+    def groups(self) -> list[str]:
+        self._check_open()
+        return sorted(self._groups)
+
+    def group(self, name: str, *, create: bool) -> MemoryGroup:
+        with self._changed:
+            self._check_open()
+            if name not in self._groups:
+                if not create:
+                    known = ", ".join(self.groups()[:10]) or "none yet"
+                    raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
+                self._groups[name] = MemoryGroup(name, self._changed)
+            return self._groups[name]
+
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
     def close(self) -> None:
         self._closed = True
+
+    def _check_owners(self, offsets: Sequence[OffsetPart]) -> None:
+        for part in offsets:
+            place = (part.topic, part.partition)
+            if self._groups[part.group].owner(place) != Owner(part.member, part.generation):
+                raise not_owner(part.group, place)
 
     def _append(self, write: Write, *, is_admitted: bool = False) -> range:
         partition = self._partition(write.topic.name, write.partition)

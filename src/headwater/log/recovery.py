@@ -21,6 +21,7 @@ from headwater.log.catalog import read_text, write_text
 from headwater.log.commit import CommitLog
 from headwater.log.disk import Disk
 from headwater.log.frame import CONTINUES, Frame
+from headwater.log.group_files import recover_groups
 from headwater.log.head import Head, Mark, create_head, is_marked_deleted
 from headwater.log.segment import Segment, segment_name
 from headwater.model.clock import Clock
@@ -59,6 +60,7 @@ def recover_log(disk: Disk, folder: str, *, clock: Clock) -> Counter[str]:
         with commits.locked():
             floor, found = commits.decided()
             ends = _recover_partitions(disk, folder, floor=floor, found=found, counters=counters)
+            recover_groups(disk, folder, found)
             entries.append({"incarnation": incarnation, "at": clock(), "ends": ends})
             write_text(disk, f"{folder}/incarnations", "incarnations", entries[-INCARNATIONS_MAX:])
             disk.reach("recovery: incarnation written")

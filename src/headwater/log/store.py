@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.commit import OffsetPart
 from headwater.log.frame import Stamp
+from headwater.log.group import SharedGroup
 from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed
 
@@ -192,8 +194,11 @@ class Store(Protocol):
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
         """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable."""
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
-        """Appends all batches or none of them: readers see all or nothing, after any crash."""
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
+        """Appends all batches or none of them: readers see all or nothing, after any crash.
+
+        The offsets are committed for their groups if and only if the batches are appended; `NotOwner`.
+        """
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         """The visible offsets of every partition of these topics, as one consistent snapshot."""
@@ -230,6 +235,12 @@ class Store(Protocol):
 
     def queues(self) -> list[dict[str, Any]]:
         """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
+
+    def groups(self) -> list[str]:
+        """The names of all groups, sorted."""
+
+    def group(self, name: str, *, create: bool) -> SharedGroup:
+        """What the members of a group share; `GroupNotFound`, unless it is to be made."""
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""

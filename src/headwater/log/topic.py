@@ -70,12 +70,12 @@ def retention_us(retention: str | timedelta) -> int | None:
     return None if retention == "forever" else duration_us(retention)
 
 
-def check_name(name: object) -> str:
-    """The name itself if a topic may have it: letters, digits, `.`, `_` and `-`, as in Kafka."""
+def check_name(name: object, *, of: str = "topic") -> str:
+    """The name itself if a topic (or a group) may have it: letters, digits, `.`, `_` and `-`, as in Kafka."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         shown = name if isinstance(name, str) and len(name) <= 60 else f"{str(name)[:60]}…"
         raise InvalidName(
-            f"{shown!r} cannot be a topic's name.",
+            f"{shown!r} cannot be a {of}'s name.",
             advice=f"Use up to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' and '-', not starting with '.' or '-'.",
         )
     return name

@@ -1,6 +1,7 @@
 """Transactions of a local log: appends over partitions and topics that happen together or not at all.
 
 `commit` says how one is decided; this is the order in which its partitions are locked, written, synced and published.
+The locks of the groups whose offsets it commits are taken when everything else is done, so they are held for one sync only.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from headwater.log.commit import CommitLog, Part
+from headwater.log.commit import CommitLog, Decision, OffsetPart, Part
 from headwater.log.frame import Payload, Stamp
+from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
 from headwater.log.store import Bounds
@@ -22,14 +24,20 @@ _SNAPSHOTS_MAX = 10_000
 class Transactions:
     """The transactions of one log in one process."""
 
-    def __init__(self, commits: CommitLog, handles: Handles, *, clock: Clock) -> None:
+    def __init__(self, commits: CommitLog, handles: Handles, groups: GroupFiles, *, clock: Clock) -> None:
         self._commits = commits
         self._handles = handles
+        self._groups = groups
         self._disk = handles.disk
         self._clock = clock
 
-    def append(self, payloads: Mapping[tuple[str, int, str], Sequence[Payload]]) -> dict[tuple[str, int], int]:
-        """Appends to each (topic, partition, topic id), given in this order; returns the first offset in each."""
+    def append(
+        self, payloads: Mapping[tuple[str, int, str], Sequence[Payload]], offsets: Sequence[OffsetPart] = ()
+    ) -> dict[tuple[str, int], int]:
+        """Appends to each (topic, partition, topic id), given in this order; returns the first offset in each.
+
+        The offsets are committed for their groups together with it; `NotOwner` where a member has lost its partition.
+        """
         partitions = []
         for name, number, topic_id in payloads:
             partition = self._handles.usable_partition(name, number)
@@ -49,9 +57,11 @@ class Transactions:
             for partition, part in zip(partitions, parts, strict=True):
                 partition.sync_file(part.mark.base)
             self._disk.reach("transaction: synced")
+            for name in sorted({part.group for part in offsets}):
+                locks.enter_context(self._groups.group(name, create=False).held())
+            self._groups.check(offsets)
             self._commits.commit(
-                transaction,
-                parts,
+                Decision(transaction, parts, offsets),
                 publish=self._publish,
                 poison=lambda: _poison(partitions),
             )
@@ -91,6 +101,7 @@ class Transactions:
             return
         for partition in self._handles.all_partitions():
             partition.sync_head()
+        self._groups.sync()
         with self._commits.locked():
             self._commits.begin_again(floor=self._commits.state().transaction)
 
@@ -102,8 +113,9 @@ class Transactions:
                 advice="Another producer with the same id took over; close this one.",
             )
 
-    def _publish(self, parts: Sequence[Part]) -> None:
-        for part in parts:
+    def _publish(self, decision: Decision) -> None:
+        self._groups.publish(decision, now_us=self._clock())
+        for part in decision.parts:
             try:
                 partition = self._handles.partition(part.topic, part.partition)
             except TopicNotFound:
@@ -119,6 +131,7 @@ class Transactions:
             self.settle()
             for partition in self._handles.all_partitions():
                 partition.sync_head()
+            self._groups.sync()
             self._commits.begin_again(floor=self._commits.state().transaction)
 
 

@@ -7,14 +7,17 @@ gets none polls.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import select
 import struct
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 POLL_S = 0.0005
+ASYNC_POLL_S = 0.005
 
 _IN_MODIFY = 0x2
 _IN_DELETE_SELF = 0x400
@@ -68,6 +71,35 @@ class PollingWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+class _Waiter(Protocol):
+    def wait(self, timeout_s: float) -> None: ...
+
+    def fileno(self) -> int | None: ...
+
+
+async def wait_async(waiter: _Waiter, timeout_s: float) -> None:
+    """`wait` for asyncio: other tasks run meanwhile."""
+    handle = waiter.fileno()
+    if handle is None:
+        await asyncio.sleep(min(timeout_s, ASYNC_POLL_S))
+        return
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(handle, _wake, woken)
+    try:
+        await asyncio.wait_for(woken, timeout_s)
+    except TimeoutError:
+        return
+    finally:
+        loop.remove_reader(handle)
+    waiter.wait(0)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def file_waiter(paths: Sequence[str]) -> InotifyWaiter | PollingWaiter:

@@ -13,16 +13,17 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   └── Unsupported          this log cannot do that
     ├── NotFound
     │   ├── LogNotFound          no log at that URL
-    │   └── TopicNotFound        no such topic
+    │   ├── TopicNotFound        no such topic
+    │   └── GroupNotFound        no such group
     ├── TopicExists
     ├── Closed                   the handle was closed, or belongs to the process that forked this one
     ├── Conflict
     │   ├── Fenced               another producer with the same id took over
     │   ├── SequenceGap          a producer's sequence went backwards inside one batch
-    │   └── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
-
-
-    │   └── Diverged             a copy and its log hold different events
+    │   ├── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
+    │   ├── Diverged             a copy and its log hold different events
+    │   ├── NotOwner             the partition belongs to another member of the group by now
+    │   └── GroupInUse           the group has members that live
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
@@ -121,6 +122,12 @@ class TopicNotFound(NotFound):
     code = "topic_not_found"
 
 
+class GroupNotFound(NotFound):
+    """There is no such group in the log."""
+
+    code = "group_not_found"
+
+
 class TopicExists(HeadwaterError):
     """The topic is there already."""
 
@@ -155,6 +162,18 @@ class Diverged(Conflict):
     """A copy and its log hold different events."""
 
     code = "diverged"
+
+
+class NotOwner(Conflict):
+    """The partition belongs to another member of the group by now."""
+
+    code = "not_owner"
+
+
+class GroupInUse(Conflict):
+    """The group has members that live."""
+
+    code = "group_in_use"
 
 
 class Overloaded(HeadwaterError):

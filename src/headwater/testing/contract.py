@@ -20,6 +20,9 @@ from headwater.testing.contract_append import AppendContract
 from headwater.testing.contract_closing import ClosingContract
 from headwater.testing.contract_compaction import CompactionContract
 from headwater.testing.contract_evolution import EvolutionContract
+from headwater.testing.contract_groups import GroupsContract
+from headwater.testing.contract_groups_reading import GroupReadingContract
+from headwater.testing.contract_groups_transactions import GroupTransactionsContract
 from headwater.testing.contract_overload import OverloadContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
@@ -46,6 +49,9 @@ class LogContract(
     RetentionContract,
     CompactionContract,
     OverloadContract,
+    GroupsContract,
+    GroupReadingContract,
+    GroupTransactionsContract,
     ClosingContract,
 ):
     """Everything a log promises, whatever it is kept in."""

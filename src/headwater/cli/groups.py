@@ -1,0 +1,180 @@
+"""`headwater groups …`: lists and shows groups, and lets one begin again elsewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.location import LogOption, open_existing
+from headwater.cli.output import events_text, print_table, printable
+from headwater.model.clock import duration_us, system_clock, time_us
+from headwater.model.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from headwater.log.group_progress import GroupProgress, Lag
+
+groups = typer.Typer(help="List and show groups of consumers, and reset one.", no_args_is_help=True)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@groups.command(name="list")
+def list_(json: Json = False, log: LogOption = None) -> None:
+    """List the groups of the log."""
+    with open_existing(log) as opened:
+        found = [opened.group(name) for name in opened.groups()]
+    if json:
+        _print_json([summary(group) for group in found])
+        return
+    table = Table(header_style="bold", border_style="dim")
+    for column in ("group", "members", "idle", "partitions", "lag", "oldest", "topics"):
+        table.add_column(column, justify="left" if column in ("group", "topics") else "right")
+    for group in found:
+        topics = ", ".join(sorted({part.topic for part in group.partitions}))
+        table.add_row(
+            Text(printable(group.group), style="bold"),
+            f"{len(group.members)}",
+            f"{len(group.idle)}",
+            f"{len(group.partitions)}",
+            f"{group.lag.events:,}",
+            age_text(group.lag),
+            topics,
+        )
+    print_table(table)
+
+
+@groups.command()
+def show(name: Group, json: Json = False, log: LogOption = None) -> None:
+    """Show one group: its members, what each of them reads, and how far they have come."""
+    with open_existing(log) as opened:
+        group = opened.group(name)
+    if json:
+        _print_json(summary(group))
+        return
+    typer.secho(group.group, bold=True)
+    typer.echo(f"  generation       {group.generation}")
+    typer.echo(f"  lag              {events_text(group.lag.events)}, oldest {age_text(group.lag)}")
+    members = Table(header_style="bold", border_style="dim")
+    for column in ("member", "pid", "polled", "partitions"):
+        members.add_column(column, justify="right" if column in ("pid", "polled") else "left")
+    for member in group.members:
+        held = ", ".join(f"{topic}/{number}" for topic, number in member.partitions)
+        shown = Text(held) if held else Text("idle: more members than partitions", style="yellow")
+        members.add_row(member.member, f"{member.pid}", f"{member.polled_s:.1f} s ago", shown)
+    print_table(members)
+    print_table(partitions_table([group]))
+
+
+@groups.command()
+def reset(
+    name: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE", help='"earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("1 hour").'
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Let a group begin again elsewhere. Refused while it has members that live."""
+    start = _start(to)
+    with open_existing(log) as opened:
+        before = {(part.topic, part.partition): part.committed for part in opened.group(name).partitions}
+        if not yes:
+            if not sys.stdin.isatty():
+                raise InvalidInput(f"Resetting group {name!r} needs a confirmation.", advice="Pass --yes.")
+            typer.confirm(f"Move group {name} to {to} in {len(before)} partitions?", abort=True)
+        for (topic, number), offset in sorted(opened.reset_group(name, to=start).items()):
+            old = before.get((topic, number))
+            typer.echo(f"{topic}/{number}: {'-' if old is None else old} -> {offset}")
+
+
+def summary(group: GroupProgress) -> dict[str, Any]:
+    """A group, for programs."""
+    return {
+        "group": group.group,
+        "generation": group.generation,
+        "lag_events": group.lag.events,
+        "lag_s": group.lag.seconds,
+        "members": [
+            {
+                "member": member.member,
+                "pid": member.pid,
+                "polled_s": member.polled_s,
+                "idle": member.idle,
+                "partitions": [{"topic": topic, "partition": number} for topic, number in member.partitions],
+            }
+            for member in group.members
+        ],
+        "partitions": [
+            {
+                "topic": part.topic,
+                "partition": part.partition,
+                "committed": part.committed,
+                "end": part.end,
+                "lag_events": part.lag.events,
+                "lag_s": part.lag.seconds,
+                "member": part.member,
+            }
+            for part in group.partitions
+        ],
+    }
+
+
+def partitions_table(found: list[GroupProgress]) -> Table:
+    """How far groups have come in each partition."""
+    table = Table(header_style="bold", border_style="dim")
+    for column in ("group", "topic", "partition", "committed", "end", "lag", "oldest", "member"):
+        table.add_column(column, justify="left" if column in ("group", "topic", "member") else "right")
+    for group in found:
+        for part in group.partitions:
+            table.add_row(
+                Text(printable(group.group), style="bold"),
+                Text(printable(part.topic)),
+                f"{part.partition}",
+                "-" if part.committed is None else f"{part.committed:,}",
+                f"{part.end:,}",
+                Text(f"{part.lag.events:,}", style="yellow" if part.lag.events else "green"),
+                age_text(part.lag),
+                part.member or "-",
+            )
+    return table
+
+
+def age_text(lag: Lag) -> str:
+    """How long ago the oldest unread event was appended."""
+    if not lag.events:
+        return "-"
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if lag.seconds >= seconds:
+            return f"{lag.seconds / seconds:.1f} {unit}"
+    return f"{lag.seconds:.1f} s"
+
+
+def _start(to: str) -> str | int:
+    """The place that the user means; a time as the microseconds that offsets are searched by."""
+    if to in ("earliest", "latest"):
+        return to
+    if re.fullmatch(r"\d+", to):
+        return int(to)
+    try:
+        ago_us = duration_us(to)
+    except InvalidInput:
+        time_us(to)
+        return to
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp((system_clock() - ago_us) / 1e6, tz=UTC).isoformat()
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,201 @@
+"""A group's progress: what its members do, how far they have come, and what is left; and its reset.
+
+Read without the group's lock, so it disturbs nobody: each number was true a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headwater.log.assignment import Place
+from headwater.log.events import to_events
+from headwater.log.group import NO_OFFSET, Committed, Owner, Roster, boot_us, living, next_roster
+from headwater.log.reader import Reader, Start
+from headwater.log.store import Store
+from headwater.model.errors import GroupInUse, HeadwaterError, PositionLost, TopicNotFound
+from headwater.model.position import Position
+
+
+class Lag(msgspec.Struct, frozen=True, gc=False):
+    """What is yet to be read: how many events, and how many seconds ago the oldest of them was appended."""
+
+    events: int
+    seconds: float
+
+
+class MemberProgress(msgspec.Struct, frozen=True):
+    """One member of a group."""
+
+    member: str
+    pid: int
+    joined_us: int
+    polled_s: float
+    """How long ago it polled."""
+    partitions: list[Place]
+    topics: list[str]
+    pattern: str | None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no partition: there are more members than partitions."""
+        return not self.partitions
+
+
+class PartitionProgress(msgspec.Struct, frozen=True):
+    """One partition that a group reads. `committed` is None where its topic was made anew since."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    end: int
+    lag: Lag
+    member: str | None
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """A group as it is now."""
+
+    group: str
+    generation: int
+    members: list[MemberProgress]
+    partitions: list[PartitionProgress]
+
+    @property
+    def lag(self) -> Lag:
+        """What the whole group has yet to read."""
+        return _total([partition.lag for partition in self.partitions])
+
+    @property
+    def idle(self) -> list[str]:
+        """The members that have no partition."""
+        return [member.member for member in self.members if member.idle]
+
+
+def progress_of(store: Store, group: str, *, now_us: int) -> GroupProgress:
+    """A group as it is now; `GroupNotFound`."""
+    shared = store.group(group, create=False)
+    now_boot_us = boot_us()
+    with shared.reading():
+        roster: Roster = shared.roster()
+        polls = shared.last_polls(roster.members)
+        alive = living(shared, roster, now_boot_us)
+        facts = {place: (shared.owner(place), shared.committed(place)) for place in shared.places()}
+    owned: dict[str, list[Place]] = {name: [] for name in alive}
+    partitions = []
+    for place, (owner, committed) in facts.items():
+        if owner.member in alive:
+            owned[owner.member].append(place)
+        with_end = _partition(store, place, committed, owner if owner.member in alive else Owner(), now_us)
+        if with_end is not None:
+            partitions.append(with_end)
+    members = [
+        MemberProgress(
+            name,
+            member.pid,
+            member.joined_us,
+            max(0.0, (now_boot_us - polls.get(name, now_boot_us)) / 1e6),
+            owned[name],
+            sorted(member.topics),
+            member.pattern,
+        )
+        for name, member in sorted(alive.items())
+    ]
+    return GroupProgress(group, roster.generation, members, partitions)
+
+
+def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, int]:
+    """Moves the committed offsets of a group; refused while it has members that live."""
+    shared = store.group(group, create=False)
+    with shared.reading():
+        places = shared.places()
+    offsets: dict[Place, tuple[str, int]] = {}
+    for name in sorted({topic for topic, _ in places}):
+        try:
+            topic = store.refresh(name)
+        except TopicNotFound:
+            continue
+        start: Start = to
+        if isinstance(to, Mapping):
+            start = {number: offset for number, offset in to.items() if (name, number) in places}
+        for position in Reader(store, [name], start=start).positions():
+            place = (name, position.partition)
+            if place in places and _is_named(to, place):
+                offsets[place] = (topic.id, position.offset)
+    with shared.locked():
+        roster = shared.roster()
+        alive = living(shared, roster, boot_us())
+        if alive:
+            pids = sorted({member.pid for member in alive.values()})
+            raise GroupInUse(
+                f"Group {group!r} has {len(alive)} members that live (processes {pids}).",
+                advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
+            )
+        shared.write_roster(next_roster(roster, {}))
+        for place in places:
+            shared.set_owner(place, Owner())
+        for place, (topic_id, offset) in offsets.items():
+            before = shared.committed(place)
+            shared.set_committed(
+                place,
+                Committed(offset, store.incarnation(), before.transaction, before.sequence + 1, now_us, topic_id),
+            )
+    return {place: offset for place, (_, offset) in offsets.items()}
+
+
+def lag_of(store: Store, positions: Mapping[Place, int], now_us: int) -> Lag:
+    """What lies behind these positions."""
+    lags = []
+    bounds = store.bounds(sorted({topic for topic, _ in positions}))
+    for place, offset in positions.items():
+        first, end = (bounds[place].first, bounds[place].end) if place in bounds else (0, 0)
+        start = max(offset, first)
+        seconds = 0.0
+        if start < end:
+            chunks = store.cursor(*place, offset=start).read(end, events_max=1)
+            oldest = to_events(chunks[0])[0].appended_us if chunks else now_us
+            seconds = max(0.0, (now_us - oldest) / 1e6)
+        lags.append(Lag(max(0, end - start), seconds))
+    return _total(lags)
+
+
+def check_not_lost(store: Store, position: Position) -> None:
+    """Refuses a position that an unclean stop took back."""
+    lost = store.lost_after(position.topic, position.partition, incarnation=position.incarnation)
+    if lost is not None and position.offset > lost:
+        raise PositionLost(
+            f"The committed offset {position.offset} of partition {position.partition} of topic {position.topic!r} was "
+            f"taken back: the machine stopped uncleanly and the partition went on from offset {lost}.",
+            advice=f"Go on with consumer.seek({{{position.partition}: {lost}}}); what was made of events {lost} to "
+            f"{position.offset - 1} is void.",
+        )
+
+
+def _partition(store: Store, place: Place, committed: Committed, owner: Owner, now_us: int) -> PartitionProgress | None:
+    """One partition's progress; None where its topic is gone."""
+    try:
+        topic = store.topic(place[0])
+        bound = store.bounds([place[0]]).get(place)
+        if bound is None:
+            return None
+        known = committed.offset != NO_OFFSET and committed.topic_id == topic.id
+        offset = committed.offset if known else bound.first
+        lag = lag_of(store, {place: offset}, now_us)
+    except HeadwaterError as error:
+        if isinstance(error, TopicNotFound):
+            return None
+        raise
+    return PartitionProgress(*place, offset if known else None, bound.end, lag, owner.member or None)
+
+
+def _is_named(to: Start, place: Place) -> bool:
+    if isinstance(to, Mapping):
+        return place[1] in to
+    if isinstance(to, Sequence) and not isinstance(to, str):
+        return any((position.topic, position.partition) == place for position in to)
+    return True
+
+
+def _total(lags: Sequence[Lag]) -> Lag:
+    return Lag(sum(lag.events for lag in lags), max((lag.seconds for lag in lags), default=0.0))

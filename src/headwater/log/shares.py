@@ -1,0 +1,151 @@
+"""A member's shares: the partitions it reads now, and how far each of them was fetched, handed out, done and committed.
+
+Invariant: fetched ≥ handed ≥ done. Whatever fails in between, the cursors go back to what was handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from headwater.log.assignment import Place
+from headwater.log.group import Owner
+from headwater.log.reader import Reader, Start
+from headwater.log.store import Bounds, Chunk, Cursor, Store
+from headwater.model.errors import EventsMissed, HeadwaterError, InvalidInput
+
+
+class Share:
+    """One partition of a member."""
+
+    def __init__(self, topic_id: str, owner: Owner, cursor: Cursor, *, committed: int) -> None:
+        self.topic_id = topic_id
+        self.owner = owner
+        self.cursor = cursor
+        self.handed = self.done = cursor.offset
+        self.committed = committed
+        self.refusal: HeadwaterError | None = None
+
+
+class Shares:
+    """The partitions of one member."""
+
+    def __init__(self, store: Store, group: str, *, skip: bool) -> None:
+        self.by_place: dict[Place, Share] = {}
+        self.missed = 0
+        self._store = store
+        self._group = group
+        self._skip = skip
+        self._paused: set[Place] = set()
+
+    def keep(self, places: Collection[Place]) -> None:
+        """Drops every partition but these."""
+        self.by_place = {place: share for place, share in self.by_place.items() if place in places}
+        self._paused &= self.by_place.keys()
+
+    def pause(self, partitions: Iterable[int | Place]) -> None:
+        """Nothing is fetched of these partitions from now on."""
+        self._paused |= self._places(partitions)
+
+    def resume(self, partitions: Iterable[int | Place] | None) -> None:
+        """Goes on with these partitions, or with all."""
+        self._paused -= self._paused.copy() if partitions is None else self._places(partitions)
+
+    def seek(self, to: Start) -> None:
+        """Moves the partitions that `to` names, all of them where it names none."""
+        named = self._named(to)
+        for name in sorted({topic for topic, _ in named}):
+            start: Start = to
+            if isinstance(to, Mapping):
+                start = {number: to[number] for topic, number in named if topic == name}
+            for position in Reader(self._store, [name], start=start).positions():
+                place = (name, position.partition)
+                if place in named:
+                    share = self.by_place[place]
+                    share.refusal = None
+                    share.handed = share.done = position.offset
+        self.go_back()
+
+    def fetch(self, events_max: int, *, turn: int) -> list[Chunk]:
+        """What can be read now, at one moment of the log; each turn begins with another partition, so that none starves."""
+        if not self.by_place:
+            return []
+        bounds = self._store.bounds(sorted({topic for topic, _ in self.by_place}))
+        ready = [place for place in self.by_place if place not in self._paused and self._is_ready(place, bounds)]
+        chunks: list[Chunk] = []
+        try:
+            for step in range(len(ready)):
+                place = ready[(turn + step) % len(ready)]
+                found = self.by_place[place].cursor.read(bounds[place].end, events_max=events_max)
+                events_max -= sum(chunk.batch.num_rows for chunk in found)
+                chunks += found
+                if events_max <= 0:
+                    break
+        except BaseException:
+            self.go_back()
+            raise
+        return chunks
+
+    def hand(self, chunks: list[Chunk]) -> list[Chunk]:
+        """All that was fetched is handed out."""
+        for chunk in chunks:
+            share = self.by_place[chunk.topic.name, chunk.partition]
+            share.handed = share.cursor.offset
+        return chunks
+
+    def go_back(self) -> None:
+        """Puts every cursor where the program stands."""
+        for place, share in self.by_place.items():
+            if share.cursor.offset != share.handed:
+                share.cursor = self._store.cursor(*place, offset=share.handed)
+
+    def _is_ready(self, place: Place, bounds: Mapping[Place, Bounds]) -> bool:
+        share = self.by_place[place]
+        if share.refusal is not None:
+            raise share.refusal
+        if place not in bounds:
+            return False
+        first = bounds[place].first
+        if share.handed < first:
+            if not self._skip:
+                raise EventsMissed(
+                    f"Events {share.handed} to {first - 1} of partition {place[1]} of topic {place[0]!r} were removed "
+                    f"before group {self._group!r} read them.",
+                    advice='Go on with consumer.seek("earliest"), or open the consumer with missed="skip".',
+                    first=share.handed,
+                    last=first - 1,
+                )
+            self.missed += first - share.handed
+            share.handed = share.done = first
+            share.cursor = self._store.cursor(*place, offset=first)
+        return bounds[place].end > share.cursor.offset
+
+    def _places(self, partitions: Iterable[int | Place]) -> set[Place]:
+        wanted = set(partitions)
+        numbers = {one for one in wanted if isinstance(one, int)}
+        places = {place for place in self.by_place if place in wanted or place[1] in numbers}
+        self._check_mine(wanted - places - {number for _, number in places})
+        return places
+
+    def _named(self, to: Start) -> set[Place]:
+        """The places that a seek moves."""
+        if isinstance(to, Mapping):
+            named = {place for place in self.by_place if place[1] in to}
+            self._check_mine(set(to) - {number for _, number in named})
+            return named
+        if isinstance(to, Sequence) and not isinstance(to, str):
+            wanted = {(position.topic, position.partition) for position in to}
+            self._check_mine(wanted - self.by_place.keys())
+            return wanted
+        return set(self.by_place)
+
+    def _check_mine(self, others: Collection[object]) -> None:
+        if others:
+            raise InvalidInput(
+                f"{', '.join(sorted(map(str, others)))}: no partition of this member of group {self._group!r}.",
+                advice=f"It has {sorted(self.by_place)}.",
+            )
+
+
+def is_count(value: object) -> bool:
+    """Whether it says how many events to hand out."""
+    return isinstance(value, int) and value >= 1

@@ -1,0 +1,188 @@
+"""A storm: members of a group in processes of their own, which are killed, stopped and started again, and what they did.
+
+Each worker writes a line of JSON for everything it was handed and everything it committed. The oracle reads those lines and the
+topics; it knows nothing of how groups work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import headwater as hw
+from children import Child
+from headwater.log.consumer import Consumer
+from headwater.model.errors import NotOwner
+
+Mode = Literal["auto", "manual", "transactions"]
+
+GROUP = "g"
+PARTITIONS = 4
+POLL_INTERVAL_S = 0.25
+
+
+class Storm:
+    """One seeded round."""
+
+    def __init__(self, folder: Path, seed: int, mode: Mode, *, workers: int = 3) -> None:
+        self.folder = folder
+        self.random = Random(seed)
+        self.mode = mode
+        self.sent = 0
+        self.lives = 0
+        self.strikes: Counter[str] = Counter()
+        self.stopped: dict[int, float] = {}
+        self.log = hw.open_log(str(folder / "log"))
+        self.log.create_topic("in", "n INT", key="n", partitions=PARTITIONS)
+        self.log.create_topic("out", "n INT", key="n", partitions=2)
+        self.children = [self._start() for _ in range(workers)]
+
+    def run(self, *, strikes: int) -> None:
+        """Produces and strikes for a while, then lets the group finish."""
+        try:
+            for _ in range(strikes):
+                self._produce()
+                time.sleep(self.random.uniform(0.01, 0.12))
+                self._wake()
+                self._restart_ended()
+                self.random.choice((self._kill, self._kill, self._stop))()
+            self._produce()
+            deadline = time.monotonic() + 30
+            while self.stopped or self.log.groups() != [GROUP] or self.log.group(GROUP).lag.events:
+                assert time.monotonic() < deadline, f"the group does not finish: {self.log.group(GROUP)}"
+                self._wake()
+                self._restart_ended()
+                time.sleep(0.02)
+        finally:
+            for child in self.children:
+                child.kill()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the workers wrote down; a line that was cut by a death does not count."""
+        found = []
+        for path in sorted(self.folder.glob("*.jsonl")):
+            whole = path.read_bytes().rpartition(b"\n")[0]
+            found += [json.loads(line) for line in whole.splitlines()]
+        return found
+
+    def check(self) -> None:
+        """Nothing skipped, no two owners in one generation, and in transactions everything exactly once."""
+        lines = self.lines()
+        assert not [line["error"] for line in lines if "error" in line]
+        ends = {number: span.stop for number, span in self.log.offsets("in").items()}
+        assert sum(ends.values()) == self.sent
+        handed, committed, members = defaultdict(list), defaultdict(list), defaultdict(set)
+        for line in lines:
+            turn = (line["partition"], line["generation"])
+            members[turn].add(line["member"])
+            if "first" in line:
+                handed[turn].append((line["first"], line["end"]))
+            else:
+                committed[turn].append(line["committed"])
+        assert all(len(found) == 1 for found in members.values()), "two owners in one generation"
+        for partition, end in ends.items():
+            reached = safe = 0
+            for generation in sorted(number for place, number in handed if place == partition):
+                spans = handed[partition, generation]
+                assert safe <= spans[0][0] <= reached, f"a new owner began at {spans[0][0]}, not in {safe} to {reached}"
+                for (_, before), (first, _) in pairwise(spans):
+                    assert first <= before, "an owner skipped events"
+                reached = max(reached, *(last for _, last in spans))
+                safe = max([safe, *committed[partition, generation]])
+            assert reached == end, "the group skipped the last events"
+        if self.mode == "transactions":
+            found = Counter(self.log.read("out")["n"].to_pylist())
+            assert found == Counter(range(self.sent)), "the output is not each input exactly once"
+
+    def _produce(self) -> None:
+        count = self.random.randint(1, 60)
+        self.log.append("in", [{"n": number} for number in range(self.sent, self.sent + count)])
+        self.sent += count
+
+    def _start(self) -> Child[None]:
+        self.lives += 1
+        path, seed = self.folder / f"{self.lives}.jsonl", self.random.random()
+        return Child(lambda: work(str(self.folder / "log"), str(path), self.mode, Random(seed)))
+
+    def _kill(self) -> None:
+        number = self.random.randrange(len(self.children))
+        self.stopped.pop(self.children[number].pid, None)
+        self.children[number].kill()
+        self.children[number] = self._start()
+        self.strikes["kill"] += 1
+
+    def _stop(self) -> None:
+        """Stopped for longer than it may be silent; the others take over, unless it held a lock in that moment."""
+        child = self.random.choice(self.children)
+        os.kill(child.pid, signal.SIGSTOP)
+        self.stopped[child.pid] = time.monotonic() + POLL_INTERVAL_S * 1.5
+        self.strikes["stop"] += 1
+
+    def _wake(self) -> None:
+        for pid in [pid for pid, until in self.stopped.items() if time.monotonic() > until]:
+            del self.stopped[pid]
+            os.kill(pid, signal.SIGCONT)
+
+    def _restart_ended(self) -> None:
+        for number, child in enumerate(self.children):
+            if not child.is_running():
+                child.wait()
+                self.children[number] = self._start()
+                self.strikes["leave"] += 1
+
+
+def work(log: str, account: str, mode: Mode, random: Random) -> None:
+    """A worker's life: it polls, writes down, commits, and leaves of its own accord now and then."""
+    handle = os.open(account, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(consumer: Consumer, **facts: Any) -> None:
+        share = consumer._shares.by_place["in", facts["partition"]]
+        line = facts | {"member": share.owner.member, "generation": share.owner.generation}
+        os.write(handle, json.dumps(line).encode() + b"\n")
+
+    try:
+        with (
+            hw.open_log(log) as mine,
+            mine.consumer(
+                "in",
+                group=GROUP,
+                commit="auto" if mode == "auto" else "manual",
+                poll_interval_s_max=POLL_INTERVAL_S,
+            ) as consumer,
+        ):
+            for _ in range(random.randint(20, 200)):
+                step(mine, consumer, mode, random, write)
+    except BaseException as error:  # noqa: BLE001 - the oracle reads it
+        os.write(handle, json.dumps({"error": repr(error)}).encode() + b"\n")
+    return
+
+
+def step(log: hw.Log, consumer: Consumer, mode: Mode, random: Random, write: Any) -> None:
+    """One poll and what follows from it."""
+    events = consumer.poll(events_max=random.randint(1, 80), timeout_s=0.05)
+    spans: dict[int, list[int]] = defaultdict(list)
+    for event in events:
+        spans[event.partition].append(event.offset)
+    for partition, offsets in spans.items():
+        write(consumer, partition=partition, first=offsets[0], end=offsets[-1] + 1)
+    if random.random() < 0.2:
+        time.sleep(random.uniform(0, 0.02))
+    try:
+        if mode == "manual":
+            consumer.commit()
+        elif mode == "transactions" and events:
+            with log.transaction() as transaction:
+                transaction.append("out", [event.value for event in events])
+                transaction.commit_offsets(consumer)
+    except NotOwner:
+        return
+    if mode != "auto":
+        for partition, offsets in spans.items():
+            write(consumer, partition=partition, committed=offsets[-1] + 1)
