@@ -22,6 +22,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
+    ├── Unreachable              the server behind the log does not answer
     └── StorageError
         ├── DiskFull
         ├── NoAccess             the operating system refused
@@ -200,3 +201,10 @@ class Poisoned(StorageError):
     """An fsync failed; the partition takes no more events until it is re-opened and checked."""
 
     code = "poisoned"
+
+
+class Unreachable(HeadwaterError):
+    """The server behind the log does not answer."""
+
+    code = "unreachable"
+    retriable = True
