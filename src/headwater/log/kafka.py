@@ -119,7 +119,7 @@ class KafkaStore:
             if isinstance(error, TopicExists):
                 raise _exists(topic.name) from None
             raise
-        self._cluster.know(self._cluster.asker, name, topic.id, topic.partitions)
+        self._know(name, topic)
         self._seen.add(topic.id)
         self._foreign.pop(topic.name, None)
         return topic
@@ -232,17 +232,19 @@ class KafkaStore:
         self._check_open()
         topics = [self._known(name) for name in names]
         catalog = self._catalog.records
-        while True:
+        for is_last in itertools.chain([False] * 3, itertools.repeat(True)):
             places = [(self._physical(topic.name), number) for topic in topics for number in range(topic.partitions)]
             asked = [*places, (catalog.name, 0)] if catalog.exists else places
             try:
                 ends = self._cluster.offsets(asked, END)
             except TopicNotFound:
+                if is_last:
+                    raise
                 self._seen.difference_update(topic.id for topic in topics)
                 for topic in topics:
                     self._foreign.pop(topic.name, None)
-                    self.refresh(topic.name)
-                raise
+                topics = [self.refresh(name) for name in names]
+                continue
             if not catalog.exists or not catalog.is_behind(ends[-1]):
                 break
             topics = [self.refresh(name) for name in names]
@@ -329,9 +331,13 @@ class KafkaStore:
             topic = self._foreign[name] = _foreign_topic(name, there[physical])
         else:
             topic = msgspec.structs.replace(topic, partitions=there[physical])
-        self._cluster.know(self._cluster.asker, physical, topic.id, topic.partitions)
+        self._know(physical, topic)
         self._seen.add(topic.id)
         return topic
+
+    def _know(self, physical: str, topic: Topic) -> None:
+        with self._cluster.askers.one() as asker:
+            self._cluster.know(asker, physical, topic.id, topic.partitions)
 
     def _physical(self, name: str) -> str:
         if name.startswith(INTERNAL):

@@ -4,7 +4,7 @@ A client of librdkafka brings its own threads and connections, and an idempotent
 event is out. So handles with the same address and options share one `Cluster`, which closes with the last of them.
 
 What the brokers refuse becomes one of our errors here (`as_ours`), and what they do not answer becomes `Unreachable` after
-`ANSWER_S` seconds. Clients write nothing to standard error: their own log goes to the logger `headwater.kafka`, which is
+a few seconds. Clients write nothing to standard error: their own log goes to the logger `headwater.kafka`, which is
 silent unless a program gives it a handler.
 
 Thread-safety: everything here may be used by many threads. Lock order: the registry's lock, then a pool's.
@@ -18,7 +18,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
@@ -40,12 +41,16 @@ from headwater.model.errors import (
     Unsupported,
 )
 
-ANSWER_S = 8.0
+ANSWER_S = 5.0
 """How long brokers may take to answer before they count as unreachable."""
+
+LEADER_S = 30.0
+"""How long a partition may be without a leader while other brokers answer: a broker that died is missed after ten seconds."""
 
 END, BEGINNING = -1, -2
 _SAY_AGAIN_S = 0.005
 _NEW_TOPIC_S = 2.0
+_ALIVE_S = 1.5
 _OURS = {
     "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "isolation.level", "group.id", "logger",
     "enable.auto.commit", "enable.partition.eof", "linger.ms", "key.deserializer", "value.deserializer",
@@ -117,8 +122,8 @@ class Cluster:
         self.name = f"headwater-{uuid.uuid4().hex[:12]}"
         self._settings = {"client.id": "headwater", **dict(address.options), "bootstrap.servers": address.brokers}
         self._known: set[tuple[int, str]] = set()
-        self.asker = self.consumer()
-        self._looker = self.consumer()  # a client that was told "no such topic" believes it for a while: not the asker
+        # A client that was told "no such topic" believes it for a while, so who asks for offsets never looks for topics.
+        self.askers, self._lookers = _Consumers(self), _Consumers(self)
         self._admin: Any = None
         self.list_topics()
         self.fetchers = Fetchers(self)
@@ -128,8 +133,8 @@ class Cluster:
         """Frees everything."""
         self.writer.close()
         self.fetchers.close()
-        self.asker.close()
-        self._looker.close()
+        self.askers.close()
+        self._lookers.close()
 
     # Clients
 
@@ -197,7 +202,8 @@ class Cluster:
     def list_topics(self, topic: str | None = None) -> Mapping[str, int]:
         """The partitions of each topic there is, or of one."""
         names = {} if topic is None else {"topic": topic}
-        found = self.ask(lambda left: self._looker.list_topics(timeout=left, **names), "list the topics")
+        with self._lookers.one() as looker:
+            found = self.ask(lambda left: looker.list_topics(timeout=left, **names), "list the topics")
         unknown = self.kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
         out = {}
         for name, described in found.topics.items():
@@ -210,6 +216,8 @@ class Cluster:
 
     def offsets(self, places: Sequence[tuple[str, int]], which: int) -> list[int]:
         """For each partition the offset at `END`, at `BEGINNING`, or the first at or after a time in ms; -1 where none is."""
+        if not places:
+            return []
         make = self.kafka.TopicPartition
         asked = [make(topic, partition, which) for topic, partition in places]
 
@@ -217,41 +225,54 @@ class Cluster:
 
         def look(left: float) -> list[int]:
             try:
-                found = self.asker.offsets_for_times(asked, timeout=left)
+                found = asker.offsets_for_times(asked, timeout=left)
                 for place in found:
                     if place.error is not None:
                         raise self.kafka.KafkaException(place.error)
             except self.kafka.KafkaException as caught:
-                unknown = caught.args[0].code() in (code.UNKNOWN_TOPIC_OR_PART, code.UNKNOWN_TOPIC_ID)
-                if unknown and time.monotonic() - begun < _NEW_TOPIC_S and self._are_there(places):
+                unknown = caught.args[0].code() in (
+                    code.UNKNOWN_TOPIC_OR_PART, code.UNKNOWN_TOPIC_ID, code._UNKNOWN_PARTITION, code._UNKNOWN_TOPIC
+                )  # fmt: skip
+                if unknown and time.monotonic() - begun < _NEW_TOPIC_S and self._are_there(places, asker):
                     raise self.kafka.KafkaException(code(code.LEADER_NOT_AVAILABLE)) from None
                 raise
             return [place.offset for place in found]
 
-        return self.ask(look, f"find the offsets of {places[0][0]!r}" if places else "find offsets")
+        with self.askers.one() as asker:
+            return self.ask(look, f"find the offsets of {places[0][0]!r}")
 
     def ask(self, question: Callable[[float], Any], what: str) -> Any:
-        """Asks until there is an answer, an error that stays, or `ANSWER_S` seconds are over."""
-        deadline = time.monotonic() + ANSWER_S
+        """Asks until there is an answer, an error that stays, or nobody answers; a new leader is waited for longer."""
+        begun = time.monotonic()
         while True:
-            left = deadline - time.monotonic()
+            left = begun + ANSWER_S - time.monotonic()
             try:
-                return question(max(left, 0.1))
+                return question(max(left, 1.0))
             except self.kafka.KafkaException as caught:
                 error = caught.args[0]
-                if error.code() not in _passing() or left <= 0:
+                is_late = left <= 0 and (left < ANSWER_S - LEADER_S or not self.is_alive())
+                if error.code() not in _passing() or is_late:
                     raise self.as_ours(error, what=what) from None
             except RuntimeError:
                 raise _closed() from None
             time.sleep(_SAY_AGAIN_S)
 
-    def _are_there(self, places: Sequence[tuple[str, int]]) -> bool:
+    def is_alive(self) -> bool:
+        """Whether any broker answers."""
+        with self._lookers.one() as looker:
+            try:
+                looker.list_topics(timeout=_ALIVE_S)
+            except self.kafka.KafkaException:
+                return False
+        return True
+
+    def _are_there(self, places: Sequence[tuple[str, int]], asker: Any) -> bool:
         """Whether the brokers have these partitions; the asker looks at their topics anew."""
         for topic in {topic for topic, _ in places}:
             count = self.list_topics(topic).get(topic, 0)
             if any(partition >= count for name, partition in places if name == topic):
                 return False
-            self.asker.list_topics(topic, timeout=ANSWER_S)
+            asker.list_topics(topic, timeout=ANSWER_S)
         return True
 
     def know(self, client: Any, topic: str, topic_id: str, partitions: int) -> None:
@@ -311,6 +332,42 @@ def leave(cluster: Cluster) -> None:
             return
         del _registry().clusters[cluster.address]
     cluster.close()
+
+
+class _Consumers:
+    """Consumers for questions, each used by one thread at a time: a client that two threads ask at once may lose an answer."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Any]:
+        """A consumer for the time of a question."""
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            consumer = self._idle.pop() if self._idle else None
+        consumer = consumer or self._cluster.consumer()
+        try:
+            yield consumer
+        finally:
+            with self._lock:
+                is_kept = not self._closed
+                if is_kept:
+                    self._idle.append(consumer)
+            if not is_kept:
+                consumer.close()
+
+    def close(self) -> None:
+        """Those in use close when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for consumer in idle:
+            consumer.close()
 
 
 class _Registry:
@@ -396,5 +453,7 @@ def _passing() -> frozenset[int]:
             code.OFFSET_NOT_AVAILABLE,
             code.NETWORK_EXCEPTION,
             code._TRANSPORT,
+            code._TIMED_OUT,
+            code._ALL_BROKERS_DOWN,
         }
     )

@@ -83,10 +83,8 @@ class Writer:
             if self._closed:
                 raise _closed()
             if self._thread is None:
-                settings = {"linger.ms": _LINGER_MS, "message.timeout.ms": int(DELIVERY_S * 1000)}
-                producer = self._cluster.producer(**settings)
                 self._thread = threading.Thread(
-                    target=self._work, args=(producer,), name="headwater-kafka-writer", daemon=True
+                    target=self._work, args=(self._producer(),), name="headwater-kafka-writer", daemon=True
                 )
                 self._thread.start()
             self._waiting.put((parcel, done))
@@ -122,6 +120,9 @@ class Writer:
         self._idle.put(transactor)
         return offsets
 
+    def _producer(self) -> Any:
+        return self._cluster.producer(**{"linger.ms": _LINGER_MS, "message.timeout.ms": int(DELIVERY_S * 1000)})
+
     # The thread of small parcels
 
     def _work(self, producer: Any) -> None:
@@ -131,7 +132,9 @@ class Writer:
             try:
                 for delivery, _ in deliveries:
                     delivery.hand_to(producer, self._cluster)
-                _flush(producer, self._cluster)
+                if not _flush(producer, self._cluster):
+                    self._cluster.forget(producer)
+                    producer = self._producer()
             except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
                 for delivery, _ in deliveries:
                     delivery.error = delivery.error or error
@@ -222,21 +225,23 @@ class Transactor:
                     raise delivery.error
             self._cluster.ask(producer.commit_transaction, "commit a transaction")
         except kafka.KafkaException as caught:
-            error = self._cluster.as_ours(caught.args[0], what="write")
-            self._abort(error)
-            raise error from None
-        except BaseException as error:
-            self._abort(error)
-            raise
+            raise self._aborted(self._cluster.as_ours(caught.args[0], what="write")) from None
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing of it may stay
+            raise self._aborted(error) from None
 
-    def _abort(self, error: BaseException) -> None:
-        self._fenced = self._fenced or isinstance(error, Fenced)
-        if not self._fenced:
-            try:
+    def _aborted(self, error: BaseException) -> BaseException:
+        """Rolls back; the error to raise, which is `Fenced` wherever that was the cause."""
+        try:
+            if not isinstance(error, Fenced):
                 self._producer.abort_transaction(5)
-            except self._cluster.kafka.KafkaException as caught:
-                self._fenced = True  # the broker rolls back what it does not hear of again
+                return error
+        except self._cluster.kafka.KafkaException as caught:
+            if caught.args[0].code() != self._cluster.kafka.KafkaError._FENCED:
                 error.add_note(f"The transaction was left to the broker to roll back: {caught}.")
+                self._fenced = True
+                return error
+        self._fenced = True
+        return _fenced()
 
 
 class _Delivery:
@@ -317,17 +322,21 @@ def wait_until_visible(cluster: Cluster, deliveries: Sequence[_Delivery]) -> Non
             time.sleep(0.001)
 
 
-def _flush(producer: Any, cluster: Cluster) -> None:
-    """Waits for every delivery report; gives up on what is on its way when no broker answers any more."""
+def _flush(producer: Any, cluster: Cluster) -> bool:
+    """Waits for every delivery report; gives up on what is on its way when no broker answers any more.
+
+    False when the producer has met an error that it does not get over.
+    """
     begun = time.monotonic()
-    while producer.flush(0.5):
-        if time.monotonic() - begun > _SUSPECT_S:
-            try:
-                producer.list_topics(timeout=1.5)
-            except cluster.kafka.KafkaException:
+    try:
+        while producer.flush(0.5):
+            if time.monotonic() - begun > _SUSPECT_S and not cluster.is_alive():
                 producer.purge()
                 producer.flush(1)
-                return
+                break
+    except SystemError:  # the client's way to say that it is fenced or broken for good; the next call has the reason
+        return False
+    return True
 
 
 def _unknown_fate(cluster: Cluster, topic: str) -> Unreachable:
