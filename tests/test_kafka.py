@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from headwater.model.errors import (
 from headwater.testing.contract import LogContract
 from headwater.testing.contract_case import ORDERS, OpenLog, events_of, order, orders, refused, values_of
 from headwater.testing.servers.kafka import KafkaServer
+from marks import CHECKOUT
 
 pytestmark = pytest.mark.service("kafka")
 
@@ -159,6 +161,14 @@ def test_what_was_rolled_back_is_never_read(log: Log, kafka: KafkaServer) -> Non
         assert reader.lag() == 0
     assert log.read("raw", columns=["_offset", "value"]).column("_offset").to_pylist() == [0, 3]
     assert log.read("raw", start=1, end=3).num_rows == 0
+
+
+def test_the_blocks_of_the_page_run(kafka: KafkaServer) -> None:
+    """On this broker instead of the one a newcomer has."""
+    page = (CHECKOUT / "docs" / "kafka.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks).replace("127.0.0.1:9092", kafka.bootstrap), {})
 
 
 # One log, many handles

@@ -30,7 +30,7 @@ import pyarrow as pa
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import NO_PRODUCER
 from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, make_topic
-from headwater.log.kafka_cluster import ANSWER_S, BEGINNING, END, join, leave, read_address
+from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka_json import to_records
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka_writer import Parcel, Transactor
@@ -54,6 +54,7 @@ FOREIGN_BYTES_MAX = 8 << 20
 KAFKA_NAME_CHARACTERS_MAX = 249
 
 _FIRST_KNOWN_S = 1.0
+_GONE_S = 8.0
 _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
@@ -171,7 +172,7 @@ class KafkaStore:
             future.result(10)
         except self._cluster.kafka.KafkaException as caught:
             raise self._cluster.as_ours(caught.args[0], what=f"delete topic {name!r}") from None
-        deadline = clock_time.monotonic() + ANSWER_S
+        deadline = clock_time.monotonic() + _GONE_S
         while self._cluster.list_topics(physical) and clock_time.monotonic() < deadline:
             clock_time.sleep(0.005)
         self._foreign.pop(name, None)

@@ -41,7 +41,7 @@ from headwater.model.errors import (
     Unsupported,
 )
 
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 """How long brokers may take to answer before they count as unreachable."""
 
 LEADER_S = 30.0

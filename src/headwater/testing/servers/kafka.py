@@ -95,8 +95,10 @@ class KafkaServer:
         parent_folder: Path | None = None,
         version: str = VERSION,
         start_timeout_s: float = 60.0,
+        cluster_id: str | None = None,
     ) -> None:
         """`settings` are broker properties laid over ours; `parent_folder` holds the temporary folder."""
+        self._cluster_id = cluster_id or new_cluster_id()
         self._size = size
         self._port = port
         self._settings = dict(settings or {})
@@ -157,7 +159,7 @@ class KafkaServer:
         properties.write_text(_properties(self._folder, port, controller_port, self._settings))
         _give_away(self._folder)
         class_path = str(libs / "*")
-        _format(java, class_path, properties)
+        _format(java, class_path, properties, self._cluster_id)
         guard = Path(__file__).with_name("guard.py")
         command = [java, *_JAVA_OPTIONS[self._size], *_LOG_OPTIONS, "-cp", class_path, "kafka.Kafka", str(properties)]
         self._guard = subprocess.Popen(
@@ -192,6 +194,11 @@ class KafkaServer:
             return (self._folder / "service.log").read_text(errors="replace")
         except FileNotFoundError:
             return ""
+
+
+def new_cluster_id() -> str:
+    """What the brokers of one cluster are formatted with."""
+    return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
 
 
 def fetch_jars(*, version: str = VERSION) -> Path:
@@ -277,8 +284,7 @@ def _properties(folder: Path, port: int, controller_port: int, settings: Mapping
     return "".join(f"{name}={value}\n" for name, value in {**_PROPERTIES, **places, **settings}.items())
 
 
-def _format(java: str, class_path: str, properties: Path) -> None:
-    cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
+def _format(java: str, class_path: str, properties: Path, cluster_id: str) -> None:
     command = [java, *_JAVA_OPTIONS["small"], *_LOG_OPTIONS, "-cp", class_path, "kafka.tools.StorageTool"]
     done = subprocess.run(
         [*command, "format", "-t", cluster_id, "-c", str(properties)],
