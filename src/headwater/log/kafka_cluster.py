@@ -48,7 +48,7 @@ LEADER_S = 30.0
 """How long a partition may be without a leader while other brokers answer: a broker that died is missed after ten seconds."""
 
 END, BEGINNING = -1, -2
-_SAY_AGAIN_S = 0.005
+_SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
 _NEW_TOPIC_S = 2.0
 _ALIVE_S = 1.5
 _OURS = {
@@ -202,8 +202,12 @@ class Cluster:
     def list_topics(self, topic: str | None = None) -> Mapping[str, int]:
         """The partitions of each topic there is, or of one."""
         names = {} if topic is None else {"topic": topic}
-        with self._lookers.one() as looker:
-            found = self.ask(lambda left: looker.list_topics(timeout=left, **names), "list the topics")
+
+        def look(left: float) -> Any:
+            with self._lookers.one() as looker:
+                return looker.list_topics(timeout=left, **names)
+
+        found = self.ask(look, "list the topics")
         unknown = self.kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
         out = {}
         for name, described in found.topics.items():
@@ -225,25 +229,25 @@ class Cluster:
 
         def look(left: float) -> list[int]:
             try:
-                found = asker.offsets_for_times(asked, timeout=left)
-                for place in found:
-                    if place.error is not None:
-                        raise self.kafka.KafkaException(place.error)
+                with self.askers.one() as asker:
+                    found = asker.offsets_for_times(asked, timeout=left)
+                    for place in found:
+                        if place.error is not None:
+                            raise self.kafka.KafkaException(place.error)
             except self.kafka.KafkaException as caught:
                 unknown = caught.args[0].code() in (
                     code.UNKNOWN_TOPIC_OR_PART, code.UNKNOWN_TOPIC_ID, code._UNKNOWN_PARTITION, code._UNKNOWN_TOPIC
                 )  # fmt: skip
-                if unknown and time.monotonic() - begun < _NEW_TOPIC_S and self._are_there(places, asker):
+                if unknown and time.monotonic() - begun < _NEW_TOPIC_S and self._are_there(places):
                     raise self.kafka.KafkaException(code(code.LEADER_NOT_AVAILABLE)) from None
                 raise
             return [place.offset for place in found]
 
-        with self.askers.one() as asker:
-            return self.ask(look, f"find the offsets of {places[0][0]!r}")
+        return self.ask(look, f"find the offsets of {places[0][0]!r}")
 
     def ask(self, question: Callable[[float], Any], what: str) -> Any:
         """Asks until there is an answer, an error that stays, or nobody answers; a new leader is waited for longer."""
-        begun = time.monotonic()
+        begun, pause_s = time.monotonic(), _SAY_AGAIN_S
         while True:
             left = begun + ANSWER_S - time.monotonic()
             try:
@@ -255,24 +259,24 @@ class Cluster:
                     raise self.as_ours(error, what=what) from None
             except RuntimeError:
                 raise _closed() from None
-            time.sleep(_SAY_AGAIN_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _SAY_AGAIN_S_MAX)
 
     def is_alive(self) -> bool:
         """Whether any broker answers."""
-        with self._lookers.one() as looker:
-            try:
+        try:
+            with self._lookers.one() as looker:
                 looker.list_topics(timeout=_ALIVE_S)
-            except self.kafka.KafkaException:
-                return False
+        except self.kafka.KafkaException:
+            return False
         return True
 
-    def _are_there(self, places: Sequence[tuple[str, int]], asker: Any) -> bool:
-        """Whether the brokers have these partitions; the asker looks at their topics anew."""
+    def _are_there(self, places: Sequence[tuple[str, int]]) -> bool:
+        """Whether the brokers have these partitions."""
         for topic in {topic for topic, _ in places}:
             count = self.list_topics(topic).get(topic, 0)
             if any(partition >= count for name, partition in places if name == topic):
                 return False
-            asker.list_topics(topic, timeout=ANSWER_S)
         return True
 
     def know(self, client: Any, topic: str, topic_id: str, partitions: int) -> None:
@@ -351,14 +355,19 @@ class _Consumers:
                 raise _closed()
             consumer = self._idle.pop() if self._idle else None
         consumer = consumer or self._cluster.consumer()
+        is_kept = True
         try:
             yield consumer
+        except self._cluster.kafka.KafkaException:
+            is_kept = False  # it may go on believing in a leader that died, or in a topic that was deleted
+            raise
         finally:
             with self._lock:
-                is_kept = not self._closed
+                is_kept = is_kept and not self._closed
                 if is_kept:
                     self._idle.append(consumer)
             if not is_kept:
+                self._cluster.forget(consumer)
                 consumer.close()
 
     def close(self) -> None:
@@ -455,5 +464,6 @@ def _passing() -> frozenset[int]:
             code._TRANSPORT,
             code._TIMED_OUT,
             code._ALL_BROKERS_DOWN,
+            code._DESTROY_BROKER,
         }
     )

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 FETCHERS_MAX = 8
 CHUNK_EVENTS_MAX = 65_536
 
-_STALL_S = 20.0
+_STALL_S = 30.0
+_SUSPECT_S = 2.0
 _POLL_S = 0.5
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _WAIT_FIRST_S, _WAIT_LAST_S = 0.001, 0.02
@@ -85,10 +86,12 @@ class Fetcher:
             self._at.offset, self._eof = self.offset, -1
             self.consumer.assign([self._at])
             self._fetching = True
-        deadline = time.monotonic() + _STALL_S
+        begun = last = time.monotonic()
         while not self._pending and self._eof < end:
-            self._fill(events_max, wait_s=_POLL_S)
-            if time.monotonic() > deadline:
+            if not self._fill(events_max, wait_s=_POLL_S) and time.monotonic() - last > _SUSPECT_S:
+                self._start_over()
+                last = time.monotonic()
+            if time.monotonic() - begun > _STALL_S:
                 raise Unreachable(
                     f"{self._cluster.address.url} gave no event of {self._at.topic!r}, partition {self._at.partition}, "
                     f"at offset {self.offset} in {_STALL_S:g} s.",
@@ -111,6 +114,18 @@ class Fetcher:
             self.consumer.unassign()
             self._fetching = False
         return events, self.offset
+
+    def _start_over(self) -> None:
+        """A new client: one whose broker died may go on asking it for minutes."""
+        if not self._cluster.is_alive():
+            raise Unreachable(
+                f"{self._cluster.address.url} does not answer: could not read {self._at.topic!r}.",
+                advice="Check that the brokers run, then read again from the same place.",
+            )
+        self._cluster.forget(self.consumer)
+        self.consumer.close()
+        self.consumer = self._cluster.consumer()
+        self.consumer.assign([self._at])
 
     def _fill(self, events_max: int, *, wait_s: float) -> bool:
         """Takes what the client has; False when it had nothing."""
