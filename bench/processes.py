@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from bench.peers.guard import die_with_parent
+from headwater.testing.servers.guard import die_with_parent
 
 TIMEOUT_S = 600.0
 

@@ -12,17 +12,17 @@ from typing import NoReturn
 
 import pytest
 
-from bench.peers import PeerError
-from bench.peers.kafka import KafkaPeer
+from headwater.testing.servers import ServerError
+from headwater.testing.servers.kafka import KafkaServer
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaPeer]:
+def kafka() -> Iterator[KafkaServer]:
     """A real Kafka broker."""
-    peer = KafkaPeer()
+    peer = KafkaServer()
     try:
         peer.start()
-    except PeerError as error:
+    except ServerError as error:
         unavailable("kafka", error)
     try:
         yield peer

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.peers.kafka import KafkaPeer
 from headwater.log.placement import partitions_of
+from headwater.testing.servers.kafka import KafkaServer
 
 SERVICE_TEST = """
     import pytest
@@ -23,7 +23,7 @@ SERVICE_TEST = """
 
 
 @pytest.mark.service("kafka")
-def test_the_log_puts_a_key_where_kafka_puts_it(kafka: KafkaPeer) -> None:
+def test_the_log_puts_a_key_where_kafka_puts_it(kafka: KafkaServer) -> None:
     """Both logs agree on the partition of every key, so a topic can move from one to the other."""
     keys = [random.Random(length).randbytes(length) for length in range(1, 1_000)]
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})

@@ -62,7 +62,7 @@ def open_log(
     disk: Disk | None = None,
     clock: Clock = system_clock,
 ) -> Log:
-    """Opens a log: a folder (`./data` or `file:///…`), or `memory://`.
+    """Opens a log: a folder (`./data` or `file:///…`), `memory://`, or `kafka://host:9092?prefix=…`.
 
     `durability` is what topics created through this handle get by default: "fsync" (acknowledged means on disk) or "os"
     (acknowledged means with the operating system: it survives any crash of a process, not a power loss).
@@ -84,7 +84,13 @@ def open_log(
             from headwater.log.memory import MemoryStore
 
             return Log(MemoryStore(clock=clock), durability, clock)
-    raise Unsupported(f"There is no log of the kind {scheme!r}.", advice="Use a folder, file:// or memory://.")
+        case "kafka":
+            from headwater.log.kafka import KafkaStore
+
+            return Log(KafkaStore(rest, clock=clock, read_only=read_only), durability, clock)
+    raise Unsupported(
+        f"There is no log of the kind {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://."
+    )
 
 
 class Log:
@@ -220,6 +226,42 @@ class Log:
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)
+
+    def adopt_topic(
+        self,
+        name: str,
+        schema: str | pa.Schema | type,
+        *,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: str | timedelta = "0 seconds",
+        future_max: str | timedelta = FUTURE_MAX,
+    ) -> Topic:
+        """Gives a topic that another program made on Kafka a schema: its values are read and written as JSON objects."""
+        adopt = getattr(self._store, "adopt", None)
+        if adopt is None:
+            raise Unsupported(
+                f"{self.url} has no topics that others made.", advice="Create the topic with log.create_topic(…)."
+            )
+        columns = to_arrow_schema(schema)
+        if key in columns.names:
+            key_bytes(pa.nulls(0, columns.field(key).type))
+        topic = Topic(
+            name=check_name(name),
+            id=uuid.uuid4().hex,
+            schemas=(columns,),
+            has_schema=True,
+            key=key,
+            time=time,
+            lateness_us=duration_us(lateness),
+            future_us=duration_us(future_max),
+            partitions=1,
+            durability=self._durability,
+            segment_bytes=SEGMENT_BYTES,
+            event_bytes_max=EVENT_BYTES_MAX,
+            created=self._clock(),
+        )
+        return adopt(check_topic(topic))
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its events."""

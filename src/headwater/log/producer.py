@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
@@ -346,7 +346,7 @@ class Producer:
         return Plan(batch.count, taken, refused, placement, self._writes(batch, topic, rows, placement))
 
     def _write(self, plan: Plan) -> Outcome:
-        stored: list[tuple[Write, range]] = []
+        stored: list[tuple[Write, Sequence[int]]] = []
         failed = {}
         for write, outcome in zip(plan.writes, self._write_with_retry(plan.writes), strict=True):
             if isinstance(outcome, Exception):
@@ -365,7 +365,8 @@ class Producer:
         offsets = np.full(count, STORED_BEFORE, dtype=np.int64)
         for write, found in stored:
             mine = slice(None) if write.indices is None else write.indices
-            offsets[taken[mine] if refused else mine] = np.arange(found.start, found.stop)
+            numbers = np.arange(found.start, found.stop) if isinstance(found, range) else found
+            offsets[taken[mine] if refused else mine] = numbers
         return Outcome(partitions, offsets, refused, failed, incarnation)
 
     def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch, Any, dict[int, Exception]]:

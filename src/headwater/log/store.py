@@ -192,7 +192,11 @@ class Store(Protocol):
         """Removes a topic with all its events."""
 
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
-        """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable."""
+        """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable.
+
+        Where a log cannot keep others from writing in between, the range goes from the batch's first event to its last, and a
+        batch with a producer's stamp gets a list with the offset of each event instead.
+        """
 
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         """Appends all batches or none of them: readers see all or nothing, after any crash.

@@ -28,6 +28,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
     ├── EventsMissed             retention removed events before they were read
+    ├── Unreachable              the server behind the log does not answer
     └── StorageError
         ├── DiskFull
         │   └── TopicFull        a topic is at its `bytes_max`
@@ -262,3 +263,10 @@ class TopicFull(DiskFull):
     """A topic is at its `bytes_max`, and waits for room."""
 
     code = "topic_full"
+
+
+class Unreachable(HeadwaterError):
+    """The server behind the log does not answer."""
+
+    code = "unreachable"
+    retriable = True

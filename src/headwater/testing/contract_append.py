@@ -226,7 +226,9 @@ class AppendContract(LogCase):
             log.append("numbers", batch)
         done.set()
         watcher.join()
-        assert {end % 100_000 for end in ends} <= {0}
+        if self.dense_offsets:
+            assert {end % 100_000 for end in ends} <= {0}
+        assert len(ends) <= 6
         assert log.read("numbers").column("n").to_pylist() == list(range(100_000)) * 5
 
     def test_an_append_is_seen_by_every_handle_when_it_returns(self, log: Log, other: Log) -> None:

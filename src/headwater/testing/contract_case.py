@@ -21,7 +21,16 @@ ORDERS = "id STRING, amount DOUBLE, at TIMESTAMP"
 
 
 class LogCase:
-    """What the parts of the contract share: `open_log` is for the backend to give, `log` is one handle."""
+    """What the parts of the contract share: `open_log` is for the backend to give, `log` is one handle.
+
+    A backend that cannot keep a part of the promise says so here, and the tests of that part ask for what is left of it.
+    """
+
+    dense_offsets = True
+    """Offsets have no gaps. False: a transaction may leave some behind it, and events keep their order all the same."""
+
+    transactions_in_one_moment = True
+    """All of a transaction becomes visible at once. False: partition by partition, in each of them whole."""
 
     @pytest.fixture
     def open_log(self) -> OpenLog:

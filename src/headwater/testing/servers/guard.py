@@ -57,7 +57,7 @@ def main(folder: str, command: list[str]) -> int:
             **owner(folder),
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
-    print(service.pid, flush=True)
+    print(service.pid, flush=True)  # noqa: T201 - the parent reads it
     while service.poll() is None:
         readable, _, _ = select.select([0, stop_read], [], [])
         if 0 in readable and not os.read(0, 4096):

@@ -1,0 +1,226 @@
+"""The catalog of a log on Kafka: what our topics are, as records of one compacted topic, `__headwater.topics`.
+
+The key of a record is a topic's name, its value what `headwater.log.catalog` writes into a topic's file, or nothing once the topic
+was deleted. The topic has one partition, so its records have one order.
+
+Changes are made one at a time, over all processes: who changes something holds the transactional id of the catalog, which
+fences everybody who held it before; then it reads to the end, decides, and commits. A commit that comes too late is refused by
+the broker, and the change is decided anew. So two changes at once both count.
+
+A handle sees every change at its next use: it asks for the catalog's end (one round trip) and reads what is new.
+
+Thread-safety: one lock guards what is known; it is held while the broker is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.log.catalog import topic_from_json, topic_to_json
+from headwater.log.kafka_json import Records
+from headwater.log.kafka_reader import Fetcher
+from headwater.log.kafka_writer import Parcel, Transactor
+from headwater.log.topic import Topic
+from headwater.model.errors import Fenced, TopicNotFound, Unreachable
+from headwater.model.schema import BYTES_SCHEMA
+
+if TYPE_CHECKING:
+    from headwater.log.kafka_cluster import Cluster
+
+INTERNAL = "__headwater."
+FORMAT = 1
+
+_ATTEMPTS_MAX = 30
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": str(7 * 24 * 3600 * 1000),
+    "max.message.bytes": str(8 << 20),
+}
+
+
+class Catalog:
+    """The topics of one log on Kafka."""
+
+    def __init__(self, cluster: Cluster, prefix: str) -> None:
+        self._cluster = cluster
+        self.records = CompactedTopic(cluster, f"{prefix}{INTERNAL}topics", self._apply)
+        self._topics: dict[str, Topic] = {}
+        self._transactor: Transactor | None = None
+        self._changing = threading.Lock()
+
+    def refresh(self) -> None:
+        """Reads what is new."""
+        self.records.refresh()
+
+    def get(self, name: str) -> Topic | None:
+        """One of our topics, as known."""
+        return self._topics.get(name)
+
+    def change(self, name: str, decide: Callable[[Topic | None], Topic | None]) -> Topic | None:
+        """Replaces the record of a topic by what `decide` makes of the present one; None removes it."""
+        with self._changing:
+            for attempt in range(_ATTEMPTS_MAX):
+                try:
+                    return self._change(name, decide)
+                except Fenced:
+                    self._transactor = None
+                    time.sleep(random.uniform(0, 0.02) * (attempt + 1))
+        raise Unreachable(
+            f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
+        )
+
+    def _change(self, name: str, decide: Callable[[Topic | None], Topic | None]) -> Topic | None:
+        self.records.make()
+        if self._transactor is None:
+            self._transactor = Transactor(self._cluster, self.records.name)
+        self.refresh()
+        before = self.get(name)
+        after = decide(before)
+        if after == before:
+            return after
+        value = None if after is None else json.dumps({"format": FORMAT, **topic_to_json(after)}).encode()
+        self._transactor.commit([self.records.parcel([(name.encode(), value)])])
+        self.refresh()
+        return after
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        name = key.decode()
+        if value is None:
+            self._topics.pop(name, None)
+            return
+        fields = msgspec.json.decode(value)
+        fields.pop("format")
+        self._topics[name] = topic_from_json(fields)
+
+
+class Sequences:
+    """The last sequence numbers of named producers, as records of the compacted topic `__headwater.producers`.
+
+    They are written in the transaction that stores the events they count, so neither is there without the other. A key is the
+    producer's id, the topic's id and the partition.
+    """
+
+    def __init__(self, cluster: Cluster, prefix: str) -> None:
+        self.records = CompactedTopic(cluster, f"{prefix}{INTERNAL}producers", self._apply)
+        self._last: dict[bytes, int] = {}
+
+    def last(self, producer: bytes, topic_id: str, partition: int) -> int | None:
+        """The last number of a producer in a partition, as known."""
+        return self._last.get(_sequence_key(producer, topic_id, partition))
+
+    def parcel(self, producer: bytes, topic_id: str, partition: int, sequence: int) -> Parcel:
+        """The record that says so, to be stored together with the events."""
+        return self.records.parcel([(_sequence_key(producer, topic_id, partition), b"%d" % sequence)])
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        if value is not None:
+            self._last[key] = int(value)
+
+
+class CompactedTopic:
+    """A topic of one partition of which only the last record of each key counts; read from its beginning, then followed."""
+
+    def __init__(self, cluster: Cluster, name: str, apply: Callable[[bytes, bytes | None], None]) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._apply = apply
+        self._lock = threading.Lock()
+        self._exists = False
+        self._position = 0
+        self._described = Topic(
+            name=name,
+            id=name,
+            schemas=(BYTES_SCHEMA,),
+            has_schema=False,
+            key="key",
+            time=None,
+            lateness_us=0,
+            future_us=0,
+            partitions=1,
+            durability="fsync",
+            segment_bytes=1 << 20,
+            event_bytes_max=1 << 20,
+            created=0,
+        )
+
+    @property
+    def exists(self) -> bool:
+        """Whether the topic was seen on the cluster."""
+        return self._exists
+
+    def is_behind(self, end: int) -> bool:
+        """Whether there is something to read before an end of the topic."""
+        return end > self._position
+
+    def make(self) -> None:
+        """Sees to it that the topic is there."""
+        if self._exists:
+            return
+        if not self._cluster.list_topics(self.name):
+            make_topic(self._cluster, self.name, partitions=1, settings=_COMPACTED, exist_ok=True)
+        self._exists = True
+
+    def parcel(self, pairs: list[tuple[bytes, bytes | None]]) -> Parcel:
+        """Records on their way into the topic."""
+        records = Records([key for key, _ in pairs], [value for _, value in pairs], None)
+        return Parcel(self.name, self.name, 1, 0, records)
+
+    def refresh(self) -> None:
+        """Applies every record that is new."""
+        with self._lock:
+            if not self._exists:
+                self._exists = self.name in self._cluster.list_topics(self.name)
+                if not self._exists:
+                    return
+            try:
+                [end] = self._cluster.offsets([(self.name, 0)], -1)
+            except TopicNotFound:
+                return
+            if end > self._position:
+                self._read_to(end)
+
+    def _read_to(self, end: int) -> None:
+        [first] = self._cluster.offsets([(self.name, 0)], -2)
+        position = max(first, self._position)
+        fetchers = self._cluster.fetchers
+        while position < end:
+            fetcher: Fetcher = fetchers.take(self._described, self.name, 0, position)
+            events, position = fetcher.read(end, 10_000)
+            fetchers.give_back(fetcher)
+            for event in events:
+                self._apply(event.key() or b"", event.value())
+        self._position = position
+
+
+def make_topic(
+    cluster: Cluster, name: str, *, partitions: int, settings: dict[str, str], exist_ok: bool = False
+) -> None:
+    """Makes a topic on the cluster and waits until it can be used; `TopicExists`."""
+    code = cluster.kafka.KafkaError
+
+    def make(left: float) -> Any:
+        return cluster.admin.create_topics(
+            [cluster.admin_library.NewTopic(name, partitions, -1, config=settings)],
+            operation_timeout=left,
+            request_timeout=left,
+        )[name].result(left + 1)
+
+    try:
+        make(8.0)
+    except cluster.kafka.KafkaException as caught:
+        error = caught.args[0]
+        if error.code() != code.TOPIC_ALREADY_EXISTS or not exist_ok:
+            raise cluster.as_ours(error, what=f"make topic {name!r}") from None
+
+
+def _sequence_key(producer: bytes, topic_id: str, partition: int) -> bytes:
+    return f"{producer.hex()}/{topic_id}/{partition}".encode()

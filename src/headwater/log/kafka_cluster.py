@@ -1,0 +1,469 @@
+"""A Kafka cluster: the clients of one process for one set of brokers, shared by every handle that names it alike.
+
+A client of librdkafka brings its own threads and connections, and an idempotent producer half a second until its first
+event is out. So handles with the same address and options share one `Cluster`, which closes with the last of them.
+
+What the brokers refuse becomes one of our errors here (`as_ours`), and what they do not answer becomes `Unreachable` after
+a few seconds. Clients write nothing to standard error: their own log goes to the logger `headwater.kafka`, which is
+silent unless a program gives it a handler.
+
+Thread-safety: everything here may be used by many threads. Lock order: the registry's lock, then a pool's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headwater.model.errors import (
+    Closed,
+    EventTooLarge,
+    Fenced,
+    HeadwaterError,
+    InvalidInput,
+    InvalidName,
+    NoAccess,
+    PositionLost,
+    TopicExists,
+    TopicNotFound,
+    Unreachable,
+    Unsupported,
+)
+
+ANSWER_S = 3.0
+"""How long brokers may take to answer before they count as unreachable."""
+
+LEADER_S = 30.0
+"""How long a partition may be without a leader while other brokers answer: a broker that died is missed after ten seconds."""
+
+END, BEGINNING = -1, -2
+_SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
+_NEW_TOPIC_S = 2.0
+_ALIVE_S = 1.5
+_OURS = {
+    "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "isolation.level", "group.id", "logger",
+    "enable.auto.commit", "enable.partition.eof", "linger.ms", "key.deserializer", "value.deserializer",
+}  # fmt: skip
+"""Settings of clients that our promises rest on."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """What a `kafka://` URL says: brokers, the prefix of our topics' names there, and options of the clients."""
+
+    brokers: str
+    prefix: str
+    options: tuple[tuple[str, str], ...]
+
+    @property
+    def url(self) -> str:
+        """The address without its options, which may be secret."""
+        return f"kafka://{self.brokers}" + (f"?prefix={self.prefix}" if self.prefix else "")
+
+
+def read_address(rest: str) -> Address:
+    """The address from what stands behind `kafka://`; an option `env:NAME` is read from the environment."""
+    brokers, _, query = rest.partition("?")
+    brokers = brokers.rstrip("/")
+    if not brokers or "/" in brokers or "@" in brokers:
+        raise InvalidInput(
+            f"kafka://{brokers.rpartition('@')[2]} names no brokers.",
+            advice="Write kafka://host:9092, or kafka://host1:9092,host2:9092?prefix=app.&security.protocol=SSL.",
+        )
+    options, prefix = [], ""
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "prefix":
+            prefix = value
+            continue
+        if name in _OURS:
+            raise InvalidInput(f"The option {name} is not yours to set.", advice="Leave it out of the URL.")
+        if value.startswith("env:"):
+            if value[4:] not in os.environ:
+                raise InvalidInput(
+                    f"Option {name} is to come from {value[4:]}, which is not set.", advice=f"Set {value[4:]}."
+                )
+            value = os.environ[value[4:]]
+        options.append((name, value))
+    return Address(brokers, prefix, tuple(sorted(options)))
+
+
+def client_library() -> Any:
+    """confluent-kafka, loaded when a `kafka://` log is opened."""
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise Unsupported(
+            "A kafka:// log needs the package confluent-kafka, which is not installed.",
+            advice='Run: pip install "headwater[kafka]".',
+        ) from None
+    return confluent_kafka
+
+
+class Cluster:
+    """The shared clients; got by `join`, given back by `leave`."""
+
+    def __init__(self, address: Address) -> None:
+        from headwater.log.kafka_reader import Fetchers
+        from headwater.log.kafka_writer import Writer
+
+        self.kafka = client_library()
+        self.admin_library: Any = importlib.import_module("confluent_kafka.admin")
+        self.address = address
+        self.name = f"headwater-{uuid.uuid4().hex[:12]}"
+        self._settings = {"client.id": "headwater", **dict(address.options), "bootstrap.servers": address.brokers}
+        self._known: set[tuple[int, str]] = set()
+        # A client that was told "no such topic" believes it for a while, so who asks for offsets never looks for topics.
+        self.askers, self._lookers = _Consumers(self), _Consumers(self)
+        self._admin: Any = None
+        self.list_topics()
+        self.fetchers = Fetchers(self)
+        self.writer = Writer(self)
+
+    def close(self) -> None:
+        """Frees everything."""
+        self.writer.close()
+        self.fetchers.close()
+        self.askers.close()
+        self._lookers.close()
+
+    # Clients
+
+    def consumer(self) -> Any:
+        """A consumer without a group that reads what is committed."""
+        return self._made(
+            self.kafka.Consumer,
+            {
+                "group.id": self.name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 2,
+                "fetch.queue.backoff.ms": 5,
+                "fetch.error.backoff.ms": 20,
+                "queued.min.messages": 1_000_000,
+                "queued.max.messages.kbytes": 65_536,
+                "topic.metadata.propagation.max.ms": 0,
+            },
+        )
+
+    def producer(self, **settings: Any) -> Any:
+        """A producer whose events are stored once and by all replicas in sync."""
+        return self._made(
+            self.kafka.Producer,
+            {
+                "enable.idempotence": True,
+                "acks": "all",
+                "batch.size": 1_000_000,
+                "batch.num.messages": 100_000,
+                "message.max.bytes": 95_000_000,
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 1_000_000,
+                "topic.metadata.propagation.max.ms": 5000,
+                **settings,
+            },
+        )
+
+    @property
+    def admin(self) -> Any:
+        """The client that makes and removes topics."""
+        if self._admin is None:
+            self._admin = self._made(self.admin_library.AdminClient, {})
+        return self._admin
+
+    def _made(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+        quiet = {"logger": _logger(), "error_cb": _ignore, "topic.metadata.refresh.fast.interval.ms": 10}
+        quick = {
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 500,
+            "socket.connection.setup.timeout.ms": 5000,
+        }
+        try:
+            return kind({**quick, **settings, **self._settings, **quiet})
+        except self.kafka.KafkaException as error:
+            text = error.args[0].str() if error.args else str(error)
+            raise InvalidInput(
+                f"Kafka's client refuses an option of {self.address.url}: {text}.",
+                advice="See librdkafka's CONFIGURATION.md for the names and values of options.",
+            ) from None
+
+    # Questions
+
+    def list_topics(self, topic: str | None = None) -> Mapping[str, int]:
+        """The partitions of each topic there is, or of one."""
+        names = {} if topic is None else {"topic": topic}
+
+        def look(left: float) -> Any:
+            with self._lookers.one() as looker:
+                return looker.list_topics(timeout=left, **names)
+
+        found = self.ask(look, "list the topics")
+        unknown = self.kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
+        out = {}
+        for name, described in found.topics.items():
+            if described.error is not None and described.error.code() == unknown:
+                continue
+            if described.error is not None and topic is not None and described.error.code() not in _passing():
+                raise self.as_ours(described.error, what=f"describe topic {name!r}")
+            out[name] = len(described.partitions)
+        return out
+
+    def offsets(self, places: Sequence[tuple[str, int]], which: int) -> list[int]:
+        """For each partition the offset at `END`, at `BEGINNING`, or the first at or after a time in ms; -1 where none is."""
+        if not places:
+            return []
+        make = self.kafka.TopicPartition
+        asked = [make(topic, partition, which) for topic, partition in places]
+
+        code, begun = self.kafka.KafkaError, time.monotonic()
+
+        def look(left: float) -> list[int]:
+            try:
+                with self.askers.one() as asker:
+                    found = asker.offsets_for_times(asked, timeout=left)
+                    for place in found:
+                        if place.error is not None:
+                            raise self.kafka.KafkaException(place.error)
+            except self.kafka.KafkaException as caught:
+                unknown = caught.args[0].code() in (
+                    code.UNKNOWN_TOPIC_OR_PART, code.UNKNOWN_TOPIC_ID, code._UNKNOWN_PARTITION, code._UNKNOWN_TOPIC
+                )  # fmt: skip
+                if unknown and time.monotonic() - begun < _NEW_TOPIC_S and self._are_there(places):
+                    raise self.kafka.KafkaException(code(code.LEADER_NOT_AVAILABLE)) from None
+                raise
+            return [place.offset for place in found]
+
+        return self.ask(look, f"find the offsets of {places[0][0]!r}")
+
+    def ask(self, question: Callable[[float], Any], what: str) -> Any:
+        """Asks until there is an answer, an error that stays, or nobody answers; a new leader is waited for longer."""
+        begun, pause_s = time.monotonic(), _SAY_AGAIN_S
+        while True:
+            left = begun + ANSWER_S - time.monotonic()
+            try:
+                return question(max(left, 1.0))
+            except self.kafka.KafkaException as caught:
+                error = caught.args[0]
+                is_late = left <= 0 and (left < ANSWER_S - LEADER_S or not self.is_alive())
+                if error.code() not in _passing() or is_late:
+                    raise self.as_ours(error, what=what) from None
+            except RuntimeError:
+                raise _closed() from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _SAY_AGAIN_S_MAX)
+
+    def is_alive(self) -> bool:
+        """Whether any broker answers."""
+        try:
+            with self._lookers.one() as looker:
+                looker.list_topics(timeout=_ALIVE_S)
+        except self.kafka.KafkaException:
+            return False
+        return True
+
+    def _are_there(self, places: Sequence[tuple[str, int]]) -> bool:
+        """Whether the brokers have these partitions."""
+        for topic in {topic for topic, _ in places}:
+            count = self.list_topics(topic).get(topic, 0)
+            if any(partition >= count for name, partition in places if name == topic):
+                return False
+        return True
+
+    def know(self, client: Any, topic: str, topic_id: str, partitions: int) -> None:
+        """Has a client look at a topic before it first uses it, so that it knows this topic and none before it of that name."""
+        if (id(client), topic_id) in self._known:
+            return
+
+        deadline = time.monotonic() + _NEW_TOPIC_S
+        while not self.list_topics(topic) and time.monotonic() < deadline:
+            time.sleep(0.002)  # made a moment ago, and not every broker has heard of it
+
+        def look(left: float) -> None:
+            found = client.list_topics(topic, timeout=left).topics[topic]
+            if found.error is not None:
+                raise self.kafka.KafkaException(found.error)
+            leaders = [part.leader for part in found.partitions.values()]
+            if len(leaders) < partitions or min(leaders) < 0:
+                raise self.kafka.KafkaException(self.kafka.KafkaError(self.kafka.KafkaError.LEADER_NOT_AVAILABLE))
+
+        self.ask(look, f"find the leaders of {topic!r}")
+        self._known.add((id(client), topic_id))
+
+    def forget(self, client: Any) -> None:
+        """The client is gone; another may get its place in memory."""
+        self._known = {known for known in self._known if known[0] != id(client)}
+
+    def as_ours(self, error: Any, *, what: str) -> HeadwaterError:
+        """An error of Kafka's client as one of ours."""
+        kind, advice = _kinds().get(error.code(), (Unreachable, ""))
+        where = self.address.url
+        if kind is Unreachable:
+            return Unreachable(
+                f"{where} does not answer: could not {what} ({error.str() or error.name()}).",
+                advice="Check that the brokers run and that the address and security.protocol are right, then try again.",
+            )
+        return kind(f"{where} refused to {what}: {error.str() or error.name()}.", advice=advice)
+
+
+def join(address: Address) -> Cluster:
+    """The cluster at an address, for one more handle."""
+    with _registry().lock:
+        entry = _registry().clusters.get(address)
+        if entry is None:
+            entry = _registry().clusters[address] = [Cluster(address), 0]
+        entry[1] += 1
+        return entry[0]
+
+
+def leave(cluster: Cluster) -> None:
+    """One handle less; the last one closes the clients."""
+    with _registry().lock:
+        entry = _registry().clusters.get(cluster.address)
+        if entry is None or entry[0] is not cluster:
+            return
+        entry[1] -= 1
+        if entry[1] > 0:
+            return
+        del _registry().clusters[cluster.address]
+    cluster.close()
+
+
+class _Consumers:
+    """Consumers for questions, each used by one thread at a time: a client that two threads ask at once may lose an answer."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Any]:
+        """A consumer for the time of a question."""
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            consumer = self._idle.pop() if self._idle else None
+        consumer = consumer or self._cluster.consumer()
+        is_kept = True
+        try:
+            yield consumer
+        except self._cluster.kafka.KafkaException:
+            is_kept = False  # it may go on believing in a leader that died, or in a topic that was deleted
+            raise
+        finally:
+            with self._lock:
+                is_kept = is_kept and not self._closed
+                if is_kept:
+                    self._idle.append(consumer)
+            if not is_kept:
+                self._cluster.forget(consumer)
+                consumer.close()
+
+    def close(self) -> None:
+        """Those in use close when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for consumer in idle:
+            consumer.close()
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.clusters: dict[Address, list[Any]] = {}
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A child's clients have no threads: it begins with none, and keeps the old ones so that nothing waits for them."""
+        self.lock = threading.Lock()
+        self.inherited = self.clusters
+        self.clusters = {}
+
+
+@cache
+def _registry() -> _Registry:
+    return _Registry()
+
+
+@cache
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("headwater.kafka")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return logger
+
+
+def _ignore(error: object) -> None:
+    """Every call says itself what went wrong."""
+
+
+def _closed() -> Closed:
+    return Closed("The Kafka log was closed.", advice="Open another with open_log.")
+
+
+@cache
+def _kinds() -> dict[int, tuple[type[HeadwaterError], str]]:
+    code = client_library().KafkaError
+    ask_right = "Ask for the right to do so (an ACL of the cluster), or use another user."
+    return {
+        code.TOPIC_AUTHORIZATION_FAILED: (NoAccess, ask_right),
+        code.CLUSTER_AUTHORIZATION_FAILED: (NoAccess, ask_right),
+        code.GROUP_AUTHORIZATION_FAILED: (NoAccess, ask_right),
+        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (NoAccess, ask_right),
+        code.SASL_AUTHENTICATION_FAILED: (NoAccess, "Check user, password and sasl.mechanism."),
+        code._AUTHENTICATION: (NoAccess, "Check user, password and sasl.mechanism."),
+        code.UNKNOWN_TOPIC_OR_PART: (TopicNotFound, "See log.topics()."),
+        code._UNKNOWN_TOPIC: (TopicNotFound, "See log.topics()."),
+        code._UNKNOWN_PARTITION: (TopicNotFound, "See log.topic(…).partitions."),
+        code.TOPIC_ALREADY_EXISTS: (TopicExists, "Open it, or pass exist_ok=True to keep it as it is."),
+        code.TOPIC_EXCEPTION: (
+            InvalidName,
+            "Kafka takes '.' and '_' for the same: choose a name that differs otherwise.",
+        ),
+        code.INVALID_PARTITIONS: (InvalidInput, "Use fewer partitions."),
+        code.INVALID_REPLICATION_FACTOR: (InvalidInput, "The cluster has too few brokers for its default replication."),
+        code.INVALID_CONFIG: (InvalidInput, "The cluster does not allow this setting."),
+        code.POLICY_VIOLATION: (InvalidInput, "The cluster has a policy against it."),
+        code._AUTO_OFFSET_RESET: (PositionLost, 'Retention removed it: read from "earliest".'),
+        code.OFFSET_OUT_OF_RANGE: (PositionLost, 'Retention removed it: read from "earliest".'),
+        code.MSG_SIZE_TOO_LARGE: (EventTooLarge, "Raise event_bytes_max, and the brokers' own limits."),
+        code._FENCED: (Fenced, "Another producer with the same id took over; close this one."),
+        code.INVALID_PRODUCER_EPOCH: (Fenced, "Another producer with the same id took over; close this one."),
+    }
+
+
+@cache
+def _passing() -> frozenset[int]:
+    """The errors that pass by themselves: a leader is being chosen, a topic is being made."""
+    code = client_library().KafkaError
+    return frozenset(
+        {
+            code.LEADER_NOT_AVAILABLE,
+            code.NOT_LEADER_FOR_PARTITION,
+            code.REPLICA_NOT_AVAILABLE,
+            code.REQUEST_TIMED_OUT,
+            code.COORDINATOR_NOT_AVAILABLE,
+            code.COORDINATOR_LOAD_IN_PROGRESS,
+            code.NOT_COORDINATOR,
+            code.FENCED_LEADER_EPOCH,
+            code.UNKNOWN_LEADER_EPOCH,
+            code.OFFSET_NOT_AVAILABLE,
+            code.NETWORK_EXCEPTION,
+            code._TRANSPORT,
+            code._TIMED_OUT,
+            code._ALL_BROKERS_DOWN,
+            code._DESTROY_BROKER,
+        }
+    )

@@ -1,0 +1,302 @@
+"""A real Apache Kafka: one KRaft node on free loopback ports in a temporary folder.
+
+    with KafkaServer() as kafka:
+        Producer({"bootstrap.servers": kafka.bootstrap})
+
+The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`, for root
+`/var/cache/headwater`), and later starts need no network. The folder is formatted anew at each start and removed at the
+stop. The broker ends with the program that started it, even when that is killed (see `guard`). Started by root, it runs as
+`nobody`: a service needs no rights over the machine.
+
+One object serves one start after another, from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from headwater.testing.servers import ServerError
+from headwater.testing.servers.guard import owner
+
+VERSION = "4.3.1"
+JAVA_VERSION_MIN = 17
+START_ATTEMPTS_MAX = 3
+LOG_LINES_SHOWN = 20
+
+Size = Literal["small", "bench"]
+
+# small: quick to start, about 300 MB; bench: what a broker deserves when it is measured.
+_JAVA_OPTIONS: dict[Size, tuple[str, ...]] = {
+    "small": ("-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    "bench": ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+}
+_LOG_OPTIONS = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+)
+_READY = "Kafka Server started"
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>headwater</groupId><artifactId>kafka-peer</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{version}</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+"""
+_PROPERTIES = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "num.partitions": "4",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    # The cleaner's default of 128 MB does not fit a small heap.
+    "log.cleaner.dedupe.buffer.size": "16777216",
+}
+
+
+class KafkaServer:
+    """One Kafka broker, running between `start` and `stop` (or inside `with`)."""
+
+    def __init__(
+        self,
+        *,
+        size: Size = "small",
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        parent_folder: Path | None = None,
+        version: str = VERSION,
+        start_timeout_s: float = 60.0,
+        cluster_id: str | None = None,
+    ) -> None:
+        """`settings` are broker properties laid over ours; `parent_folder` holds the temporary folder."""
+        self._cluster_id = cluster_id or new_cluster_id()
+        self._size = size
+        self._port = port
+        self._settings = dict(settings or {})
+        self._parent_folder = parent_folder
+        self._version = version
+        self._start_timeout_s = start_timeout_s
+        self._folder: Path | None = None
+        self._guard: subprocess.Popen[str] | None = None
+        self.bootstrap = ""
+        self.pid = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Fetch the jars if needed, format a new folder, start the broker and wait until it serves."""
+        assert self._guard is None, "this server runs already"
+        java, libs = _find_java(), fetch_jars(version=self._version)
+        for attempt in range(1, START_ATTEMPTS_MAX + 1):
+            try:
+                self._start_once(java, libs)
+                return
+            except ServerError as error:
+                self.stop()
+                # A port found free can be taken before the broker binds it; one that was asked for is not replaced.
+                if error.code != "port_in_use" or self._port is not None or attempt == START_ATTEMPTS_MAX:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End the broker and remove its folder; stopping twice does nothing."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            assert guard.stdin is not None and guard.stdout is not None
+            guard.stdin.close()
+            guard.wait()
+            guard.stdout.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder, self.bootstrap, self.pid = None, "", 0
+
+    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
+        """The last lines of the broker's own log, without stack frames."""
+        return _tail(self._log(), lines)
+
+    def _start_once(self, java: str, libs: Path) -> None:
+        port, controller_port = _ports(self._port)
+        self._folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-", dir=self._parent_folder))
+        properties = self._folder / "server.properties"
+        properties.write_text(_properties(self._folder, port, controller_port, self._settings))
+        _give_away(self._folder)
+        class_path = str(libs / "*")
+        _format(java, class_path, properties, self._cluster_id)
+        guard = Path(__file__).with_name("guard.py")
+        command = [java, *_JAVA_OPTIONS[self._size], *_LOG_OPTIONS, "-cp", class_path, "kafka.Kafka", str(properties)]
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(guard), str(self._folder), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C at the terminal ends the parent first, which then stops the broker in order
+        )
+        assert self._guard.stdout is not None
+        self.pid = int(self._guard.stdout.readline())
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        assert self._guard is not None
+        deadline = time.monotonic() + self._start_timeout_s
+        while _READY not in self._log():
+            if self._guard.poll() is not None:
+                code = "port_in_use" if "Address already in use" in self._log() else "died"
+                what = f"Kafka {self._version} ended before it was ready (status {self._guard.returncode})"
+                raise ServerError(code, f"{what}; its last log lines:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                what = f"Kafka {self._version} was not ready after {self._start_timeout_s:g} s"
+                raise ServerError("not_ready", f"{what}; its last log lines:\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def _log(self) -> str:
+        if self._folder is None:
+            return ""
+        try:
+            return (self._folder / "service.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+def new_cluster_id() -> str:
+    """What the brokers of one cluster are formatted with."""
+    return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")
+
+
+def fetch_jars(*, version: str = VERSION) -> Path:
+    """The folder of Kafka's jars; the first call for a version downloads them, later ones touch no network."""
+    own = Path("/var/cache/headwater") if os.geteuid() == 0 else Path.home() / ".cache" / "headwater"
+    cache = Path(os.environ.get("HEADWATER_CACHE") or own)
+    home = cache / f"kafka-{version}"
+    libs = home / "libs"
+    if libs.is_dir():
+        return libs
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:  # several test processes may ask at once; one downloads
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not libs.is_dir():
+            _download(home, libs, version)
+    return libs
+
+
+def _download(home: Path, libs: Path, version: str) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ServerError(
+            "maven_missing", "Kafka's jars are fetched by Maven, and there is no mvn: apt-get install maven"
+        )
+    (home / "pom.xml").write_text(_POM.format(version=version))
+    partial = home / "partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime"]
+    done = subprocess.run(
+        [maven, "-B", "-ntp", *goal], cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode or not any(partial.glob("kafka_*.jar")):
+        what = f"Maven could not fetch Kafka {version}; is the network reachable? Its last lines"
+        raise ServerError("download_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
+    partial.rename(libs)  # a download that broke off is never taken for a whole one
+
+
+def _give_away(folder: Path) -> None:
+    """Makes the folder the service's own; the guard runs the service as the folder's owner."""
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+        folder.parent.chmod(folder.parent.stat().st_mode | 0o011)  # a temporary folder of root lets nobody through
+
+
+def _find_java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    advice = f"install Java {JAVA_VERSION_MIN} or newer: apt-get install openjdk-17-jre-headless"
+    if java is None:
+        raise ServerError(
+            "java_missing", f"Kafka needs Java and there is none in {'JAVA_HOME' if home else 'PATH'}; {advice}"
+        )
+    text = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
+    found = re.search(r'version "(\d+)', text)
+    if found is None or int(found[1]) < JAVA_VERSION_MIN:
+        raise ServerError(
+            "java_missing", f"Kafka needs Java {JAVA_VERSION_MIN}+ and found {text.splitlines()[:1]}; {advice}"
+        )
+    return java
+
+
+def _ports(port: int | None) -> tuple[int, int]:
+    """A port for clients (`port` if it is free) and one for the controller."""
+    with socket.socket() as client, socket.socket() as controller:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            client.bind(("127.0.0.1", port or 0))
+        except OSError as error:
+            what = f"port {port} of 127.0.0.1 is not free ({error.strerror})"
+            raise ServerError("port_in_use", f"{what}; ask for another one, or for none to get a free one") from error
+        controller.bind(("127.0.0.1", 0))
+        return client.getsockname()[1], controller.getsockname()[1]
+
+
+def _properties(folder: Path, port: int, controller_port: int, settings: Mapping[str, str]) -> str:
+    places = {
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "log.dirs": str(folder / "data"),
+    }
+    return "".join(f"{name}={value}\n" for name, value in {**_PROPERTIES, **places, **settings}.items())
+
+
+def _format(java: str, class_path: str, properties: Path, cluster_id: str) -> None:
+    command = [java, *_JAVA_OPTIONS["small"], *_LOG_OPTIONS, "-cp", class_path, "kafka.tools.StorageTool"]
+    done = subprocess.run(
+        [*command, "format", "-t", cluster_id, "-c", str(properties)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        **owner(str(properties.parent)),
+    )
+    if done.returncode:
+        what = "Kafka's folder could not be formatted; the tool's last lines"
+        raise ServerError("format_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
+
+
+def _tail(text: str, lines: int = LOG_LINES_SHOWN) -> str:
+    return "\n".join([line for line in text.splitlines() if not line.startswith("\tat ")][-lines:])
