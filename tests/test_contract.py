@@ -10,21 +10,21 @@ import headwater
 from headwater.log.log import Log
 from headwater.log.memory import MemoryStore
 from headwater.model.clock import system_clock
-from headwater.testing.contract import LogContract
+from headwater.testing.contract import WholeLogContract
 from headwater.testing.contract_case import OpenLog
 from headwater.testing.contract_queues import QueueContract
 
 
 def test_every_test_of_the_contract_is_run_and_says_its_rule() -> None:
     """Two parts with a test of the same name would hide one of them."""
-    contracts = {*LogContract.__mro__, *QueueContract.__mro__}
+    contracts = {*WholeLogContract.__mro__, *QueueContract.__mro__}
     parts = [part for part in contracts if part.__module__.startswith("headwater.")]
     tests = [(name, test) for part in parts for name, test in vars(part).items() if name.startswith("test")]
     assert len({name for name, _ in tests}) == len(tests) > 90
     assert not [name for name, test in tests if not test.__doc__]
 
 
-class TestFileLog(LogContract):
+class TestFileLog(WholeLogContract):
     """Acknowledged means on disk."""
 
     backend = "file"
@@ -34,7 +34,7 @@ class TestFileLog(LogContract):
         return lambda: headwater.open_log(str(tmp_path / "log"))
 
 
-class TestFileLogWithoutFsync(LogContract):
+class TestFileLogWithoutFsync(WholeLogContract):
     """Acknowledged means with the operating system."""
 
     backend = "file"
@@ -44,7 +44,7 @@ class TestFileLogWithoutFsync(LogContract):
         return lambda: headwater.open_log(f"file://{tmp_path}/log", durability="os")
 
 
-class TestMemoryLog(LogContract):
+class TestMemoryLog(WholeLogContract):
     """Handles share one store: nothing outlives it."""
 
     backend = "memory"

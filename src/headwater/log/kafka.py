@@ -27,12 +27,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.commit import OffsetPart
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import NO_PRODUCER
 from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, make_topic
 from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka_json import to_records
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
+from headwater.log.kafka_refusals import KafkaRefusals, check_offsets, topic_settings
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import NAME_CHARACTERS_MAX, Topic
@@ -59,7 +61,7 @@ _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
 
-class KafkaStore:
+class KafkaStore(KafkaRefusals):
     """One log on a Kafka cluster."""
 
     def __init__(self, rest: str, *, clock: Clock, read_only: bool = False) -> None:
@@ -105,7 +107,7 @@ class KafkaStore:
 
     def create(self, topic: Topic) -> Topic:
         self._check_writable()
-        name = self._physical(topic.name)
+        name, settings = self._physical(topic.name), _settings(topic)
 
         def decide(before: Topic | None) -> Topic:
             if self._cluster.list_topics(name):
@@ -114,7 +116,7 @@ class KafkaStore:
 
         self._catalog.change(topic.name, decide)
         try:
-            make_topic(self._cluster, name, partitions=topic.partitions, settings=_settings(topic))
+            make_topic(self._cluster, name, partitions=topic.partitions, settings=settings)
         except HeadwaterError as error:
             self._catalog.change(topic.name, lambda now: None if now is not None and now.id == topic.id else now)
             if isinstance(error, TopicExists):
@@ -159,7 +161,7 @@ class KafkaStore:
 
         after = self._catalog.change(name, decide)
         assert after is not None
-        if after.event_bytes_max != before.event_bytes_max:
+        if _settings(after) != _settings(before):
             self._alter(self._physical(name), _settings(after))
         return after
 
@@ -198,8 +200,9 @@ class KafkaStore:
                 outcomes.append(error)
         return outcomes
 
-    def write_atomically(self, writes: Sequence[Write]) -> list[range]:
+    def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         self._check_writable()
+        check_offsets(offsets)
         self._catalog.refresh()
         parcels = [self._parcel(write) for write in writes]
         found = self._settled(self._cluster.writer.send_together(parcels))
@@ -283,12 +286,6 @@ class KafkaStore:
         return KafkaWaiter()
 
     # What Kafka keeps for itself
-
-    def seal(self, name: str) -> int:
-        self.refresh(name)
-        raise Unsupported(
-            "The brokers keep the files of a Kafka topic.", advice="Nothing needs to be sealed; see docs/kafka.md."
-        )
 
     def incarnation(self) -> int:
         """Always 0: what the replicas have acknowledged is not taken back."""
@@ -447,9 +444,13 @@ class KafkaStore:
 
 
 def _settings(topic: Topic) -> dict[str, str]:
-    """A topic's settings on Kafka: the broker's clock, and room for an event as JSON."""
+    """A topic's settings on Kafka: the broker's clock, room for an event as JSON, what is kept."""
     room = min(2 * topic.event_bytes_max + (1 << 20), 90_000_000)
-    return {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(room)}
+    return {
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(room),
+        **topic_settings(topic),
+    }
 
 
 def _foreign_topic(name: str, partitions: int) -> Topic:

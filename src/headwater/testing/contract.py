@@ -8,8 +8,8 @@
             return lambda: headwater.open_log(str(tmp_path / "log"))
 
 `open_log` gives a function; each call opens another handle on the same log, which the suite closes. One class holds the
-tests of one part of the promise; `LogContract` is all of them. A suite with strict markers has to know `covers(name)`, which
-says which row of the coverage matrix a test shows.
+tests of one part of the promise; `LogContract` is what all logs keep, `WholeLogContract` everything. A suite with strict
+markers has to know `covers(name)`, which says which row of the coverage matrix a test shows.
 
 Only this module and its parts need pytest.
 """
@@ -33,7 +33,7 @@ from headwater.testing.contract_table import TableContract
 from headwater.testing.contract_topic import TopicContract
 from headwater.testing.contract_transaction import TransactionContract
 
-__all__ = ["LogContract"]
+__all__ = ["LogContract", "WholeLogContract"]
 
 
 class LogContract(
@@ -46,12 +46,18 @@ class LogContract(
     ReadContract,
     TableContract,
     ReaderContract,
+    ClosingContract,
+):
+    """What every log promises, whatever it is kept in."""
+
+
+class WholeLogContract(
+    LogContract,
     RetentionContract,
     CompactionContract,
     OverloadContract,
     GroupsContract,
     GroupReadingContract,
     GroupTransactionsContract,
-    ClosingContract,
 ):
-    """Everything a log promises, whatever it is kept in."""
+    """And what a log promises that keeps its events itself: retention, compaction, limits and groups."""

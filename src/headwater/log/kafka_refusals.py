@@ -1,0 +1,66 @@
+"""What a log on Kafka does not do, and what to do instead. The topic's retention and compaction are Kafka's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from headwater.log.commit import OffsetPart
+from headwater.log.group import SharedGroup
+from headwater.log.queue_states import QueueStates
+from headwater.log.topic import Topic
+from headwater.model.errors import Unsupported
+
+
+class KafkaRefusals:
+    """The part of a store that has no counterpart in `kafka`."""
+
+    def seal(self, name: str) -> int:
+        _refuse("The brokers keep the files of a Kafka topic.", "Nothing needs to be sealed; see docs/kafka.md.")
+
+    def tidy(self, name: str) -> int:
+        _refuse(
+            "The brokers remove what retention and compaction no longer keep, when they see fit.",
+            "Set retention= and compact= on the topic.",
+        )
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
+        _refuse("Queues are for logs in a folder or in memory.", "Mirror the topic into a folder and work on it there.")
+
+    def queues(self) -> list[dict[str, Any]]:
+        """There are none."""
+        return []
+
+    def groups(self) -> list[str]:
+        """There are none of ours."""
+        return []
+
+    def group(self, name: str, *, create: bool) -> SharedGroup:
+        _refuse(
+            "Groups are for logs in a folder or in memory.",
+            "Read with log.reader and save its positions, or mirror the topic into a folder.",
+        )
+
+
+def check_offsets(offsets: Sequence[OffsetPart]) -> None:
+    """A transaction on Kafka holds no offsets of groups that it does not have."""
+    if offsets:
+        _refuse("A transaction on Kafka cannot commit a group's offsets.", "Save the positions with the results.")
+
+
+def topic_settings(topic: Topic) -> dict[str, str]:
+    """Retention and compaction as Kafka calls them; refuses what it cannot do."""
+    if topic.archive is not None:
+        _refuse(f"Topic {topic.name!r} cannot have an archive on Kafka.", "Use the brokers' own tiered storage.")
+    if topic.bytes_max is not None:
+        _refuse(f"Topic {topic.name!r} cannot have bytes_max= on Kafka.", "Use retention_bytes=, or quotas.")
+    return {
+        "retention.ms": "-1" if topic.retention_us is None else str(topic.retention_us // 1000),
+        "retention.bytes": "-1" if topic.retention_bytes is None else str(topic.retention_bytes),
+        "cleanup.policy": "compact" if topic.compact else "delete",
+        "delete.retention.ms": str(topic.tombstones_us // 1000),
+    }
+
+
+def _refuse(what: str, advice: str) -> NoReturn:
+    raise Unsupported(what, advice=advice)
