@@ -37,6 +37,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
+        "snapshot": "(self, topic, *, follow=None)",
         "store": "property",
         "table": "(self, topic, *, as_of=None)",
         "tidy": "(self, topic)",
