@@ -52,6 +52,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "reset_group": "(self, name, *, to)",
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
+        "snapshot": "(self, topic, *, follow=None)",
         "store": "property",
         "table": "(self, topic, *, as_of=None)",
         "tidy": "(self, topic)",

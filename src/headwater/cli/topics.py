@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.forecast import forecast
 from headwater.cli.location import LogOption, open_existing, open_or_create
 from headwater.cli.output import bytes_text, events_text, print_table, printable, to_cell
 from headwater.model.errors import HeadwaterError, InvalidInput
@@ -130,6 +131,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         topic = opened.topic(name)
         summary = _summary(opened, name)
         partitions = _partitions(opened, name)
+        summary |= forecast(opened, name, bytes_on_disk=summary.get("bytes"))
     settings = {
         "lateness_us": topic.lateness_us,
         "future_us": topic.future_us,
@@ -156,10 +158,12 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
     facts["future_max"] = f"{facts.pop('future_us') / 1e6:g} s"
     facts["retention_us"] = _duration_text(topic.retention_us)
     facts["tombstones_us"] = _duration_text(topic.tombstones_us)
-    for fact in ("columns", "key", "time", "events", "on disk", *[*settings][2:], "lateness", "future_max"):
+    facts["bytes_per_s"] = None if facts["bytes_per_s"] is None else bytes_text(round(facts["bytes_per_s"]))
+    growth = ("events_per_s", "bytes_per_s", "hours_to_full", "hours_to_overtaken")
+    for fact in ("columns", "key", "time", "events", "on disk", *growth, *[*settings][2:], "lateness", "future_max"):
         value = facts[fact]
         name = fact.removesuffix("_us").replace("_", " ")
-        typer.echo(f"  {name:<16} {to_cell(value) if value is not None else '-'}")
+        typer.echo(f"  {name:<18} {to_cell(value) if value is not None else '-'}")
     _print_partitions(partitions)
 
 

@@ -4,8 +4,9 @@
     <archive>/<topic>.<topic id>/<partition>/manifest.json
 
 A file has the topic's columns, `_headers` and `_deleted` where any event has them, `_appended` and `_offset`, in row groups of
-64 k rows, with Parquet's own checksums. The manifest lists the files that count, in order, each with its offsets and the greatest
-append and event times up to its end. It is JSON, replaced as a whole after the file it names is there.
+64 k rows, with Parquet's own checksums of its pages. The manifest lists the files that count, in order, each with its offsets,
+the greatest append and event times up to its end, and the crc32c of Parquet's footer, which has no checksum of its own. It is
+JSON, replaced as a whole after the file it names is there.
 
 A segment is archived before the partition's head gives it up, under the `seal` lock. A process killed in between leaves a file that
 the next one writes again, or one that stands in both places and is read from the partition. On a local disk file and manifest are
@@ -25,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from headwater.log.disk import RealDisk
 from headwater.log.frame import flags_of, physical_schema
@@ -46,6 +48,7 @@ class Archived(msgspec.Struct, frozen=True):
     events: int
     running_after: int
     appended_after: int
+    footer_crc: int
 
 
 class Archive:
@@ -68,8 +71,11 @@ class Archive:
         known = [entry for entry in self._manifest(partition, at_least=1 << 62) if entry.end <= base]
         with self._translated(name):
             self._files.create_dir(f"{self._folder}/{partition}", recursive=True)
-            events = self._write_events(f"{self._folder}/{partition}/{name}", pieces, topic)
-            entry = Archived(name, base, end, events, last.running_after, last.appended_after)
+            path = f"{self._folder}/{partition}/{name}"
+            events = self._write_events(path, pieces, topic)
+            with self._files.open_input_file(path) as file:
+                footer_crc = _footer_crc(file)
+            entry = Archived(name, base, end, events, last.running_after, last.appended_after, footer_crc)
             self._write_manifest(partition, [*known, entry])
 
     def open(self, partition: int, offset: int) -> ArchivedSegment:
@@ -170,6 +176,9 @@ class ArchivedSegment:
         self.end_offset = entry.end
         import pyarrow.parquet as pq
 
+        if _footer_crc(source) != entry.footer_crc:
+            source.close()
+            raise self._damaged("the checksum of its footer does not hold")
         self._file = pq.ParquetFile(source, page_checksum_verification=True)
         self._groups = self._file.num_row_groups
 
@@ -188,9 +197,7 @@ class ArchivedSegment:
         try:
             table = self._file.read_row_group(number) if self._groups else self._file.schema_arrow.empty_table()
         except (OSError, pa.ArrowException) as error:
-            raise Damaged(
-                f"{self.path} is damaged ({error}).", advice="Restore this file of the archive from a copy."
-            ) from error
+            raise self._damaged(str(error)) from error
         batch = (
             pa.concat_batches(table.to_batches()) if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
         )
@@ -206,8 +213,21 @@ class ArchivedSegment:
         self._file.close(force=True)
 
     def _first_of(self, number: int) -> int:
-        column = self._file.read_row_group(number, columns=["_offset"]).column(0)
-        return int(column[0].as_py())
+        try:
+            return int(self._file.read_row_group(number, columns=["_offset"]).column(0)[0].as_py())
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, why: str) -> Damaged:
+        return Damaged(f"{self.path} is damaged ({why}).", advice="Restore this file of the archive from a copy.")
+
+
+def _footer_crc(file: Any) -> int:
+    """The checksum of what stands behind the last page; of everything where its length makes no sense."""
+    size = file.size()
+    length = 8 + int.from_bytes(file.read_at(4, max(0, size - 8)), "little")
+    length = length if length <= size else size
+    return crc32c(file.read_at(length, size - length))
 
 
 def check_archive(topic: Topic) -> None:

@@ -33,6 +33,7 @@ from headwater.log.topic import Durability, Overload, Topic, check_name, check_t
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, TopicFull, Unsupported
 from headwater.model.event import Event
+from headwater.model.position import Position
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 if TYPE_CHECKING:
@@ -430,6 +431,26 @@ class Log:
         for batch in self.scan(topic, columns=newest.columns):
             newest.add(batch)
         return newest.table()
+
+    def snapshot(self, topic: str, *, follow: str | Sequence[str] | None = None) -> tuple[pa.Table, list[Position]]:
+        """The newest row of each key, and the positions from which a reader sees exactly what came after it.
+
+        They are positions in `follow`, or in the topic itself; all ends are taken at one moment, so where a transaction
+        appends to both topics, it is in the table or behind the positions, never in both or in neither.
+        """
+        followed = [topic] if follow is None else [follow] if isinstance(follow, str) else list(follow)
+        newest = Newest(self._store.refresh(check_name(topic)), as_of=None)
+        bounds = self._store.bounds([self.topic(name).name for name in dict.fromkeys([topic, *followed])])
+        ends = {number: bound.end for (name, number), bound in bounds.items() if name == topic}
+        for batch in self.scan(topic, end=ends, columns=newest.columns):
+            newest.add(batch)
+        incarnation = self._store.incarnation()
+        places = [
+            Position(name, number, bound.end, incarnation)
+            for (name, number), bound in bounds.items()
+            if name in followed
+        ]
+        return newest.table(), places
 
     # Queues
 

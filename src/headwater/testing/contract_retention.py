@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from headwater.log.log import Log
+from headwater.log.reader import Reader
 from headwater.model.errors import EventsMissed, InvalidInput
 from headwater.testing.contract_case import ORDERS, LogCase, events_of, order, orders, refused
 
@@ -103,3 +104,47 @@ class RetentionContract(LogCase):
         assert reader.missed == 7
         with refused(InvalidInput, "missed"):
             log.reader("orders", missed="ignore")  # type: ignore[arg-type]
+
+    @pytest.mark.covers("Databus")
+    def test_a_consumer_that_fell_behind_goes_on_from_a_snapshot(self, log: Log, other: Log) -> None:
+        """Changes are kept for a while, the state of each key for ever: snapshot and changes meet at one position."""
+        log.create_topic("changes", "id STRING, n INT", key="id", partitions=2)
+        log.create_topic("state", "id STRING, n INT", key="id", partitions=3, compact=True)
+        truth: dict[str, int] = {}
+        built: dict[str, int] = {}
+
+        def change(numbers: range) -> None:
+            for number in numbers:
+                truth[f"k{number % 17}"] = number
+                with log.transaction() as transaction:
+                    transaction.append("changes", [{"id": f"k{number % 17}", "n": number}])
+                    transaction.append("state", [{"id": f"k{number % 17}", "n": number}])
+
+        def apply(reader: Reader) -> None:
+            while events := reader.poll(events_max=3, timeout_s=0):
+                for event in events:
+                    assert event.value["n"] > built.get(event.key, -1), "an old change came after a newer one"
+                    built[event.key] = event.value["n"]
+
+        change(range(20))
+        behind = other.reader("changes")
+        apply(behind)
+        assert built == truth
+        change(range(20, 60))
+        time.sleep(0.02)
+        log.alter_topic("changes", retention="10 ms")
+        log.tidy("changes")
+        log.alter_topic("changes", retention="1 day")
+        change(range(60, 70))
+        with pytest.raises(EventsMissed):
+            behind.poll(timeout_s=0)
+        snapshot, places = other.snapshot("state", follow="changes")
+        change(range(70, 90))
+        built = dict(zip(*snapshot.to_pydict().values(), strict=True))
+        assert max(built.values()) == 69
+        behind.seek(places)
+        apply(behind)
+        assert built == truth
+        table, own = other.snapshot("state")
+        assert dict(zip(*table.to_pydict().values(), strict=True)) == truth
+        assert [place.offset for place in own] == [span.stop for span in log.offsets("state").values()]

@@ -1,0 +1,43 @@
+"""The forecast that `topics show` prints: against plain arithmetic, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.cli.forecast import forecast
+from headwater.log.log import open_log
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.mark.covers("concept: buffer limit")
+def test_hours_are_room_divided_by_rate(tmp_path: Path) -> None:
+    """Of the last hour; a reader that stops now is overtaken by time or by size, whichever is sooner."""
+    now = [1_700_000_000_000_000]
+    with open_log(str(tmp_path), clock=lambda: now[0]) as log:
+        log.create_topic("t", partitions=1, retention="12 hours", bytes_max=10_000_000)
+        log.append("t", [b"x"] * 5000)
+        now[0] += 3 * HOUR_US
+        log.append("t", [b"x"] * 3600)
+        seen = forecast(log, "t", bytes_on_disk=860_000, clock=lambda: now[0])
+        assert (seen["events_per_s"], seen["bytes_per_s"]) == (1.0, 100.0)
+        assert seen["hours_to_full"] == round((10_000_000 - 860_000) / 100 / 3600, 2)
+        assert seen["hours_to_overtaken"] == 12.0
+        log.alter_topic("t", retention_bytes=1_800_000)
+        seen = forecast(log, "t", bytes_on_disk=860_000, clock=lambda: now[0])
+        assert (seen["hours_to_full"], seen["hours_to_overtaken"]) == (None, 5.0)
+        now[0] += 3 * HOUR_US
+        seen = forecast(log, "t", bytes_on_disk=860_000, clock=lambda: now[0])
+        assert (seen["events_per_s"], seen["hours_to_full"], seen["hours_to_overtaken"]) == (0.0, None, 12.0)
+
+
+def test_a_log_in_memory_has_a_rate_only() -> None:
+    """There is no disk to fill."""
+    with open_log("memory://") as log:
+        log.create_topic("t", partitions=1)
+        log.append("t", [b"x"] * 10)
+        seen = forecast(log, "t", bytes_on_disk=None)
+        assert seen["events_per_s"] > 0
+        assert (seen["bytes_per_s"], seen["hours_to_full"], seen["hours_to_overtaken"]) == (None, None, None)
