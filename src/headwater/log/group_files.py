@@ -124,7 +124,8 @@ class FileGroup:
         self._gate = gate
         self._settle = settle
         self._writable = writable
-        self._mutex = threading.Lock()
+        # Re-entrant: an interrupt may leave a holder behind in its own traceback, and whoever cleans up after it is that thread.
+        self._mutex = threading.RLock()
         self._lock = disk.open(f"{folder}/lock", "write" if writable else "read")
         self._generation = SlotFile(
             disk,

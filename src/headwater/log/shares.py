@@ -85,12 +85,11 @@ class Shares:
             raise
         return chunks
 
-    def hand(self, chunks: list[Chunk]) -> list[Chunk]:
+    def hand(self, chunks: Iterable[Chunk]) -> None:
         """All that was fetched is handed out."""
         for chunk in chunks:
             share = self.by_place[chunk.topic.name, chunk.partition]
             share.handed = share.cursor.offset
-        return chunks
 
     def go_back(self) -> None:
         """Puts every cursor where the program stands."""
