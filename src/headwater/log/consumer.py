@@ -291,11 +291,15 @@ class Consumer:
         self._check_open()
         self._attend()
         try:
-            return self._shares.fetch(events_max, turn=self._turn)
+            chunks = self._shares.fetch(events_max, turn=self._turn)
         except TopicNotFound:
             if self._pattern is None:
                 raise
             return []
+        if not any(chunk.batch.num_rows for chunk in chunks):
+            self._shares.hand(chunks)  # gaps that compaction left hold nothing to be handed out, and are passed
+            return []
+        return chunks
 
     def _attend(self) -> None:
         """Follows the changes of the group.
