@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -93,13 +93,17 @@ class GroupFiles:
                 raise not_owner(part.group, place)
 
     def publish(self, decision: Decision, *, now_us: int) -> None:
-        """Applies the offsets of a decided transaction where that was not done yet."""
+        """Applies the offsets of a decided transaction where that was not done yet.
+
+        A group that was removed or damaged since must not keep everybody else from settling the transaction.
+        """
         for part in decision.offsets:
-            group, place = self.group(part.group, create=False), (part.topic, part.partition)
-            before = group.committed(place)
-            if before.transaction < decision.transaction:
-                group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
-                self._disk.reach("group: offset published")
+            with suppress(GroupNotFound, Damaged):
+                group, place = self.group(part.group, create=False), (part.topic, part.partition)
+                before = group.committed(place)
+                if before.transaction < decision.transaction:
+                    group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
+                    self._disk.reach("group: offset published")
 
     def sync(self) -> None:
         """Returns when every offset that transactions have committed is on disk."""

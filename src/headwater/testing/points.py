@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
+GROUP = "group: "
+"""With it begin the points that members of groups reach; they have rounds of their own."""
+
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
-    """Every point that writers and readers of the log reach, read from its source."""
-    return _points(of_groups=False)
+    """Every point that appending and reading reach, read from the source."""
+    return [point for point in _all_points() if not point.startswith(GROUP)]
 
 
-def group_crash_points() -> list[str]:
-    """Every point that only members of groups reach."""
-    return _points(of_groups=True)
+def group_points() -> list[str]:
+    """Every point that members of groups reach."""
+    return [point for point in _all_points() if point.startswith(GROUP)]
 
 
-def _points(*, of_groups: bool) -> list[str]:
+def _all_points() -> list[str]:
     found: set[str] = set()
     for module in files("headwater.log").iterdir():
-        if module.name.endswith(".py") and module.name.startswith("group_") == of_groups:
+        if module.name.endswith(".py"):
             found.update(_REACH.findall(module.read_text(encoding="utf-8")))
     return sorted(found)
