@@ -20,7 +20,7 @@ from headwater.model.errors import Closed
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
 from headwater.testing.crash_worker import _PointDisk
-from headwater.testing.points import group_crash_points
+from headwater.testing.points import group_points
 
 MEMORY = Path("/dev/shm")
 MODES = ("transactions", "manual", "auto")
@@ -121,7 +121,7 @@ def test_a_forked_child_is_no_member(folder: Path) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("point", group_crash_points())
+@pytest.mark.parametrize("point", group_points())
 def test_a_member_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two steps of joining, taking, committing and recovering: the next one goes on, exactly once."""
     monkeypatch.setattr(commit, "COMMITS_BYTES_MAX", 600)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwne
 from headwater.model.event import Event
 from headwater.model.position import Position
 
+T = TypeVar("T")
 CommitMode = Literal["auto", "manual"]
 POLL_INTERVAL_S_MAX = 300.0
 
@@ -91,19 +92,19 @@ class Consumer:
 
     def poll(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Event]:
         """The next events; an empty list when none came in time."""
-        return _events(self._shares.hand(self._wait(events_max, timeout_s)))
+        return self._hand(self._wait(events_max, timeout_s), _events)
 
     def poll_arrow(self, *, events_max: int = 1_000_000, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
         """The next events as Arrow batches, each of one partition; an empty list when none came in time."""
-        return self._batches(self._shares.hand(self._wait(events_max, timeout_s)))
+        return self._hand(self._wait(events_max, timeout_s), self._batches)
 
     async def poll_async(self, *, events_max: int = 500, timeout_s: float = 1.0) -> list[Event]:
         """`poll` for asyncio: other tasks run while it waits."""
-        return _events(self._shares.hand(await self._wait_async(events_max, timeout_s)))
+        return self._hand(await self._wait_async(events_max, timeout_s), _events)
 
     async def poll_arrow_async(self, *, events_max: int = 1_000_000, timeout_s: float = 1.0) -> list[pa.RecordBatch]:
         """`poll_arrow` for asyncio."""
-        return self._batches(self._shares.hand(await self._wait_async(events_max, timeout_s)))
+        return self._hand(await self._wait_async(events_max, timeout_s), self._batches)
 
     def __iter__(self) -> Iterator[Event]:
         while not self._closed:
@@ -288,11 +289,15 @@ class Consumer:
         self._check_open()
         self._attend()
         try:
-            return self._shares.fetch(events_max, turn=self._turn)
+            chunks = self._shares.fetch(events_max, turn=self._turn)
         except TopicNotFound:
             if self._pattern is None:
                 raise
             return []
+        if not any(chunk.batch.num_rows for chunk in chunks):
+            self._shares.hand(chunks)  # gaps that compaction left hold nothing to be handed out, and are passed
+            return []
+        return chunks
 
     def _attend(self) -> None:
         """Follows the changes of the group.
@@ -339,6 +344,19 @@ class Consumer:
         return next(position.offset for position in found if position.partition == number)
 
     # Handing out
+
+    def _hand(self, chunks: list[Chunk], convert: Callable[[list[Chunk]], list[T]]) -> list[T]:
+        """All that was fetched, as the program wants it; what fails or is interrupted here was not handed out."""
+        before = {place: share.handed for place, share in self._shares.by_place.items()}
+        try:
+            found = convert(chunks)
+            self._shares.hand(chunks)
+        except BaseException:
+            for place, handed in before.items():
+                self._shares.by_place[place].handed = handed
+            self._shares.go_back()
+            raise
+        return found
 
     def _one_by_one(self, chunks: list[Chunk]) -> Iterator[Event]:
         """One event after the other; what is left over goes back if the program polls or seeks meanwhile, or stops."""

@@ -22,6 +22,7 @@ from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fence import check_fence
+from headwater.log.group_files import group_checks
 from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
@@ -110,6 +111,8 @@ class _Examination:
             if not name.endswith(".lock"):
                 path = f"{self._folder}/producers/{name}"
                 self._check(path, partial(check_fence, self._disk, path))
+        for path, look, mend in group_checks(self._disk, self._folder):
+            self._check(path, look, mend=mend)
 
     def _topic(self, name: str) -> None:
         folder = f"{self._folder}/topics/{name}"

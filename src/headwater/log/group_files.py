@@ -23,7 +23,8 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 from crc32c import crc32c
@@ -92,13 +93,17 @@ class GroupFiles:
                 raise not_owner(part.group, place)
 
     def publish(self, decision: Decision, *, now_us: int) -> None:
-        """Applies the offsets of a decided transaction where that was not done yet."""
+        """Applies the offsets of a decided transaction where that was not done yet.
+
+        A group that was removed or damaged since must not keep everybody else from settling the transaction.
+        """
         for part in decision.offsets:
-            group, place = self.group(part.group, create=False), (part.topic, part.partition)
-            before = group.committed(place)
-            if before.transaction < decision.transaction:
-                group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
-                self._disk.reach("group: offset published")
+            with suppress(GroupNotFound, Damaged):
+                group, place = self.group(part.group, create=False), (part.topic, part.partition)
+                before = group.committed(place)
+                if before.transaction < decision.transaction:
+                    group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
+                    self._disk.reach("group: offset published")
 
     def sync(self) -> None:
         """Returns when every offset that transactions have committed is on disk."""
@@ -124,7 +129,8 @@ class FileGroup:
         self._gate = gate
         self._settle = settle
         self._writable = writable
-        self._mutex = threading.Lock()
+        # Re-entrant: an interrupt may leave a holder behind in its own traceback, and whoever cleans up after it is that thread.
+        self._mutex = threading.RLock()
         self._lock = disk.open(f"{folder}/lock", "write" if writable else "read")
         self._generation = SlotFile(
             disk,
@@ -348,6 +354,44 @@ def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
         for place in group_places(disk, group):
             _recover_slot(disk, _slot_path(group, place), offsets.get(place))
             disk.reach("group: recovered one")
+
+
+def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    """For the doctor: every file of every group, how to look at it, and how to mend it when no member lives."""
+    gate = Gate("The group", "")
+    for name in group_names(disk, f"{folder}/groups"):
+        path = f"{folder}/groups/{name}"
+
+        def roster(path: str = path, name: str = name) -> None:
+            group = FileGroup(disk, path, name, gate=gate, settle=lambda: None, writable=False)
+            try:
+                group.roster()
+            finally:
+                group.close()
+
+        yield f"{path}/roster", roster, partial(disk.remove, f"{path}/roster")
+        for place in group_places(disk, path):
+            slot = _slot_path(path, place)
+            yield slot, partial(_check_slot, disk, slot), partial(_mend_slot, disk, slot)
+
+
+def _check_slot(disk: Disk, path: str) -> None:
+    slot = _open_slot(disk, path, writable=False)
+    try:
+        slot.read(_COMMITTED)
+        slot.read(_OWNER)
+    finally:
+        slot.close()
+
+
+def _mend_slot(disk: Disk, path: str) -> None:
+    """From the newest version that is whole. Without one nobody knows how far the group came, and nobody guesses."""
+    slot = _open_slot(disk, path, writable=True)
+    whole = slot.read_all(_COMMITTED)
+    slot.close()
+    if not whole:
+        raise Damaged(f"No offset in {path} is whole.", advice="Remove the file, then reset the group to where it was.")
+    _recover_slot(disk, path, None)
 
 
 def _recover_slot(disk: Disk, path: str, recorded: tuple[int, OffsetPart] | None) -> None:

@@ -6,6 +6,7 @@ Read without the group's lock, so it disturbs nobody: each number was true a mom
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -14,7 +15,7 @@ from headwater.log.events import to_events
 from headwater.log.group import NO_OFFSET, Committed, Owner, Roster, boot_us, living, next_roster
 from headwater.log.reader import Reader, Start
 from headwater.log.store import Store
-from headwater.model.errors import GroupInUse, HeadwaterError, PositionLost, TopicNotFound
+from headwater.model.errors import EventsMissed, GroupInUse, PositionLost, TopicNotFound
 from headwater.model.position import Position
 
 
@@ -153,11 +154,18 @@ def lag_of(store: Store, positions: Mapping[Place, int], now_us: int) -> Lag:
         start = max(offset, first)
         seconds = 0.0
         if start < end:
-            chunks = store.cursor(*place, offset=start).read(end, events_max=1)
-            oldest = to_events(chunks[0])[0].appended_us if chunks else now_us
-            seconds = max(0.0, (now_us - oldest) / 1e6)
+            seconds = max(0.0, (now_us - _appended_us(store, place, start, end, now_us)) / 1e6)
         lags.append(Lag(max(0, end - start), seconds))
     return _total(lags)
+
+
+def _appended_us(store: Store, place: Place, start: int, end: int, now_us: int) -> int:
+    """When the first event of a range was appended; now, where retention or compaction has left none."""
+    with suppress(EventsMissed):
+        for chunk in store.cursor(*place, offset=start).read(end, events_max=1):
+            for event in to_events(chunk):
+                return event.appended_us
+    return now_us
 
 
 def check_not_lost(store: Store, position: Position) -> None:
@@ -182,10 +190,8 @@ def _partition(store: Store, place: Place, committed: Committed, owner: Owner, n
         known = committed.offset != NO_OFFSET and committed.topic_id == topic.id
         offset = committed.offset if known else bound.first
         lag = lag_of(store, {place: offset}, now_us)
-    except HeadwaterError as error:
-        if isinstance(error, TopicNotFound):
-            return None
-        raise
+    except TopicNotFound:
+        return None
     return PartitionProgress(*place, offset if known else None, bound.end, lag, owner.member or None)
 
 

@@ -75,7 +75,11 @@ class Shares:
         try:
             for step in range(len(ready)):
                 place = ready[(turn + step) % len(ready)]
-                found = self.by_place[place].cursor.read(bounds[place].end, events_max=events_max)
+                try:
+                    found = self.by_place[place].cursor.read(bounds[place].end, events_max=events_max)
+                except EventsMissed as missed:  # since the bounds were asked for
+                    self._move_on(place, missed.last + 1)
+                    continue
                 events_max -= sum(chunk.batch.num_rows for chunk in found)
                 chunks += found
                 if events_max <= 0:
@@ -85,12 +89,11 @@ class Shares:
             raise
         return chunks
 
-    def hand(self, chunks: list[Chunk]) -> list[Chunk]:
+    def hand(self, chunks: Iterable[Chunk]) -> None:
         """All that was fetched is handed out."""
         for chunk in chunks:
             share = self.by_place[chunk.topic.name, chunk.partition]
             share.handed = share.cursor.offset
-        return chunks
 
     def go_back(self) -> None:
         """Puts every cursor where the program stands."""
@@ -104,20 +107,24 @@ class Shares:
             raise share.refusal
         if place not in bounds:
             return False
-        first = bounds[place].first
-        if share.handed < first:
-            if not self._skip:
-                raise EventsMissed(
-                    f"Events {share.handed} to {first - 1} of partition {place[1]} of topic {place[0]!r} were removed "
-                    f"before group {self._group!r} read them.",
-                    advice='Go on with consumer.seek("earliest"), or open the consumer with missed="skip".',
-                    first=share.handed,
-                    last=first - 1,
-                )
-            self.missed += first - share.handed
-            share.handed = share.done = first
-            share.cursor = self._store.cursor(*place, offset=first)
+        if share.handed < bounds[place].first:
+            self._move_on(place, bounds[place].first)
         return bounds[place].end > share.cursor.offset
+
+    def _move_on(self, place: Place, first: int) -> None:
+        """What lies before the first event that there is was missed."""
+        share = self.by_place[place]
+        if not self._skip:
+            raise EventsMissed(
+                f"Events {share.handed} to {first - 1} of partition {place[1]} of topic {place[0]!r} were removed "
+                f"before group {self._group!r} read them.",
+                advice='Go on with consumer.seek("earliest"), or open the consumer with missed="skip".',
+                first=share.handed,
+                last=first - 1,
+            )
+        self.missed += first - share.handed
+        share.handed = share.done = first
+        share.cursor = self._store.cursor(*place, offset=first)
 
     def _places(self, partitions: Iterable[int | Place]) -> set[Place]:
         wanted = set(partitions)

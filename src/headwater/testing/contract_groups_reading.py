@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -182,6 +183,27 @@ class GroupReadingContract(LogCase):
         assert log.group("g").partitions[0].committed is None
         with log.consumer("t", group="g") as consumer:
             assert numbers_of(consumer.poll()) == [0, 1, 2]
+
+    def test_a_log_may_be_closed_under_a_consumer(self, log: Log) -> None:
+        """A poll that waits is told so; closing the consumer then is no error."""
+        numbered(log, partitions=2, count=5)
+        consumer = log.consumer("t", group="g")
+        told: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                while True:
+                    consumer.poll(timeout_s=20)
+            except Closed as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.05)
+        log.close()
+        waiting.join(20)
+        assert len(told) == 1
+        consumer.close()
 
     def test_what_cannot_be_consumed_is_refused(self, log: Log) -> None:
         """With advice."""

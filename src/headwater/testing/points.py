@@ -8,8 +8,8 @@ from importlib.resources import files
 # What only some programs reach has rounds and histories of its own; writers and readers never come by there.
 _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
-_GROUPS = ("group:", "groups:")
-_COPIES = ("backup:", "restore:", "vault:", "mirror:")
+_GROUPS = ("group:",)
+_COPIES = ("backup:", "restore:")
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
@@ -28,7 +28,7 @@ def queue_points() -> list[str]:
     return _beginning(_QUEUES)
 
 
-def group_crash_points() -> list[str]:
+def group_points() -> list[str]:
     """Every point that members of groups reach."""
     return _beginning(_GROUPS)
 
