@@ -47,7 +47,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "transaction": "(self)",
         "url": "property",
     },
-    Transaction: {"append": "(self, topic, rows)", "commit": "(self)"},
+    Transaction: {"ack": "(self, leases)", "append": "(self, topic, rows)", "commit": "(self)"},
     Producer: {
         "close": "(self)",
         "flush": "(self, *, timeout_s=None)",
@@ -58,6 +58,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     Queue: {
         "ack": "(self, leases)",
         "ack_async": "(self, leases)",
+        "ack_committed": "(self, leases)",
         "browse": "(self, *, events_max=100)",
         "close": "(self)",
         "counters": "(self)",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +16,12 @@ import pyarrow as pa
 
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
+from headwater.log.lease import Lease
 from headwater.log.placement import key_bytes, place
 from headwater.log.producer import Producer
 from headwater.log.queue import Queue
 from headwater.log.queue_settings import Order
+from headwater.log.queue_work import commit_work
 from headwater.log.reader import Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
@@ -26,7 +29,7 @@ from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, Topic, check_name, check_topic
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
-from headwater.model.errors import InvalidInput, SchemaMismatch, TopicExists, Unsupported
+from headwater.model.errors import InvalidInput, LeaseExpired, SchemaMismatch, TopicExists, Unsupported
 from headwater.model.event import Event
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
@@ -388,18 +391,30 @@ class Transaction:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._writes: list[Write] = []
+        self._leases: list[Lease] = []
         self.offsets: dict[str, dict[int, list[range]]] = {}
 
     def append(self, topic: str, rows: Any) -> None:
         """Adds events to the transaction; nothing is written before it commits."""
         self._writes += self._log._writes(topic, rows)
 
+    def ack(self, leases: Iterable[Lease]) -> None:
+        """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
+        self._leases += leases
+
     def commit(self) -> None:
         """Appends everything."""
         writes, self._writes = self._writes, []
-        if not writes:
+        leases, self._leases = self._leases, []
+        if leases:
+            spans = commit_work(self._log, writes, leases)
+            for queue in {lease._grant.queue for lease in leases}:
+                queue.ack_committed([lease for lease in leases if lease._grant.queue is queue])
+        elif writes:
+            spans = self._log.store.write_atomically(writes)
+        else:
             return
-        for write, span in zip(writes, self._log.store.write_atomically(writes), strict=True):
+        for write, span in zip(writes, spans, strict=True):
             self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
 
     def __enter__(self) -> Self:
@@ -410,6 +425,10 @@ class Transaction:
     ) -> None:
         if kind is None:
             self.commit()
+            return
+        for lease in self._leases:
+            with suppress(LeaseExpired):
+                lease.nack(reason="the transaction failed")
 
 
 def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:

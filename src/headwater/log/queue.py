@@ -141,6 +141,12 @@ class Queue:
         if refused:
             raise _too_late(refused)
 
+    def ack_committed(self, leases: Sequence[Lease]) -> None:
+        """A transaction has acknowledged these."""
+        for _, grant, some in self._by_grant(leases)[0]:
+            self._settled(grant, some, 0)
+            self._counters["acked"] += len(some)
+
     async def ack_async(self, leases: Iterable[Lease]) -> None:
         """`ack` for asyncio."""
         some = list(leases)

@@ -3,7 +3,8 @@
 Format (a file or a piece of memory): a header of 4,096 bytes, then arrays of u64 with one entry for each place of a ring
 whose capacity is a power of two. The event at offset o has the place o mod capacity.
 
-    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys; topic id at 256
+    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys, acks
+             from (where a unit of work that may be half done stands, plus 1; see `queue_work`); topic id at 256
     words    time i53 in microseconds | deliveries u8 | state u3, so that one comparison finds what is due
     tokens   the lease: the member in the high half, a number of its own in the low half
     keys     only with order="key": murmur2 of the key + 1, 0 for none
@@ -54,7 +55,7 @@ DELETE_IT = (
 _MAGIC = b"HWQUEU"
 _START = struct.Struct("<6sH")
 _WORD = struct.Struct("<Q")
-_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS = range(1, 8)
+_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS, _ACKS_FROM = range(1, 9)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
 _ACKED = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -132,6 +133,15 @@ class Window:
         self._head[_MOVED] = int(moved)
 
     @property
+    def acks_from(self) -> int:
+        """Where a unit of work that may be half done has its acknowledgements, plus 1; 0 where there is none."""
+        return int(self._head[_ACKS_FROM])
+
+    @acks_from.setter
+    def acks_from(self, place: int) -> None:
+        self._head[_ACKS_FROM] = place
+
+    @property
     def room(self) -> int:
         """How many more entries it takes."""
         return self.capacity - (self.next - self.floor)
@@ -140,6 +150,7 @@ class Window:
         """After an unclean stop: believes the floor, forgets what stands above, and goes back with the topic."""
         floor = self.floor if lost_after is None else min(self.floor, lost_after)
         self.restart(floor)
+        self._head[_ACKS_FROM] = 0
         self._head[_INCARNATION] = incarnation
 
     def restart(self, offset: int) -> None:
@@ -298,7 +309,7 @@ class Window:
         for mine, its in ((self._words, larger._words), (self._tokens, larger._tokens), (self._keys, larger._keys)):
             if mine is not None and its is not None:
                 its[offsets & larger._wrap] = mine[offsets & self._wrap]
-        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT):
+        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM):
             larger._head[field] = self._head[field]
 
     def release(self) -> None:
