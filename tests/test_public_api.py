@@ -34,7 +34,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
         "queue": "(self, topic, *, group='default', lease_s=30.0, deliveries_max=5, order='none', credit=None, "
-        "duplicates_s=None, dead=None)",
+        "duplicates_s=None, dead=None, where=None)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None)",
         "request": "(self, topic, value=None, *, key=None, timeout_s=30.0, reply_topic=None, headers=None)",
@@ -63,6 +63,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "close": "(self)",
         "counters": "(self)",
         "dead": "(self, *, events_max=100)",
+        "defer": "(self, leases)",
         "depth": "(self)",
         "extend": "(self, leases, s)",
         "floors": "(self)",
@@ -70,6 +71,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "lease": "(self, *, events_max=500, timeout_s=1.0)",
         "lease_async": "(self, *, events_max=500, timeout_s=1.0)",
         "nack": "(self, leases, *, delay_s=0.0, reason='given back')",
+        "recall": "(self, places)",
         "redrive": "(self, *, events_max=None)",
         "reject": "(self, leases, reason)",
         "reply": "(self, lease, value)",
@@ -78,6 +80,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     },
     Lease: {
         "ack": "(self)",
+        "defer": "(self)",
         "extend": "(self, s)",
         "nack": "(self, *, delay_s=0.0, reason='given back')",
         "reject": "(self, reason)",

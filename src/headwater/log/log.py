@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -281,12 +281,14 @@ class Log:
         credit: int | None = None,
         duplicates_s: float | None = None,
         dead: str | None = None,
+        where: Callable[[Event], bool] | None = None,
     ) -> Queue:
         """The topic read with one acknowledgement per event, shared by all consumers of the group.
 
         An event comes again when its lease of `lease_s` ends without an acknowledgement, and after `deliveries_max`
         deliveries goes to the topic `dead` (`<topic>.dead`). With order="key" at most one event of each key is out, in order.
-        `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered.
+        `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered; `where` picks
+        the events that this handle wants, the others are left to the rest of the group.
         """
         queue = Queue(
             self,
@@ -298,6 +300,7 @@ class Log:
             credit=credit,
             duplicates_s=duplicates_s,
             dead=dead,
+            where=where,
         )
         self._queues.add(queue)
         return queue

@@ -84,6 +84,7 @@ class QueuePartition:
         self._ids: Ids | None = None
         if settings.duplicates_us is not None:
             self._ids = Ids(store, topic, number, window_us=settings.duplicates_us)
+        self._unwanted = np.empty(0, np.int64)
         self.has_leased = False
         self.waits_until = 0
         """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
@@ -146,6 +147,30 @@ class QueuePartition:
             window.give_back(mine[~over], time=time, delivered=delivered)
             self._bury(window, mine[over], [reason] * int(over.sum()))
         return wanted[~held].tolist()
+
+    def defer(self, offsets: Sequence[int], token: int) -> list[int]:
+        """Lays leases aside until they are recalled; returns those that were not in force."""
+        with self.locked() as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            window.give_back(wanted[held], time=FAR_US, delivered=False)
+        return wanted[~held].tolist()
+
+    def recall(self, offsets: Sequence[int]) -> int:
+        """What was laid aside is due now; how many of them were."""
+        with self.locked() as window:
+            assert window is not None
+            return int(np.count_nonzero(window.recall(np.array(offsets, np.int64))))
+
+    def pass_over(self, offsets: Sequence[int], token: int) -> None:
+        """Gives back what this handle does not want, as if it had never been out, and does not take it again."""
+        with self.locked() as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            window.give_back(wanted[window.holds(wanted, token)], time=0, delivered=False)
+            known = self._unwanted[self._unwanted >= window.floor]
+            self._unwanted = np.concatenate([known, wanted])
 
     def reject(self, offsets: Sequence[int], token: int, *, reason: str) -> list[int]:
         """Sends leases to the dead letters; returns those that were not in force."""
@@ -242,7 +267,7 @@ class QueuePartition:
 
     def _lease_due(self, window: Window, granted: Granted, events_max: int, now: int) -> None:
         while True:
-            found, rest = window.due(now, events_max)
+            found, rest = window.due(now, events_max, without=self._unwanted if len(self._unwanted) else None)
             over = self._is_over(window, found) | window.is_burying(found)
             if not over.any():
                 break

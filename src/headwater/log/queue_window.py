@@ -195,12 +195,14 @@ class Window:
 
     # Entries are found
 
-    def due(self, now: int, limit: int) -> tuple[Offsets, int]:
+    def due(self, now: int, limit: int, *, without: Offsets | None = None) -> tuple[Offsets, int]:
         """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain."""
         floor, words = self.floor, self._in_order(self._words)
         is_due = words < np.uint64((now + 1) << SHIFT)
         if self._keys is not None:
             is_due &= self._is_free(words, now)
+        if without is not None:
+            is_due[without[(without >= floor) & (without < self.next)] - floor] = False
         found = np.flatnonzero(is_due)
         taken = found[:limit]
         if len(found) > len(taken):
@@ -210,11 +212,12 @@ class Window:
         return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
 
     def _is_free(self, words: Words, now: int) -> Mask:
-        """Whether no earlier event of the same key waits and none is out. What is scheduled for later has not come yet."""
+        """Whether no earlier event of the same key waits and none is out. Scheduled and deferred ones have not come yet."""
         assert self._keys is not None
         keys = self._in_order(self._keys)
         is_later = words >= np.uint64((now + 1) << SHIFT)
-        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & is_later) & (keys != 0)
+        has_not_come = (((words & np.uint64(0x7FF)) == READY) & is_later) | (words >= np.uint64(FAR_US << SHIFT))
+        waits = ~has_not_come & (keys != 0)
         at = np.flatnonzero(waits)
         free = keys == 0
         free[at[np.unique(keys[at], return_index=True)[1]]] = True
@@ -282,6 +285,14 @@ class Window:
         self._head[_HINT] = min(self.hint, time)
         words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT)
         self._words[places] = words if delivered else words - _ONE_DELIVERY
+
+    def recall(self, offsets: Offsets) -> Mask:
+        """What was deferred is due now; which of them were."""
+        inside = (offsets >= self.floor) & (offsets < self.next)
+        words = self._words[offsets & self._wrap]
+        deferred = inside & ((words >> _SHIFT) == FAR_US) & ((words & _STATE_MASK) == READY)
+        self.give_back(offsets[deferred], time=0)
+        return deferred
 
     def extend(self, offsets: Offsets, *, deadline: int) -> None:
         """Leases are in force until another time."""
