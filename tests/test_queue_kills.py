@@ -107,7 +107,6 @@ def test_a_process_dies_at_a_point(folder: str, point: str) -> None:
         assert queue.floors() == {0: 5_000}
 
 
-@pytest.mark.covers("RabbitMQ", backends=["file"])
 def test_the_leases_of_a_killed_process_come_back_at_once(folder: str) -> None:
     """Not when they expire; and the events say that they were delivered before."""
     with hw.open_log(folder) as log, Gate() as leased:

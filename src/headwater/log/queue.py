@@ -38,7 +38,7 @@ from headwater.log.reader import Start, wait_async
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.model.clock import time_us
-from headwater.model.errors import Closed, HeadwaterError, InvalidInput, LeaseExpired, TopicNotFound
+from headwater.model.errors import Closed, InvalidInput, LeaseExpired, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
