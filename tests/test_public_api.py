@@ -45,7 +45,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
         "queue": "(self, topic, *, group='default', lease_s=30.0, deliveries_max=5, order='none', credit=None, "
-        "duplicates_s=None, dead=None)",
+        "duplicates_s=None, dead=None, where=None)",
         "read": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "reader": "(self, topic, *, start='earliest', columns=None, missed='raise')",
         "request": "(self, topic, value=None, *, key=None, timeout_s=30.0, reply_topic=None, headers=None)",
@@ -61,7 +61,12 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "transaction": "(self)",
         "url": "property",
     },
-    Transaction: {"append": "(self, topic, rows)", "commit": "(self)", "commit_offsets": "(self, consumer)"},
+    Transaction: {
+        "ack": "(self, leases)",
+        "append": "(self, topic, rows)",
+        "commit": "(self)",
+        "commit_offsets": "(self, consumer)",
+    },
     Consumer: {
         "assignment": "(self)",
         "close": "(self, *, commit=True)",
@@ -89,10 +94,12 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     Queue: {
         "ack": "(self, leases)",
         "ack_async": "(self, leases)",
+        "ack_committed": "(self, leases)",
         "browse": "(self, *, events_max=100)",
         "close": "(self)",
         "counters": "(self)",
         "dead": "(self, *, events_max=100)",
+        "defer": "(self, leases)",
         "depth": "(self)",
         "extend": "(self, leases, s)",
         "floors": "(self)",
@@ -100,6 +107,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "lease": "(self, *, events_max=500, timeout_s=1.0)",
         "lease_async": "(self, *, events_max=500, timeout_s=1.0)",
         "nack": "(self, leases, *, delay_s=0.0, reason='given back')",
+        "recall": "(self, places)",
         "redrive": "(self, *, events_max=None)",
         "reject": "(self, leases, reason)",
         "reply": "(self, lease, value)",
@@ -108,6 +116,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     },
     Lease: {
         "ack": "(self)",
+        "defer": "(self)",
         "extend": "(self, s)",
         "nack": "(self, *, delay_s=0.0, reason='given back')",
         "reject": "(self, reason)",

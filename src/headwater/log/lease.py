@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.model.event import Event
+from headwater.model.position import Position
 
 if TYPE_CHECKING:
     from headwater.log.queue import Queue
@@ -66,6 +67,10 @@ class Lease(msgspec.Struct):
     def reject(self, reason: str) -> None:
         """Sends the event to the dead letters now: another delivery would not help."""
         self._grant.queue.reject([self], reason)
+
+    def defer(self) -> Position:
+        """Lays the event aside until `queue.recall` asks for it by the position returned."""
+        return self._grant.queue.defer([self])[0]
 
     def reply(self, value: Any) -> None:
         """Answers whoever sent it with `log.request`, and acknowledges; `TimedOut` when nobody waits any more."""

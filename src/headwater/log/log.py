@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import pyarrow as pa
 
-from headwater.log.commit import OffsetPart
 from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
@@ -30,6 +29,7 @@ from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Store, TimeKind, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
+from headwater.log.transaction import Transaction
 from headwater.model.clock import Clock, duration_us, system_clock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, TopicFull, Unsupported
 from headwater.model.event import Event
@@ -465,12 +465,14 @@ class Log:
         credit: int | None = None,
         duplicates_s: float | None = None,
         dead: str | None = None,
+        where: Callable[[Event], bool] | None = None,
     ) -> Queue:
         """The topic read with one acknowledgement per event, shared by all consumers of the group.
 
         An event comes again when its lease of `lease_s` ends without an acknowledgement, and after `deliveries_max`
         deliveries goes to the topic `dead` (`<topic>.dead`). With order="key" at most one event of each key is out, in order.
-        `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered.
+        `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered; `where` picks
+        the events that this handle wants, the others are left to the rest of the group.
         """
         queue = Queue(
             self,
@@ -482,6 +484,7 @@ class Log:
             credit=credit,
             duplicates_s=duplicates_s,
             dead=dead,
+            where=where,
         )
         self._queues.add(queue)
         return queue
@@ -630,63 +633,6 @@ class Log:
                     continue
                 for chunk in chunks:
                     yield to_batch_of(chunk, schema)
-
-
-class Transaction:
-    """Appends that become visible together when the block ends, or not at all."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._writes: list[Write] = []
-        self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
-        self._consumers: list[Consumer] = []
-        self.offsets: dict[str, dict[int, list[range]]] = {}
-
-    def append(self, topic: str, rows: Any) -> None:
-        """Adds events to the transaction; nothing is written before it commits."""
-        self._writes += self._log._writes(topic, rows)
-
-    def commit_offsets(self, consumer: Consumer) -> None:
-        """Commits what the consumer has handed out so far together with the appends: both happen or neither.
-
-        If the transaction does not commit, the consumer goes back to what it had committed, so the events come again.
-        """
-        self._consumers.append(consumer)
-        for part in consumer._parts(self._log.store):
-            self._consumed[part.group, part.topic, part.partition] = part
-
-    def commit(self) -> None:
-        """Appends everything, and commits the offsets."""
-        writes, self._writes = self._writes, []
-        consumed, self._consumed = list(self._consumed.values()), {}
-        if not writes and not consumed:
-            return
-        try:
-            spans = self._log.store.write_atomically(writes, consumed)
-        except BaseException:
-            self._end(None)
-            raise
-        self._end(consumed)
-        for write, span in zip(writes, spans, strict=True):
-            self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self._end(None)
-
-    def _end(self, committed: Sequence[OffsetPart] | None) -> None:
-        """Tells the consumers what was committed of theirs."""
-        consumers, self._consumers = self._consumers, []
-        for consumer in consumers:
-            mine = committed and [part for part in committed if consumer._has(part)]
-            consumer._ended(mine)
 
 
 def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:

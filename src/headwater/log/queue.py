@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import repeat
+from itertools import compress, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,7 +38,7 @@ from headwater.log.reader import Start, wait_async
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.model.clock import time_us
-from headwater.model.errors import Closed, HeadwaterError, InvalidInput, LeaseExpired, TopicNotFound
+from headwater.model.errors import Closed, InvalidInput, LeaseExpired, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -67,6 +67,7 @@ class Queue:
         credit: int | None = None,
         duplicates_s: float | None = None,
         dead: str | None = None,
+        where: Callable[[Event], bool] | None = None,
         is_dead: bool = False,
     ) -> None:
         settings = to_settings(
@@ -79,6 +80,7 @@ class Queue:
         self._clock = log.clock
         self._described = self._store.refresh(topic)
         self._credit = credit
+        self._where = where
         self._states = self._store.queue_states(group, self._described, has_keys=order == "key")
         wanted = {
             "group": group,
@@ -141,6 +143,12 @@ class Queue:
         if refused:
             raise _too_late(refused)
 
+    def ack_committed(self, leases: Sequence[Lease]) -> None:
+        """A transaction has acknowledged these."""
+        for _, grant, some in self._by_grant(leases)[0]:
+            self._settled(grant, some, 0)
+            self._counters["acked"] += len(some)
+
     async def ack_async(self, leases: Iterable[Lease]) -> None:
         """`ack` for asyncio."""
         some = list(leases)
@@ -168,6 +176,27 @@ class Queue:
             refused += len(late)
         if refused:
             raise _too_late(refused)
+
+    def defer(self, leases: Iterable[Lease]) -> list[Position]:
+        """Lays events aside until they are recalled by their positions. It does not count as a delivery."""
+        some = list(leases)
+        groups, refused = self._by_grant(some)
+        for part, grant, mine in groups:
+            late = part.defer([lease.event.offset for lease in mine], grant.token)
+            self._settled(grant, mine, len(late))
+            refused += len(late)
+        if refused:
+            raise _too_late(refused)
+        incarnation = self._store.incarnation()
+        return [Position(self.topic, e.event.partition, e.event.offset, incarnation) for e in some]
+
+    def recall(self, places: Iterable[Position]) -> int:
+        """Delivers what was deferred; how many of these were."""
+        self._check_usable()
+        by_part: dict[int, list[int]] = {}
+        for place in places:
+            by_part.setdefault(place.partition, []).append(place.offset)
+        return sum(self._part(number).recall(offsets) for number, offsets in by_part.items())
 
     def extend(self, leases: Iterable[Lease], s: float) -> None:
         """Keeps leases for so many seconds from now."""
@@ -326,21 +355,28 @@ class Queue:
     ) -> bool:
         """Adds what one partition gives; False where another process was at it."""
         part = self._part(number)
-        granted = part.lease(events_max - len(leases), member=self._member, now=now, bounds=bounds, wait=wait)
-        if granted is None:
-            return False
-        if granted.count:
-            leases += self._leases(part, granted)
-        return True
+        while True:
+            granted = part.lease(events_max - len(leases), member=self._member, now=now, bounds=bounds, wait=wait)
+            if granted is None:
+                return False
+            if granted.count:
+                leases += self._leases(part, granted)
+            if self._where is None or not granted.count or len(leases) >= events_max:
+                return True
 
     def _leases(self, part: QueuePartition, granted: Granted) -> list[Lease]:
         try:
             events, deliveries, gone = part.events(granted)
-        except HeadwaterError:
+            wanted = None if self._where is None else [bool(self._where(event)) for event in events]
+        except Exception:
             for offsets in granted.offsets:
                 part.nack(offsets.tolist(), granted.token, time=0, reason="", delivered=False)
             raise
-        grant = Grant(self, self._acks, part.number, granted.token, granted.count, granted.deadline)
+        if wanted is not None and not all(wanted):
+            others = [event.offset for event, is_wanted in zip(events, wanted, strict=True) if not is_wanted]
+            part.pass_over(others, granted.token)
+            events, deliveries = list(compress(events, wanted)), list(compress(deliveries, wanted))
+        grant = Grant(self, self._acks, part.number, granted.token, len(events) + len(gone), granted.deadline)
         grant.acked += gone
         self._acks.add(grant)
         self._counters["leased"] += len(events)

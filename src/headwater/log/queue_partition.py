@@ -14,7 +14,8 @@ Lock order: the partition's queue lock, then those of the dead letters' topic. T
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -25,8 +26,9 @@ from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for
 from headwater.log.queue_settings import Settings
 from headwater.log.queue_states import QueueStates
 from headwater.log.queue_window import CAPACITY_MAX, FAR_US, Offsets, Window
+from headwater.log.queue_work import acks_name, decoded
 from headwater.log.store import Bounds, Chunk, Cursor, Store
-from headwater.model.errors import Overloaded
+from headwater.model.errors import Overloaded, TopicNotFound
 from headwater.model.event import Event
 
 KEYED_EVENTS_MAX = 16_384
@@ -82,18 +84,19 @@ class QueuePartition:
         self._ids: Ids | None = None
         if settings.duplicates_us is not None:
             self._ids = Ids(store, topic, number, window_us=settings.duplicates_us)
+        self._unwanted = np.empty(0, np.int64)
         self.has_leased = False
         self.waits_until = 0
         """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
 
     def lease(self, events_max: int, *, member: int, now: int, bounds: Bounds, wait: bool) -> Granted | None:
         """Up to `events_max` leases; None where another process has the lock and `wait` is not asked."""
-        with self._states.locked(self.number, floor=bounds.first, wait=wait) as window:
+        with self.locked(floor=bounds.first, wait=wait) as window:
             if window is None:
                 return None
             self._sequence = self._sequence + 1 & 0xFFFFFFFF
             granted = Granted(member << 32 | self._sequence, now + self._settings.lease_us)
-            self._put_in_order(window, bounds)
+            self._skip_what_is_gone(window, bounds)
             if window.hint <= now:
                 self._lease_due(window, granted, events_max, now)
             while granted.count < events_max and window.next < bounds.end:
@@ -126,7 +129,7 @@ class QueuePartition:
 
     def ack(self, offsets: Sequence[int], token: int) -> int:
         """Acknowledges what is still leased by the token; how many were not."""
-        with self._states.locked(self.number, floor=0) as window:
+        with self.locked() as window:
             assert window is not None
             wanted = np.array(offsets, np.int64)
             held = window.holds(wanted, token)
@@ -135,7 +138,7 @@ class QueuePartition:
 
     def nack(self, offsets: Sequence[int], token: int, *, time: int, reason: str, delivered: bool = True) -> list[int]:
         """Gives leases back; those delivered too often go to the dead letters. Returns those that were not in force."""
-        with self._states.locked(self.number, floor=0) as window:
+        with self.locked() as window:
             assert window is not None
             wanted = np.array(offsets, np.int64)
             held = window.holds(wanted, token)
@@ -145,9 +148,33 @@ class QueuePartition:
             self._bury(window, mine[over], [reason] * int(over.sum()))
         return wanted[~held].tolist()
 
+    def defer(self, offsets: Sequence[int], token: int) -> list[int]:
+        """Lays leases aside until they are recalled; returns those that were not in force."""
+        with self.locked() as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            held = window.holds(wanted, token)
+            window.give_back(wanted[held], time=FAR_US, delivered=False)
+        return wanted[~held].tolist()
+
+    def recall(self, offsets: Sequence[int]) -> int:
+        """What was laid aside is due now; how many of them were."""
+        with self.locked() as window:
+            assert window is not None
+            return int(np.count_nonzero(window.recall(np.array(offsets, np.int64))))
+
+    def pass_over(self, offsets: Sequence[int], token: int) -> None:
+        """Gives back what this handle does not want, as if it had never been out, and does not take it again."""
+        with self.locked() as window:
+            assert window is not None
+            wanted = np.array(offsets, np.int64)
+            window.give_back(wanted[window.holds(wanted, token)], time=0, delivered=False)
+            known = self._unwanted[self._unwanted >= window.floor]
+            self._unwanted = np.concatenate([known, wanted])
+
     def reject(self, offsets: Sequence[int], token: int, *, reason: str) -> list[int]:
         """Sends leases to the dead letters; returns those that were not in force."""
-        with self._states.locked(self.number, floor=0) as window:
+        with self.locked() as window:
             assert window is not None
             wanted = np.array(offsets, np.int64)
             held = window.holds(wanted, token)
@@ -156,7 +183,7 @@ class QueuePartition:
 
     def extend(self, offsets: Sequence[int], token: int, *, deadline: int) -> list[int]:
         """Moves deadlines; returns those that were not in force."""
-        with self._states.locked(self.number, floor=0) as window:
+        with self.locked() as window:
             assert window is not None
             wanted = np.array(offsets, np.int64)
             held = window.holds(wanted, token)
@@ -165,7 +192,7 @@ class QueuePartition:
 
     def give_back_all(self, member: int, *, time: int) -> int:
         """What a member has out is to be delivered again; how many that were."""
-        with self._states.locked(self.number, floor=0) as window:
+        with self.locked() as window:
             assert window is not None
             offsets = window.leased_by(member)
             window.give_back(offsets, time=time)
@@ -173,22 +200,22 @@ class QueuePartition:
 
     def restart(self, offset: int) -> None:
         """Goes on from another offset; leases that are out count no more."""
-        with self._states.locked(self.number, floor=offset) as window:
+        with self.locked(floor=offset) as window:
             assert window is not None
             window.restart(offset)
 
     def floor(self, bounds: Bounds) -> int:
         """Everything below is acknowledged."""
-        with self._states.locked(self.number, floor=bounds.first) as window:
+        with self.locked(floor=bounds.first) as window:
             assert window is not None
-            self._put_in_order(window, bounds)
+            self._skip_what_is_gone(window, bounds)
             return window.floor
 
     def waiting(self, bounds: Bounds, *, fresh_max: int) -> tuple[list[tuple[int, int, int, int]], list[Chunk], int]:
         """Everything not acknowledged, leasing nothing: entries, the events behind them, and where these begin."""
-        with self._states.locked(self.number, floor=bounds.first) as window:
+        with self.locked(floor=bounds.first) as window:
             assert window is not None
-            self._put_in_order(window, bounds)
+            self._skip_what_is_gone(window, bounds)
             entries = list(zip(*(column.tolist() for column in window.entries()), strict=True))
             start = window.next
         with self._reading:
@@ -204,13 +231,34 @@ class QueuePartition:
         """Which events of a chunk this group is never given: those for others. Ids are looked at when they are leased."""
         return is_for_others(chunk, self._group)
 
+    @contextmanager
+    def locked(self, *, floor: int = 0, wait: bool = True) -> Iterator[Window | None]:
+        """Holds the window's lock, with what a power loss or a dead process left put in order; None where others have it."""
+        with self._states.locked(self.number, floor=floor, wait=wait) as window:
+            if window is not None:
+                if window.incarnation != self._store.incarnation():
+                    lost = self._store.lost_after(self._topic, self.number, incarnation=window.incarnation)
+                    window.recover(incarnation=self._store.incarnation(), lost_after=lost)
+                if window.acks_from:
+                    self._finish_work(window)
+            yield window
+
     # Under the lock
 
-    def _put_in_order(self, window: Window, bounds: Bounds) -> None:
-        """What happened to the topic since: a power loss, events that retention has taken."""
-        if window.incarnation != self._store.incarnation():
-            lost = self._store.lost_after(self._topic, self.number, incarnation=window.incarnation)
-            window.recover(incarnation=self._store.incarnation(), lost_after=lost)
+    def _finish_work(self, window: Window) -> None:
+        """A dead process had begun a unit of work: does what was committed of it."""
+        name = acks_name(self._topic, self._group)
+        with suppress(TopicNotFound):
+            end = self._store.bounds([name])[name, 0].end
+            for chunk in Feed(self._store, name, 0).read(window.acks_from - 1, end):
+                for value in chunk.batch.column("value").to_pylist():
+                    number, token, offsets = decoded(value)
+                    if number == self.number:
+                        window.settle(offsets[window.holds(offsets, token)])
+        window.acks_from = 0
+
+    def _skip_what_is_gone(self, window: Window, bounds: Bounds) -> None:
+        """What retention has taken counts as acknowledged."""
         if bounds.first > window.floor:
             if bounds.first >= window.next:
                 window.restart(bounds.first)
@@ -219,7 +267,7 @@ class QueuePartition:
 
     def _lease_due(self, window: Window, granted: Granted, events_max: int, now: int) -> None:
         while True:
-            found, rest = window.due(now, events_max)
+            found, rest = window.due(now, events_max, without=self._unwanted if len(self._unwanted) else None)
             over = self._is_over(window, found) | window.is_burying(found)
             if not over.any():
                 break

@@ -3,7 +3,8 @@
 Format (a file or a piece of memory): a header of 4,096 bytes, then arrays of u64 with one entry for each place of a ring
 whose capacity is a power of two. The event at offset o has the place o mod capacity.
 
-    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys; topic id at 256
+    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys, acks
+             from (where a unit of work that may be half done stands, plus 1; see `queue_work`); topic id at 256
     words    time i53 in microseconds | deliveries u8 | state u3, so that one comparison finds what is due
     tokens   the lease: the member in the high half, a number of its own in the low half
     keys     only with order="key": murmur2 of the key + 1, 0 for none
@@ -54,7 +55,7 @@ DELETE_IT = (
 _MAGIC = b"HWQUEU"
 _START = struct.Struct("<6sH")
 _WORD = struct.Struct("<Q")
-_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS = range(1, 8)
+_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS, _ACKS_FROM = range(1, 9)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
 _ACKED = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -132,6 +133,15 @@ class Window:
         self._head[_MOVED] = int(moved)
 
     @property
+    def acks_from(self) -> int:
+        """Where a unit of work that may be half done has its acknowledgements, plus 1; 0 where there is none."""
+        return int(self._head[_ACKS_FROM])
+
+    @acks_from.setter
+    def acks_from(self, place: int) -> None:
+        self._head[_ACKS_FROM] = place
+
+    @property
     def room(self) -> int:
         """How many more entries it takes."""
         return self.capacity - (self.next - self.floor)
@@ -140,6 +150,7 @@ class Window:
         """After an unclean stop: believes the floor, forgets what stands above, and goes back with the topic."""
         floor = self.floor if lost_after is None else min(self.floor, lost_after)
         self.restart(floor)
+        self._head[_ACKS_FROM] = 0
         self._head[_INCARNATION] = incarnation
 
     def restart(self, offset: int) -> None:
@@ -184,12 +195,14 @@ class Window:
 
     # Entries are found
 
-    def due(self, now: int, limit: int) -> tuple[Offsets, int]:
+    def due(self, now: int, limit: int, *, without: Offsets | None = None) -> tuple[Offsets, int]:
         """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain."""
         floor, words = self.floor, self._in_order(self._words)
         is_due = words < np.uint64((now + 1) << SHIFT)
         if self._keys is not None:
             is_due &= self._is_free(words, now)
+        if without is not None:
+            is_due[without[(without >= floor) & (without < self.next)] - floor] = False
         found = np.flatnonzero(is_due)
         taken = found[:limit]
         if len(found) > len(taken):
@@ -199,11 +212,12 @@ class Window:
         return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
 
     def _is_free(self, words: Words, now: int) -> Mask:
-        """Whether no earlier event of the same key waits and none is out. What is scheduled for later has not come yet."""
+        """Whether no earlier event of the same key waits and none is out. Scheduled and deferred ones have not come yet."""
         assert self._keys is not None
         keys = self._in_order(self._keys)
         is_later = words >= np.uint64((now + 1) << SHIFT)
-        waits = (words != _ACKED) & ~(((words & np.uint64(0x7FF)) == READY) & is_later) & (keys != 0)
+        has_not_come = (((words & np.uint64(0x7FF)) == READY) & is_later) | (words >= np.uint64(FAR_US << SHIFT))
+        waits = ~has_not_come & (keys != 0)
         at = np.flatnonzero(waits)
         free = keys == 0
         free[at[np.unique(keys[at], return_index=True)[1]]] = True
@@ -272,6 +286,14 @@ class Window:
         words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT)
         self._words[places] = words if delivered else words - _ONE_DELIVERY
 
+    def recall(self, offsets: Offsets) -> Mask:
+        """What was deferred is due now; which of them were."""
+        inside = (offsets >= self.floor) & (offsets < self.next)
+        words = self._words[offsets & self._wrap]
+        deferred = inside & ((words >> _SHIFT) == FAR_US) & ((words & _STATE_MASK) == READY)
+        self.give_back(offsets[deferred], time=0)
+        return deferred
+
     def extend(self, offsets: Offsets, *, deadline: int) -> None:
         """Leases are in force until another time."""
         places = offsets & self._wrap
@@ -298,7 +320,7 @@ class Window:
         for mine, its in ((self._words, larger._words), (self._tokens, larger._tokens), (self._keys, larger._keys)):
             if mine is not None and its is not None:
                 its[offsets & larger._wrap] = mine[offsets & self._wrap]
-        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT):
+        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM):
             larger._head[field] = self._head[field]
 
     def release(self) -> None:

@@ -324,7 +324,6 @@ class LeaseContract(LogCase):
             queue.ack([third])
             assert [lease.event.value["amount"] for lease in queue.lease()] == [3.0, 4.0]
 
-    @pytest.mark.covers("concept: acknowledged and deleted")
     def test_the_floor_says_what_every_group_has_acknowledged(self, log: Log) -> None:
         """Retention may free what stands below; a group that acknowledged less holds it back."""
         log.create_topic("tasks", partitions=2)

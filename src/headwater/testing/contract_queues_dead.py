@@ -7,7 +7,7 @@ import pytest
 from headwater.log.log import Log
 from headwater.log.queue import Queue
 from headwater.log.queue_depth import Depth
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, LeaseExpired
 from headwater.testing.contract_case import ORDERS, LogCase, order, refused, values_of
 
 
@@ -122,3 +122,43 @@ class DeadLetterContract(LogCase):
             assert [event.value for event in queue.dead()] == [{"n": 1, "note": None}, {"n": 2, "note": "x"}]
             assert queue.redrive() == 2
             assert [lease.event.value["note"] for lease in queue.lease()] == [None, "x"]
+
+    @pytest.mark.covers("IBM MQ")
+    def test_a_unit_of_work_over_several_queues_happens_as_one(self, log: Log, other: Log) -> None:
+        """Acknowledgements in two queues and appends to two topics: all of it, or nothing and the events come again."""
+        for name in ("orders", "payments", "shipments", "audit"):
+            log.create_topic(name, partitions=2)
+        log.append("orders", [{"key": b"%d" % n, "value": b"order"} for n in range(8)])
+        log.append("payments", [b"paid"])
+        with log.queue("orders") as orders, log.queue("payments") as payments, other.queue("orders") as second:
+            with log.transaction() as tx:
+                tx.append("shipments", [b"ship"])
+                tx.ack(orders.lease() + payments.lease())
+                tx.append("audit", [b"shipped"])
+            assert values_of(log, "shipments") == [b"ship"] and values_of(log, "audit") == [b"shipped"]
+            assert orders.depth() == payments.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
+            log.append("orders", [b"late", b"failing"])
+            failing = log.transaction()
+
+            def fail_in_it() -> None:
+                with failing as tx:
+                    tx.append("shipments", [b"never"])
+                    tx.ack(orders.lease(events_max=1))
+                    raise ZeroDivisionError
+
+            with pytest.raises(ZeroDivisionError):
+                fail_in_it()
+            assert [lease.deliveries for lease in orders.lease(timeout_s=0)] == [2, 1]
+            orders.seek("latest")
+            log.append("orders", [b"expires"])
+            log.append("payments", [b"paid again"])
+            (lease,), paid = orders.lease(), payments.lease()
+            orders.nack([lease])
+            (again,) = second.lease()
+            with refused(LeaseExpired), log.transaction() as tx:
+                tx.append("shipments", [b"never"])
+                tx.ack([*paid, lease])
+            assert values_of(log, "shipments") == [b"ship"]
+            assert (orders.depth().leased, payments.depth().leased) == (1, 1)
+            again.ack()
+            payments.ack(paid)

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.log.log import Log
 from headwater.log.queue_depth import Depth
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, LeaseExpired
 from headwater.testing.contract_case import LogCase, refused
 
 
@@ -145,3 +145,60 @@ class QueueOrderContract(LogCase):
             assert (place.topic, place.partition, place.offset) == ("tasks", 0, 1)
             leases = queue.lease(timeout_s=0)
             assert [lease.event.headers for lease in leases] == [{"trace": b"t", "_id": b"a"}, {"_id": b"a"}]
+
+    @pytest.mark.covers("Azure Service Bus")
+    def test_a_deferred_event_comes_when_it_is_recalled(self, log: Log, other: Log) -> None:
+        """By its position, whoever asks; until then it is out of the way, of its key too."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=2)
+        log.append("steps", [{"user": "u", "n": n} for n in range(3)])
+        with (
+            log.queue("steps", order="key", deliveries_max=1, lease_s=0.05) as queue,
+            other.queue("steps", order="key", deliveries_max=1) as second,
+        ):
+            (lease,) = queue.lease(timeout_s=0)
+            place = lease.defer()
+            with refused(LeaseExpired):
+                lease.defer()
+            time.sleep(0.06)
+            for n in (1, 2):
+                (following,) = second.lease(timeout_s=0)
+                assert following.event.value["n"] == n
+                second.ack([following])
+            assert second.lease(timeout_s=0) == []
+            assert second.depth() == Depth(ready=0, leased=0, scheduled=1, dead=0)
+            assert second.recall([place]) == 1
+            assert second.recall([place]) == 0
+            assert [lease.event.value["n"] for lease in queue.lease(timeout_s=0)] == [0]
+
+    @pytest.mark.covers("Azure Service Bus")
+    def test_deferring_is_no_delivery(self, log: Log) -> None:
+        """However often, it does not bring an event nearer to the dead letters."""
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"a", b"b"])
+        with log.queue("tasks", deliveries_max=2) as queue:
+            places = queue.defer(queue.lease())
+            for _ in range(3):
+                assert queue.lease(timeout_s=0) == []
+                assert queue.recall(places[1:]) == 1
+                (lease,) = queue.lease(timeout_s=0)
+                assert (lease.event.value, lease.deliveries) == (b"b", 1)
+                assert lease.defer() == places[1]
+
+    def test_a_selector_leaves_the_rest_to_others(self, log: Log, other: Log) -> None:
+        """Each handle is given what it wants, however much else stands before it; nothing counts as delivered to it."""
+        log.create_topic("tasks", "n INT, kind STRING", partitions=2)
+        log.append("tasks", [{"n": n, "kind": "large" if n % 50 == 49 else "small"} for n in range(1_000)])
+        with (
+            log.queue("tasks", where=lambda event: event.value["kind"] == "large") as picky,
+            other.queue("tasks") as others,
+        ):
+            large = picky.lease(events_max=15, timeout_s=0)
+            assert len(large) == 15
+            picky.ack(large)
+            assert len(picky.lease(events_max=500, timeout_s=0)) == 5
+            with log.queue("tasks", where=lambda event: bool(1 // 0)) as broken, pytest.raises(ZeroDivisionError):
+                broken.lease(timeout_s=0)
+            assert picky.lease(timeout_s=0) == []
+            rest = others.lease(events_max=2_000, timeout_s=0)
+            assert {lease.deliveries for lease in rest} == {1}
+            assert sorted(lease.event.value["n"] for lease in rest) == [n for n in range(1_000) if n % 50 != 49]

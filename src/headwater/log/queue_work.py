@@ -1,0 +1,95 @@
+"""A unit of work: leases of any number of queues, acknowledged together with what a transaction appends, or not at all.
+
+The acknowledgements are events of the same atomic append: one for each partition, in the topic `<topic>.<group>.acks` (partition
+u64, token u64, then the offsets). The locks of all windows concerned are held from the moment the leases are checked until the
+windows are told. Before the append each window notes where in that topic the acknowledgement will stand or later; whoever
+next holds its lock and finds the note knows that its writer is dead, looks there, and does what was committed.
+
+Lock order: the windows' locks in the order of (topic, group, partition), then the locks of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwater.log.commit import OffsetPart
+from headwater.log.lease import Lease
+from headwater.log.rows import to_batch
+from headwater.log.store import Write
+from headwater.model.errors import LeaseExpired
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
+    from headwater.log.queue import Queue
+
+Place = tuple[str, str, int]
+
+
+def commit_work(
+    log: Log, writes: Sequence[Write], leases: Iterable[Lease], *, offsets: Sequence[OffsetPart] = ()
+) -> list[range]:
+    """Appends everything and acknowledges the leases as one; `LeaseExpired` leaves everything as it was."""
+    work = _by_place(leases)
+    notes = {(topic, group): _acks_topic(log, queue) for (topic, group, _), (queue, _) in work.items()}
+    acks = []
+    with ExitStack() as stack:
+        held = []
+        for place in sorted(work):
+            queue, tokens = work[place]
+            window = stack.enter_context(queue._part(place[2]).locked())
+            assert window is not None
+            for token, leased in tokens.items():
+                if not window.holds(np.array(leased, np.int64), token).all():
+                    raise LeaseExpired(
+                        f"A lease of partition {place[2]} of topic {place[0]!r} had expired: nothing was appended.",
+                        advice="Lease again, and give more time with lease_s= or lease.extend(…).",
+                    )
+            held.append((window, place))
+        ends = {names: log.store.bounds([note.name])[note.name, 0].end for names, note in notes.items()}
+        for window, (topic, group, number) in held:
+            window.acks_from = ends[topic, group] + 1
+            rows = [
+                np.array([number, token, *leased], np.uint64).tobytes()
+                for token, leased in work[topic, group, number][1].items()
+            ]
+            note = notes[topic, group]
+            acks.append(Write(note, 0, to_batch(rows, note.schema)))
+        states = next(iter(work.values()))[0]._states
+        states.reach("queue: unit begun")
+        spans = log.store.write_atomically([*writes, *acks], offsets)
+        states.reach("queue: unit committed")
+        for window, place in held:
+            for leased in work[place][1].values():
+                window.settle(np.array(leased, np.int64))
+            window.acks_from = 0
+    return spans[: len(writes)]
+
+
+def acks_name(topic: str, group: str) -> str:
+    """The topic of a group's acknowledgements in transactions."""
+    return f"{topic}.{group}.acks"
+
+
+def decoded(value: bytes) -> tuple[int, int, Any]:
+    """Partition, token and offsets of one acknowledgement."""
+    words = np.frombuffer(value, np.uint64)
+    return int(words[0]), int(words[1]), words[2:].astype(np.int64)
+
+
+def _by_place(leases: Iterable[Lease]) -> dict[Place, tuple[Queue, dict[int, list[int]]]]:
+    work: dict[Place, tuple[Queue, dict[int, list[int]]]] = {}
+    for lease in leases:
+        grant = lease._grant
+        place = (grant.queue.topic, grant.queue.group, grant.partition)
+        tokens = work.setdefault(place, (grant.queue, {}))[1]
+        tokens.setdefault(grant.token, []).append(lease.event.offset)
+    return work
+
+
+def _acks_topic(log: Log, queue: Queue) -> Any:
+    name = acks_name(queue.topic, queue.group)
+    return log.create_topic(name, partitions=1, durability=log.store.topic(queue.topic).durability, exist_ok=True)

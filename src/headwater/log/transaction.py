@@ -1,0 +1,89 @@
+"""A transaction as users see it: appends to any topics, offsets of consumers and leases of queues, all together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from headwater.log.commit import OffsetPart
+from headwater.log.consumer import Consumer
+from headwater.log.lease import Lease
+from headwater.log.queue_work import commit_work
+from headwater.log.store import Write
+from headwater.model.errors import LeaseExpired
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
+
+
+class Transaction:
+    """Gathers what belongs together; `with` commits at its end, unless something was raised. `offsets` say what went where."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._writes: list[Write] = []
+        self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
+        self._consumers: list[Consumer] = []
+        self._leases: list[Lease] = []
+        self.offsets: dict[str, dict[int, list[range]]] = {}
+
+    def append(self, topic: str, rows: Any) -> None:
+        """Adds events to the transaction; nothing is written before it commits."""
+        self._writes += self._log._writes(topic, rows)
+
+    def commit_offsets(self, consumer: Consumer) -> None:
+        """Commits what the consumer has handed out so far together with the appends: both happen or neither.
+
+        If the transaction does not commit, the consumer goes back to what it had committed, so the events come again.
+        """
+        self._consumers.append(consumer)
+        for part in consumer._parts(self._log.store):
+            self._consumed[part.group, part.topic, part.partition] = part
+
+    def ack(self, leases: Iterable[Lease]) -> None:
+        """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
+        self._leases += leases
+
+    def commit(self) -> None:
+        """Appends everything, commits the offsets and acknowledges the leases."""
+        writes, self._writes = self._writes, []
+        leases, self._leases = self._leases, []
+        consumed, self._consumed = list(self._consumed.values()), {}
+        if not (writes or leases or consumed):
+            return
+        try:
+            if leases:
+                spans = commit_work(self._log, writes, leases, offsets=consumed)
+            else:
+                spans = self._log.store.write_atomically(writes, consumed)
+        except BaseException:
+            self._end(None)
+            raise
+        self._end(consumed)
+        for queue in {lease._grant.queue for lease in leases}:
+            queue.ack_committed([lease for lease in leases if lease._grant.queue is queue])
+        for write, span in zip(writes, spans, strict=True):
+            self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+            return
+        self._end(None)
+        for lease in self._leases:
+            with suppress(LeaseExpired):
+                lease.nack(reason="the transaction failed")
+
+    def _end(self, committed: Sequence[OffsetPart] | None) -> None:
+        """Tells the consumers what was committed of theirs."""
+        consumers, self._consumers = self._consumers, []
+        for consumer in consumers:
+            mine = committed and [part for part in committed if consumer._has(part)]
+            consumer._ended(mine)
