@@ -12,17 +12,18 @@ import pytest
 import headwater as hw
 from headwater.log.consumer import Consumer
 from headwater.log.lease import Lease
-from headwater.log.log import Transaction
 from headwater.log.producer import Producer
 from headwater.log.queue import Queue
 from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
+from headwater.log.transaction import Transaction
 
 NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
         "acked_floor": "(self, topic)",
+        "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None, compact=None, tombstones=None, "
         "bytes_max=None, overload=None, archive=None)",
@@ -145,7 +146,7 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
-    "not_owner", "group_in_use", "group_not_found",
+    "not_owner", "group_in_use", "group_not_found", "unreachable",
 }  # fmt: skip
 
 HEAVY = [

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
 import pyarrow as pa
 
 from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.group_progress import GroupProgress, progress_of, reset
-from headwater.log.placement import key_bytes, place
+from headwater.log.log_topics import LogTopics
+from headwater.log.placement import place
 from headwater.log.producer import Producer
 from headwater.log.queue import Queue
 from headwater.log.queue_settings import Order
 from headwater.log.reader import Missed, Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
-from headwater.log.store import Store, TimeKind, Write
+from headwater.log.store import Store, Write
 from headwater.log.table import Newest
-from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
+from headwater.log.topic import Durability, check_name
 from headwater.log.transaction import Transaction
-from headwater.model.clock import Clock, duration_us, system_clock, time_us
-from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicExists, TopicFull, Unsupported
+from headwater.model.clock import Clock, system_clock, time_us
+from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicFull, Unsupported
 from headwater.model.event import Event
 from headwater.model.position import Position
-from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 if TYPE_CHECKING:
     from headwater.log.backup import BackedUp
     from headwater.log.mirror import Mirrored
 
-SEGMENT_BYTES = 64 << 20
-EVENT_BYTES_MAX = 8 << 20
-PARTITIONS = 4
-FUTURE_MAX = "1 day"
-TOMBSTONES = "1 day"
 
 BLOCK_S = 30.0
 """How long an append waits for room in a topic that is full; a producer waits for its `retry_s`."""
@@ -94,13 +87,11 @@ def open_log(
     )
 
 
-class Log:
+class Log(LogTopics):
     """Topics of events; the truth from which everything else is derived."""
 
     def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
-        self._store = store
-        self._durability = durability
-        self._clock = clock
+        super().__init__(store, durability, clock)
         self._sticky = 0
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
@@ -108,188 +99,6 @@ class Log:
     def url(self) -> str:
         """Where it is."""
         return self._store.url
-
-    # Topics
-
-    def create_topic(
-        self,
-        name: str,
-        schema: str | pa.Schema | type | None = None,
-        *,
-        key: str | None = None,
-        time: str | None = None,
-        lateness: str | timedelta = "0 seconds",
-        future_max: str | timedelta = FUTURE_MAX,
-        partitions: int = PARTITIONS,
-        durability: Durability | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
-        event_bytes_max: int = EVENT_BYTES_MAX,
-        retention: str | timedelta = "forever",
-        retention_bytes: int = 0,
-        compact: bool = False,
-        tombstones: str | timedelta = TOMBSTONES,
-        bytes_max: int = 0,
-        overload: Overload = "block",
-        archive: str | None = None,
-        exist_ok: bool = False,
-    ) -> Topic:
-        """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
-
-        `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
-        larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
-        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says. What retention
-        removes goes to `archive` first, where it is still read (see docs/keeping.md).
-        """
-        if schema is None and (key not in (None, "key") or time is not None):
-            raise InvalidInput(
-                f"Topic {name!r} has no schema, so it has no columns to be key or time.",
-                advice='Give it a schema, such as schema="id STRING, at TIMESTAMP".',
-            )
-        columns = BYTES_SCHEMA if schema is None else to_arrow_schema(schema)
-        if schema is not None and key in columns.names:
-            key_bytes(pa.nulls(0, columns.field(key).type))
-        topic = check_topic(
-            Topic(
-                name=check_name(name),
-                id=uuid.uuid4().hex,
-                schemas=(columns,),
-                has_schema=schema is not None,
-                key="key" if schema is None else key,
-                time=time,
-                lateness_us=duration_us(lateness),
-                future_us=duration_us(future_max),
-                partitions=partitions,
-                durability=durability or self._durability,
-                segment_bytes=segment_bytes,
-                event_bytes_max=event_bytes_max,
-                created=self._clock(),
-                retention_us=retention_us(retention),
-                retention_bytes=retention_bytes or None,
-                compact=compact,
-                tombstones_us=duration_us(tombstones),
-                bytes_max=bytes_max or None,
-                overload=overload,
-                archive=archive,
-            )
-        )
-        try:
-            return self._store.create(topic)
-        except TopicExists:
-            if not exist_ok:
-                raise
-            return self._store.topic(name)
-
-    def alter_topic(
-        self,
-        name: str,
-        *,
-        schema: str | pa.Schema | type | None = None,
-        lateness: str | timedelta | None = None,
-        future_max: str | timedelta | None = None,
-        event_bytes_max: int | None = None,
-        retention: str | timedelta | None = None,
-        retention_bytes: int | None = None,
-        compact: bool | None = None,
-        tombstones: str | timedelta | None = None,
-        bytes_max: int | None = None,
-        overload: Overload | None = None,
-        archive: str | None = None,
-    ) -> Topic:
-        """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
-
-        `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
-        """
-
-        def change(topic: Topic) -> Topic:
-            changes: dict[str, Any] = {}
-            if schema is not None:
-                changes["schemas"] = _wider(topic, schema)
-            if lateness is not None:
-                changes["lateness_us"] = duration_us(lateness)
-            if future_max is not None:
-                changes["future_us"] = duration_us(future_max)
-            if event_bytes_max is not None:
-                changes["event_bytes_max"] = event_bytes_max
-            if retention is not None:
-                changes["retention_us"] = retention_us(retention)
-            if retention_bytes is not None:
-                changes["retention_bytes"] = retention_bytes or None
-            if compact is not None:
-                changes["compact"] = compact
-            if tombstones is not None:
-                changes["tombstones_us"] = duration_us(tombstones)
-            if bytes_max is not None:
-                changes["bytes_max"] = bytes_max or None
-            if overload is not None:
-                changes["overload"] = overload
-            if archive is not None:
-                changes["archive"] = archive or None
-            return check_topic(msgspec.structs.replace(topic, **changes))
-
-        return self._store.change(check_name(name), change)
-
-    def adopt_topic(
-        self,
-        name: str,
-        schema: str | pa.Schema | type,
-        *,
-        key: str | None = None,
-        time: str | None = None,
-        lateness: str | timedelta = "0 seconds",
-        future_max: str | timedelta = FUTURE_MAX,
-    ) -> Topic:
-        """Gives a topic that another program made on Kafka a schema: its values are read and written as JSON objects."""
-        adopt = getattr(self._store, "adopt", None)
-        if adopt is None:
-            raise Unsupported(
-                f"{self.url} has no topics that others made.", advice="Create the topic with log.create_topic(…)."
-            )
-        columns = to_arrow_schema(schema)
-        if key in columns.names:
-            key_bytes(pa.nulls(0, columns.field(key).type))
-        topic = Topic(
-            name=check_name(name),
-            id=uuid.uuid4().hex,
-            schemas=(columns,),
-            has_schema=True,
-            key=key,
-            time=time,
-            lateness_us=duration_us(lateness),
-            future_us=duration_us(future_max),
-            partitions=1,
-            durability=self._durability,
-            segment_bytes=SEGMENT_BYTES,
-            event_bytes_max=EVENT_BYTES_MAX,
-            created=self._clock(),
-        )
-        return adopt(check_topic(topic))
-
-    def delete_topic(self, name: str) -> None:
-        """Removes a topic with all its events."""
-        self._store.delete(check_name(name))
-
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return self._store.topics()
-
-    def topic(self, name: str) -> Topic:
-        """What a topic is now, even if another process changed it a moment ago."""
-        return self._store.refresh(check_name(name))
-
-    def offsets(self, topic: str) -> dict[int, range]:
-        """The offsets each partition holds."""
-        bounds = self._store.bounds([self.topic(topic).name])
-        return {number: range(bound.first, bound.end) for (_, number), bound in bounds.items()}
-
-    def offsets_at(self, topic: str, time: datetime | str | int, *, by: TimeKind = "time") -> dict[int, int]:
-        """In each partition the first offset at or after a time; the end where there is none."""
-        at = time_us(time)
-        if by not in ("time", "appended"):
-            raise InvalidInput(f"There is no time of the kind {by!r}.", advice='Use "time" or "appended".')
-        return {
-            number: self._store.offset_at(topic, number, time=at, by=by)
-            for number in range(self.topic(topic).partitions)
-        }
 
     # Writing
 
@@ -633,12 +442,3 @@ class Log:
                     continue
                 for chunk in chunks:
                     yield to_batch_of(chunk, schema)
-
-
-def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:
-    if not topic.has_schema:
-        raise InvalidInput(
-            f"Topic {topic.name!r} carries bytes and cannot get a schema.", advice="Create another topic."
-        )
-    wider = widen(topic.schema, to_arrow_schema(schema), key=topic.key)
-    return topic.schemas if wider == topic.schema else (*topic.schemas, wider)
