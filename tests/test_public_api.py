@@ -209,7 +209,7 @@ def test_error_codes_are_these() -> None:
         kinds += [child for child in kind.__subclasses__() if child.__module__ == "headwater.model.errors"]
     assert {kind.code for kind in kinds} == CODES
     retriable = {kind.code for kind in kinds if kind.retriable}
-    assert retriable == {"overloaded", "timed_out", "disk_full", "topic_full"}
+    assert retriable == {"overloaded", "timed_out", "disk_full", "topic_full", "unreachable"}
 
 
 @pytest.mark.parametrize(
