@@ -14,8 +14,8 @@ from bench.harness import Figure, Options, Pair, Target, measure, scratch
 from bench.log_headwater import TOPIC, HeadwaterSide
 from bench.log_headwater import send as send_all
 from bench.payload import Payload, make_payload
-from bench.peers.kafka import KafkaPeer
-from bench.peers.server import NatsPeer, RabbitMqPeer, RedisPeer
+from headwater.testing.servers.kafka import KafkaServer
+from headwater.testing.servers.packaged import NatsServer, RabbitMqServer, RedisServer
 
 EVENTS = 500_000
 EVENTS_KAFKA = 200_000
@@ -66,10 +66,10 @@ def lease_and_ack(log: hw.Log, events: int) -> float:
 def _peers(options: Options, stack: ExitStack, folder: Path) -> list[Callable[[], float]]:
     if not options.wants("peer"):
         return [lambda: 0.0] * 4
-    kafka = stack.enter_context(KafkaPeer(size="bench", parent_folder=folder))
-    rabbitmq = stack.enter_context(RabbitMqPeer(parent_folder=folder))
-    redis = stack.enter_context(RedisPeer(parent_folder=folder))
-    nats = stack.enter_context(NatsPeer(parent_folder=folder))
+    kafka = stack.enter_context(KafkaServer(size="bench", parent_folder=folder))
+    rabbitmq = stack.enter_context(RabbitMqServer(parent_folder=folder))
+    redis = stack.enter_context(RedisServer(parent_folder=folder))
+    nats = stack.enter_context(NatsServer(parent_folder=folder))
     many, some = _payload(options, EVENTS_KAFKA), _payload(options, EVENTS_REDIS)
     few, fewest = _payload(options, EVENTS_NATS), _payload(options, EVENTS_RABBITMQ)
     return [

@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
-import pwd
 import re
 import shutil
 import socket
@@ -29,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from headwater.testing.servers import ServerError
+from headwater.testing.servers import ServerError, give_away
 from headwater.testing.servers.guard import owner
 
 VERSION = "4.3.1"
@@ -157,7 +156,7 @@ class KafkaServer:
         self._folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-", dir=self._parent_folder))
         properties = self._folder / "server.properties"
         properties.write_text(_properties(self._folder, port, controller_port, self._settings))
-        _give_away(self._folder)
+        give_away(self._folder)
         class_path = str(libs / "*")
         _format(java, class_path, properties, self._cluster_id)
         guard = Path(__file__).with_name("guard.py")
@@ -234,14 +233,6 @@ def _download(home: Path, libs: Path, version: str) -> None:
         what = f"Maven could not fetch Kafka {version}; is the network reachable? Its last lines"
         raise ServerError("download_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
     partial.rename(libs)  # a download that broke off is never taken for a whole one
-
-
-def _give_away(folder: Path) -> None:
-    """Makes the folder the service's own; the guard runs the service as the folder's owner."""
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        folder.parent.chmod(folder.parent.stat().st_mode | 0o011)  # a temporary folder of root lets nobody through
 
 
 def _find_java() -> str:

@@ -1,6 +1,6 @@
 """Small servers from Debian's packages: RabbitMQ, Redis and NATS, each started by its own program on a free port.
 
-    with RabbitMqPeer() as rabbitmq:
+    with RabbitMqServer() as rabbitmq:
         pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", rabbitmq.port))
 
 Each runs in a temporary folder, as nobody where we are root, watched by the guard, and is stopped by pid.
@@ -9,7 +9,6 @@ Each runs in a temporary folder, as nobody where we are root, watched by the gua
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
 import subprocess
@@ -20,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.peers import PeerError
+from headwater.testing.servers import ServerError, give_away
 
 START_TIMEOUT_S = 60.0
 LOG_CHARACTERS_SHOWN = 2_000
 
 
-class ServerPeer:
+class PackagedServer:
     """One server, running between `start` and `stop` (or inside `with`)."""
 
     program: str
@@ -57,13 +56,10 @@ class ServerPeer:
         """Starts the server in a new folder and waits until it takes connections."""
         program = shutil.which(self.program, path=os.pathsep.join([os.environ.get("PATH", ""), *self.also_in]))
         if program is None:
-            raise PeerError("program_missing", f"there is no {self.program}: apt-get install {self.package}")
+            raise ServerError("program_missing", f"there is no {self.program}: apt-get install {self.package}")
         self.port = free_port()
         self._folder = Path(tempfile.mkdtemp(prefix=f"headwater-{self.program}-", dir=self._parent_folder))
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(self._folder, nobody.pw_uid, nobody.pw_gid)
-            self._folder.parent.chmod(self._folder.parent.stat().st_mode | 0o011)
+        give_away(self._folder)
         guard = Path(__file__).with_name("guard.py")
         command = self.command(program, self._folder, self.port)
         self._guard = subprocess.Popen(
@@ -107,7 +103,7 @@ class ServerPeer:
         while not self.is_ready():
             if self._guard.poll() is not None or time.monotonic() > deadline:
                 code, what = ("died", "ended") if self._guard.poll() is not None else ("not_ready", "was not ready")
-                raise PeerError(code, f"{self.program} {what}; its last log lines:\n{self.log_tail()}")
+                raise ServerError(code, f"{self.program} {what}; its last log lines:\n{self.log_tail()}")
             time.sleep(0.05)
 
     def log_tail(self) -> str:
@@ -120,17 +116,18 @@ class ServerPeer:
             return ""
 
 
-class RedisPeer(ServerPeer):
+class RedisServer(PackagedServer):
     """Redis with an append-only file, synced every second as by default."""
 
     program = package = "redis-server"
 
     def command(self, program: str, folder: Path, port: int) -> list[str]:
+        """What to run."""
         settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(folder), "appendonly": "yes", "save": ""}
         return [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
 
-class NatsPeer(ServerPeer):
+class NatsServer(PackagedServer):
     """NATS with JetStream, its streams in files."""
 
     program = package = "nats-server"
@@ -140,7 +137,7 @@ class NatsPeer(ServerPeer):
         return [program, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)]
 
 
-class RabbitMqPeer(ServerPeer):
+class RabbitMqServer(PackagedServer):
     """RabbitMQ, one node with a name of its own and without epmd's usual port."""
 
     program = "rabbitmq-server"
