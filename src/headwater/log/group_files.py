@@ -2,7 +2,7 @@
 
     groups/<group>/lock             the group's lock
     groups/<group>/generation       slot file (magic "HWGENR"): the generation of the roster
-    groups/<group>/roster           the roster, as JSON with its crc32c before it
+    groups/<group>/roster           the roster (a text file as in `catalog`, but not synced)
     groups/<group>/members/<name>   magic "HWMEMB", format u16, then a u64: when the member polled last. Locked by it while it lives
     groups/<group>/offsets/<topic>/<n>   slot file (magic "HWOFFS") with the facts `committed` and `owner` of one partition
 
@@ -30,6 +30,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.log.assignment import Place
+from headwater.log.catalog import read_text
 from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate
@@ -49,7 +50,6 @@ _COMMITTED, _OWNER = range(2)
 _MEMBER = struct.Struct("<6sHQ")
 _MEMBER_MAGIC = b"HWMEMB"
 _POLLED = struct.Struct("<Q")
-_CHECKSUM = struct.Struct("<I")
 
 
 class GroupFiles:
@@ -170,19 +170,14 @@ class FileGroup:
 
     def roster(self) -> Roster:
         try:
-            file = self._disk.open(f"{self._folder}/roster")
+            return msgspec.convert(read_text(self._disk, f"{self._folder}/roster", "roster"), type=Roster)
         except FileNotFoundError:
             return Roster(self.generation())
-        try:
-            raw = file.read_at(0, file.size())
-        finally:
-            file.close()
-        if len(raw) < _CHECKSUM.size or _CHECKSUM.unpack_from(raw)[0] != crc32c(raw[_CHECKSUM.size :]):
+        except (Damaged, msgspec.ValidationError):
             raise Damaged(
                 f"{self._folder}/roster is damaged.",
-                advice="Close every consumer of the group, remove that file, and open them again: no offset is lost.",
-            )
-        return msgspec.json.decode(raw[_CHECKSUM.size :], type=Roster)
+                advice="Close every consumer of the group and run `headwater doctor --repair`: no offset is lost.",
+            ) from None
 
     def write_roster(self, roster: Roster) -> None:
         self._generation.write(0, roster.generation)
@@ -191,7 +186,7 @@ class FileGroup:
         file = self._disk.open(f"{self._folder}/roster.new", "create")
         try:
             file.truncate(0)
-            file.write_at(0, [_CHECKSUM.pack(crc32c(body)), body])
+            file.write_at(0, [f"headwater roster {FORMAT} {crc32c(body):08x}\n".encode("ascii"), body])
         finally:
             file.close()
         self._disk.reach("group: roster written")
