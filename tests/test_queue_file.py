@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +22,7 @@ from headwater.cli.main import main
 from headwater.log.queue import Queue
 from headwater.log.queue_depth import Depth
 from headwater.log.queue_window import CAPACITY_MIN, Window, empty_header, window_bytes
-from headwater.model.errors import Damaged, FormatTooNew, NoAccess
+from headwater.model.errors import Damaged, FormatTooNew, LeaseExpired, NoAccess
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
 
@@ -191,6 +195,59 @@ def make_window(capacity: int, floor: int) -> Window:
     header = empty_header(capacity=capacity, has_keys=False, topic_id="t", floor=floor, incarnation=0)
     buffer[: len(header)] = header
     return Window(memoryview(buffer), "memory")
+
+
+# An interrupt that falls into a finaliser is printed and forgotten by Python itself.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_leaves_nothing_locked_and_loses_nothing(folder: str) -> None:
+    """Ctrl-C at any instruction of leasing, settling and units of work: everybody goes on, and every event is done."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    chance, total, acked = random.Random(5), 0, set[bytes]()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    log = hw.open_log(folder, durability="os")
+    log.create_topic("tasks", partitions=2)
+    log.create_topic("done", partitions=1)
+    queue = log.queue("tasks", lease_s=0.05, deliveries_max=None)
+    try:
+        for _ in range(250):
+            log.append("tasks", [b"%d" % n for n in range(total, total + 5)])
+            total += 5
+            with suppress(KeyboardInterrupt, LeaseExpired):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.003))
+                    first, *rest = queue.lease(events_max=5, timeout_s=0) or [None]
+                    if first is not None:
+                        first.nack()
+                        with log.transaction() as tx:
+                            tx.ack(rest[:1])
+                            tx.append("done", [b"x"])
+                        acked |= {lease.event.value for lease in rest[:1]}
+                        queue.ack(rest[1:3])
+                        acked |= {lease.event.value for lease in rest[1:3]}
+                        for lease in rest[3:]:
+                            lease.ack()
+                        queue.flush()
+                        acked |= {lease.event.value for lease in rest[3:]}
+                    time.sleep(0.004)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with hw.open_log(folder) as other, other.queue("tasks", deliveries_max=None) as second:
+        found = []
+        while (depth := second.depth()).ready + depth.leased:
+            leases = second.lease(timeout_s=0.1)
+            found += [lease.event.value for lease in leases]
+            second.ack(leases)
+        assert second.floors() == {number: held.stop for number, held in other.offsets("tasks").items()}
+    assert len(set(found)) == len(found)
+    assert not acked & set(found)
+    log.append("tasks", [b"after"])
+    assert [lease.event.value for lease in queue.lease()] == [b"after"]
+    log.close()
 
 
 # The command line

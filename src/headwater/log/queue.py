@@ -297,7 +297,7 @@ class Queue:
             self._acks.write()
             for part in list(self._parts.values()):
                 if part.has_leased:
-                    part.give_back_all(self._member, time=0)
+                    part.give_back_all(self._member)
         finally:
             self._closed = True
             self._acks.close()
@@ -384,16 +384,17 @@ class Queue:
         return list(map(Lease, events, deliveries, repeat(grant)))
 
     def _sweep(self) -> None:
-        """Now and then: what members had out whose process is dead is given back."""
+        """Now and then: what members had out whose process is dead is given back; a busy partition's share the next time."""
         at = time.monotonic()
         if at < self._sweep_at:
             return
         self._sweep_at = at + SWEEP_S
         for member in self._states.dead_members():
-            for number in self._bounds():
-                self._counters["returned"] += self._part(number).give_back_all(member, time=0)
+            returned = [self._part(number).give_back_all(member, wait=False) for number in self._bounds()]
+            self._counters["returned"] += sum(filter(None, returned))
             self._states.reach("queue: given back")
-            self._states.bury_member(member)
+            if None not in returned:
+                self._states.bury_member(member)
 
     def _pause_s(self, *, is_busy: bool) -> float:
         """How long to sleep when there was nothing: others give back without waking us."""

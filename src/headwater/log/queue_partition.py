@@ -190,12 +190,13 @@ class QueuePartition:
             window.extend(wanted[held], deadline=deadline)
         return wanted[~held].tolist()
 
-    def give_back_all(self, member: int, *, time: int) -> int:
-        """What a member has out is to be delivered again; how many that were."""
-        with self.locked() as window:
-            assert window is not None
+    def give_back_all(self, member: int, *, wait: bool = True) -> int | None:
+        """What a member has out is to be delivered again; how many that were, None where another process has the lock."""
+        with self.locked(wait=wait) as window:
+            if window is None:
+                return None
             offsets = window.leased_by(member)
-            window.give_back(offsets, time=time)
+            window.give_back(offsets, time=0)
         return len(offsets)
 
     def restart(self, offset: int) -> None:
