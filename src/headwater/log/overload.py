@@ -69,8 +69,9 @@ class Gauge:
         events, size = _measure(payloads)
         if partition.topic.overload == "reject":
             self._refuse(events, error.what)
-        room_bytes = max(0, self._measured(partition) - size)
-        if partition.topic.overload != "drop_oldest" or not self._drop_oldest(partition, room_bytes=room_bytes):
+        if partition.topic.overload == "block":
+            raise error
+        if not self._drop_oldest(partition, room_bytes=max(0, self._measured(partition) - size)):
             raise error
 
     def _drop_oldest(self, partition: Partition, *, room_bytes: int) -> bool:
