@@ -43,7 +43,6 @@ def archived_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("archive/t.*/0/*.parquet"))
 
 
-@pytest.mark.covers("concept: replay")
 def test_what_retention_removed_is_read_as_if_it_were_there(tmp_path: Path) -> None:
     """By offset, by time, from the earliest, as a table; only the files are elsewhere."""
     with open_log(str(tmp_path / "log")) as log:
@@ -169,7 +168,7 @@ def test_killed_while_it_archives(tmp_path: Path, point: str) -> None:
             open_log(str(tmp_path / "log"), disk=CrashingDisk(point, 2)) as log,
             account.open("ab", buffering=0) as lines,
         ):
-            made(log, tmp_path, retention_bytes=8192)
+            made(log, tmp_path, retention_bytes=8192, durability="os")
             while True:
                 number = log.offsets("t")[0].stop
                 log.append("t", [row(number)])

@@ -116,6 +116,26 @@ def test_columns_are_added_and_old_events_are_read_with_nulls(orders: Cli) -> No
     refused(orders("topics", "alter", "orders"), "invalid_input")
 
 
+def test_a_topic_is_kept_small_by_its_settings(orders: Cli) -> None:
+    """Each is given, changed, shown, and obeyed on demand."""
+    settings = ["--retention", "7 days", "--retention-bytes", 1 << 30, "--compact", "--tombstones", "1 hour"]
+    more = ["--bytes-max", 1 << 31, "--overload", "reject", "--archive", "file:///tmp/archive"]
+    assert orders("topics", "create", "kept", "--schema", SCHEMA, "--key", "id", *settings, *more).code == 0
+    shown = json.loads(orders("topics", "show", "kept", "--json").out)
+    assert (shown["retention_us"], shown["retention_bytes"]) == (7 * 86_400_000_000, 1 << 30)
+    assert (shown["compact"], shown["tombstones_us"]) == (True, 3_600_000_000)
+    assert (shown["bytes_max"], shown["overload"], shown["archive"]) == (1 << 31, "reject", "file:///tmp/archive")
+    changes = ["--retention", "forever", "--retention-bytes", 0, "--no-compact", "--bytes-max", 0, "--archive", ""]
+    assert orders("topics", "alter", "kept", *changes).code == 0
+    shown = json.loads(orders("topics", "show", "kept", "--json").out)
+    assert (shown["retention_us"], shown["retention_bytes"], shown["compact"]) == (None, None, False)
+    assert (shown["bytes_max"], shown["archive"], shown["hours_to_overtaken"]) == (None, None, None)
+    refused(orders("topics", "create", "x", "--compact", "--overload", "drop_oldest"), "invalid_input")
+    orders("topics", "alter", "orders", "--retention", "1 us")
+    assert orders("topics", "tidy", "orders").out == "removed 3 events of topic orders\n"
+    assert orders("topics", "tidy", "orders").out == "removed 0 events of topic orders\n"
+
+
 def test_deleting_needs_a_yes(orders: Cli) -> None:
     refused(orders("topics", "delete", "orders"), "invalid_input", "3 events", "--yes")
     assert orders("topics", "delete", "orders", "--yes").code == 0

@@ -15,11 +15,12 @@ EVENT = b"x" * 1000
 
 
 @pytest.mark.slow
-@pytest.mark.covers("concept: overload")
 def test_two_writers_forget_the_oldest_and_nothing_else(tmp_path: Path) -> None:
     """What both have dropped, by their own counters, is what is missing."""
     with open_log(str(tmp_path)) as log:
-        log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=40_000, overload="drop_oldest")
+        log.create_topic(
+            "t", partitions=1, segment_bytes=8192, bytes_max=40_000, overload="drop_oldest", durability="os"
+        )
 
     def write() -> tuple[int, int]:
         with open_log(str(tmp_path)) as log:

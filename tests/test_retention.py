@@ -213,7 +213,7 @@ def test_killed_while_it_gives_up_segments(tmp_path: Path, point: str) -> None:
 
     def work() -> None:
         with headwater.open_log(str(tmp_path / "log"), disk=CrashingDisk(point, 2)) as log, account.open("a") as lines:
-            filled(log, 0, retention_bytes=8192)
+            filled(log, 0, retention_bytes=8192, durability="os")
             while True:
                 number = log.offsets("t")[0].stop
                 filled(log, 1, start=number)
@@ -239,7 +239,7 @@ def test_killed_while_it_gives_up_segments(tmp_path: Path, point: str) -> None:
 def test_readers_and_writers_go_on_beside_it(tmp_path: Path) -> None:
     """A reader in another process sees every number in order but those it is told it missed."""
     with open_log(str(tmp_path)) as log:
-        filled(log, 1, retention_bytes=8192)
+        filled(log, 1, retention_bytes=8192, durability="os")
 
     def read() -> tuple[int, int]:
         expected = missed = 0

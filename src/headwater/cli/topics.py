@@ -211,6 +211,13 @@ def alter(
 
 
 @topics.command()
+def tidy(name: Name, log: LogOption = None) -> None:
+    """Remove now what the topic's settings no longer keep; running programs do so by themselves."""
+    with open_existing(log) as opened:
+        typer.echo(f"removed {events_text(opened.tidy(name))} of topic {name}")
+
+
+@topics.command()
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -63,6 +63,7 @@ class Head:
 
     def __init__(self, disk: Disk, path: str, *, writable: bool = True) -> None:
         self._facts = SlotFile(disk, path, magic=_MAGIC, format_max=FORMAT, shapes=_SHAPES, writable=writable)
+        self._facts.take_unwritten_for(_FIRST, 0, 0)
         self._marks: dict[int, tuple[tuple[int, ...], Mark]] = {}
 
     def written(self) -> Mark:
@@ -81,10 +82,7 @@ class Head:
 
     def firsts(self) -> tuple[int, int]:
         """The first offset that the partition holds, and the first that it or the archive holds."""
-        if not self._facts.is_written(_FIRST):
-            return (0, 0)
-        first, archived = self._facts.read(_FIRST)
-        return first, archived
+        return self._facts.read(_FIRST)
 
     def firsts_after_power_loss(self) -> tuple[int, int] | None:
         """The greatest first offset that is whole, since what lies below it may be gone; None where none is."""

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -162,11 +161,7 @@ class LocalStore:
                 write = writes[number]
                 merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
             for (name, number, _), payloads in merged.items():
-                self._gauge.admit(
-                    self.handles.usable_partition(name, number),
-                    events=sum(payload.count for payload in payloads),
-                    size=sum(payload.stride for payload in payloads),
-                )
+                self._gauge.admit(self.handles.usable_partition(name, number), payloads)
             starts = self._transactions.append(merged, offsets)
             for name in sorted({name for name, _, _ in merged}):
                 self.handles.signal(name)
@@ -410,15 +405,14 @@ class LocalStore:
             check_same_topic(partition, write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(_payloads(write))
-            size = sum(payload.stride for payload in payloads)
-            self._gauge.admit(partition, events=write.count, size=size)
-            append = partial(partition.append, payloads, epoch=fence.epoch if fence else None)
+            epoch = fence.epoch if fence else None
+            if partition.topic.bytes_max is not None:
+                self._gauge.admit(partition, payloads)
             try:
-                return partition, append()
+                return partition, partition.append(payloads, epoch=epoch)
             except DiskFull as error:
-                if not self._gauge.disk_is_full(partition, error, events=write.count, size=size):
-                    raise
-                return partition, append()
+                self._gauge.disk_is_full(partition, payloads, error)
+                return partition, partition.append(payloads, epoch=epoch)
         except HeadwaterError as error:
             return error
 

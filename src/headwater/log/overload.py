@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from headwater.log.disk import Disk
+from headwater.log.frame import Payload
 from headwater.log.keeper import holding
 from headwater.log.partition import Partition
 from headwater.log.retention import give_up, segment_sizes
@@ -39,8 +40,9 @@ class Gauge:
         self._expire = expire
         self._closed_bytes: WeakKeyDictionary[Partition, tuple[tuple[int, int], int]] = WeakKeyDictionary()
 
-    def admit(self, partition: Partition, *, events: int, size: int) -> None:
-        """Lets so many events of so many bytes pass, makes room for them, or refuses them."""
+    def admit(self, partition: Partition, payloads: Sequence[Payload]) -> None:
+        """Lets events pass, makes room for them, or refuses them."""
+        events, size = _measure(payloads)
         limit = partition.topic.bytes_max
         if limit is None or self._used(partition) + size <= limit:
             return
@@ -53,7 +55,7 @@ class Gauge:
         full = f"There is no room in {partition.where()}: it may hold {limit:,} bytes."
         match partition.topic.overload:
             case "drop_oldest":
-                self.drop_oldest(partition, room_bytes=limit - size)
+                self._drop_oldest(partition, room_bytes=limit - size)
             case "reject":
                 self._refuse(events, full)
             case "block":
@@ -62,24 +64,26 @@ class Gauge:
                     full, advice="It is tried again for a while; retention or a larger bytes_max makes room."
                 )
 
-    def disk_is_full(self, partition: Partition, error: DiskFull, *, events: int, size: int) -> bool:
-        """Whether room was made on a full disk by dropping the oldest; raises what the topic's policy says if not."""
+    def disk_is_full(self, partition: Partition, payloads: Sequence[Payload], error: DiskFull) -> None:
+        """Makes room on a full disk by dropping the oldest, or raises what the topic's policy says."""
+        events, size = _measure(payloads)
         if partition.topic.overload == "reject":
             self._refuse(events, error.what)
-        if partition.topic.overload == "drop_oldest":
-            return self.drop_oldest(partition, room_bytes=max(0, self._measured(partition) - size))
-        return False
+        if partition.topic.overload == "block":
+            raise error
+        if not self._drop_oldest(partition, room_bytes=max(0, self._measured(partition) - size)):
+            raise error
 
-    def drop_oldest(self, partition: Partition, *, room_bytes: int) -> bool:
+    def _drop_oldest(self, partition: Partition, *, room_bytes: int) -> bool:
         """Gives up the oldest segments until a partition has at most so many bytes; the active one too if it must be."""
         for _ in range(_LOOKS_MAX):
             with holding(self._disk, partition) as alone:
                 if alone:
-                    return self._drop_oldest(partition, room_bytes)
+                    return self._drop_alone(partition, room_bytes)
             time.sleep(_LOOK_S)
         return False
 
-    def _drop_oldest(self, partition: Partition, room_bytes: int) -> bool:
+    def _drop_alone(self, partition: Partition, room_bytes: int) -> bool:
         before = partition.first()
         for is_last_try in (False, True):
             sizes = segment_sizes(self._disk, partition)
@@ -115,3 +119,8 @@ class Gauge:
         closed = sum(size for base, size in sizes.items() if base < written.base)
         self._closed_bytes[partition] = ((first, written.base), closed)
         return closed + written.position
+
+
+def _measure(payloads: Sequence[Payload]) -> tuple[int, int]:
+    """How many events, and how many bytes they take."""
+    return sum(payload.count for payload in payloads), sum(payload.stride for payload in payloads)

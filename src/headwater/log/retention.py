@@ -25,7 +25,7 @@ def expire_partition(disk: Disk, partition: Partition, *, now_us: int) -> int:
     topic = partition.topic
     remove_given_up(disk, partition)
     oldest_us = None if topic.retention_us is None else now_us - topic.retention_us
-    if oldest_us is not None:
+    if oldest_us is not None and partition.written().appended < oldest_us:
         partition.roll_older_than(oldest_us)
     before = partition.first()
     first = _first_kept(disk, partition, oldest_us=oldest_us, keep_bytes=topic.retention_bytes)

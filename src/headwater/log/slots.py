@@ -77,6 +77,10 @@ class SlotFile:
         """Whether the file has the fact at all; one from before the fact was thought of has zeros there."""
         return bool(self._words[_WORDS[fact]])
 
+    def take_unwritten_for(self, fact: int, *values: Any) -> None:
+        """What `read` gives of a fact that was never written."""
+        self._known[fact] = (0, values)
+
     def read_all(self, fact: int) -> list[tuple[Any, ...]]:
         """Every version of a fact that is whole: after a power loss the one that counts may be torn."""
         place = _FACT_BYTES * (fact + 1)

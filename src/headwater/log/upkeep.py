@@ -34,6 +34,7 @@ class Upkeep:
         self._has_thread = has_thread
         self._mutex = threading.Lock()
         self._keeper: Keeper | None = None
+        self._closing = False
 
     def seal(self, name: str) -> int:
         """Seals the closed segments of a topic; returns how many."""
@@ -61,7 +62,8 @@ class Upkeep:
         return topic
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, after the partition at hand."""
+        self._closing = True
         if self._keeper is not None:
             self._keeper.close()
 
@@ -85,7 +87,11 @@ class Upkeep:
                     self.tidy(name, dirty_share_min=DIRTY_SHARE_MIN)
 
     def _keep_topic(self, name: str, act: Callable[[Partition], int]) -> int:
-        return sum(self._keep(name, number, act) for number in range(self._handles.refresh(name).partitions))
+        done = 0
+        for number in range(self._handles.refresh(name).partitions):
+            if not self._closing:
+                done += self._keep(name, number, act)
+        return done
 
     def _keep(self, name: str, number: int, act: Callable[[Partition], int]) -> int:
         """Does something to a partition's closed segments, unless somebody else is at them."""

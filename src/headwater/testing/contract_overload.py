@@ -27,7 +27,6 @@ class OverloadContract(LogCase):
         with refused(InvalidInput, "drop_oldest"):
             log.create_topic("kept", compact=True, overload="drop_oldest")
 
-    @pytest.mark.covers("concept: overload")
     def test_reject_refuses_what_does_not_fit_and_counts_it(self, log: Log) -> None:
         """Everything acknowledged is there, and nothing of what was refused."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT, overload="reject")
@@ -49,7 +48,6 @@ class OverloadContract(LogCase):
             with refused(Overloaded):
                 receipt.result()
 
-    @pytest.mark.covers("concept: overload")
     def test_drop_oldest_takes_every_event_and_counts_what_it_forgot(self, log: Log) -> None:
         """What is left is the newest, without a hole, within the limit."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT, overload="drop_oldest")
@@ -60,7 +58,6 @@ class OverloadContract(LogCase):
         assert [event.offset for event in events_of(log, "t")] == list(held)
         assert log.counters()["dropped"] == held.start
 
-    @pytest.mark.covers("concept: overload")
     def test_block_waits_until_there_is_room(self, log: Log, other: Log) -> None:
         """Nothing is lost: an append and a producer go on when somebody makes room; a producer gives up after its time."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT)
