@@ -19,6 +19,7 @@ NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
+        "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "close": "(self)",
@@ -70,7 +71,7 @@ CODES = {
     "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict",
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
-    "no_access", "damaged", "format_too_new", "poisoned",
+    "no_access", "damaged", "format_too_new", "poisoned", "unreachable",
 }  # fmt: skip
 
 HEAVY = [
@@ -133,7 +134,7 @@ def test_error_codes_are_these() -> None:
         kinds += [child for child in kind.__subclasses__() if child.__module__ == "headwater.model.errors"]
     assert {kind.code for kind in kinds} == CODES
     retriable = {kind.code for kind in kinds if kind.retriable}
-    assert retriable == {"overloaded", "timed_out", "disk_full"}
+    assert retriable == {"overloaded", "timed_out", "disk_full", "unreachable"}
 
 
 @pytest.mark.parametrize(
