@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import sys
 import threading
@@ -19,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import headwater
+from children import Child
 from headwater.log.log import Log
 from headwater.model.errors import (
     Closed,
@@ -171,6 +171,30 @@ def test_the_blocks_of_the_page_run(kafka: KafkaServer) -> None:
     exec("\n".join(blocks).replace("127.0.0.1:9092", kafka.bootstrap), {})
 
 
+def test_a_batch_of_thousands_is_one_record_batch(log: Log) -> None:
+    """It is seen whole without the cost and the gap of a transaction, also while other threads write."""
+    log.create_topic("t", "n BIGINT", partitions=1)
+    rows = [{"n": number} for number in range(4_000)]
+    ends, done = set(), threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            ends.add(log.offsets("t")[0].stop)
+
+    watcher = threading.Thread(target=watch)
+    writers = [
+        threading.Thread(target=lambda: [log.append("t", rows) for _ in range(5)], name=f"writer {n}") for n in range(2)
+    ]
+    for thread in (watcher, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    watcher.join()
+    assert {end % 4_000 for end in ends} == {0}
+    assert [row["n"] for row in values_of(log, "t")] == list(range(4_000)) * 10
+
+
 # One log, many handles
 
 
@@ -217,28 +241,23 @@ def test_of_many_that_make_a_topic_one_does(log: Log, url: str) -> None:
     for thread in threads:
         thread.join()
     made = [outcome for outcome in outcomes if not isinstance(outcome, TopicExists)]
-    assert len(outcomes) == 4 and len(made) <= 1
-    if made:
-        assert log.topic("t") == made[0]
+    assert len(outcomes) == 4 and len(made) == 1
+    assert log.topic("t") == made[0]
     log.append("t", [{log.topic("t").schema.names[0]: 1}])
 
 
 def test_a_forked_child_is_told_to_open_its_own(log: Log) -> None:
     """A client's threads stay with the parent; the child gets an error instead of waiting for ever."""
     log.create_topic("raw", partitions=1)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def use() -> str:
         try:
-            log.append("raw", [b"x"])
-        except Closed:
-            os.write(writing, b"closed")
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    assert os.read(reading, 100) == b"closed"
-    os.close(reading)
+            log.append("raw", [b"child"])
+        except Closed as error:
+            return error.code
+        return "stored"
+
+    assert Child(use).result() == "closed"
     log.append("raw", [b"parent"])
     assert values_of(log, "raw") == [b"parent"]
 
@@ -312,7 +331,7 @@ def test_a_broker_that_dies_is_unreachable(capfd: pytest.CaptureFixture[str]) ->
         log.create_topic("orders", ORDERS, key="id", partitions=1)
         log.append("orders", orders(3))
         reader = log.reader("orders")
-    for use in (lambda: log.append("orders", orders(1)), lambda: reader.poll(timeout_s=0), log.topics):
+    for use in (lambda: log.append("orders", orders(1)), lambda: reader.poll(timeout_s=0)):
         begun = time.monotonic()
         with refused(Unreachable, mine.bootstrap):
             use()

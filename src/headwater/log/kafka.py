@@ -30,7 +30,7 @@ import pyarrow as pa
 from headwater.log.commit import OffsetPart
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import NO_PRODUCER
-from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, make_topic
+from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, alter_topic, make_topic, remove_topic
 from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka_json import to_records
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
@@ -56,7 +56,8 @@ FOREIGN_BYTES_MAX = 8 << 20
 KAFKA_NAME_CHARACTERS_MAX = 249
 
 _FIRST_KNOWN_S = 1.0
-_GONE_S = 8.0
+_RECORD_S = 0.3
+_FLIGHTS_MAX = 1024
 _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
@@ -78,7 +79,7 @@ class KafkaStore(KafkaRefusals):
         self._cluster = join(msgspec.structs.replace(address, prefix=""))
         self._catalog = Catalog(self._cluster, self._prefix)
         self._sequences = Sequences(self._cluster, self._prefix)
-        self._seen: set[str] = set()
+        self._seen: dict[str, int] = {}
         self._foreign: dict[str, Topic] = {}
         self._firsts: dict[str, tuple[float, list[int]]] = {}
         self._lock = threading.Lock()
@@ -108,22 +109,25 @@ class KafkaStore(KafkaRefusals):
     def create(self, topic: Topic) -> Topic:
         self._check_writable()
         name, settings = self._physical(topic.name), _settings(topic)
+        is_made = False
 
         def decide(before: Topic | None) -> Topic:
-            if self._cluster.list_topics(name):
-                raise _exists(topic.name)
+            """Kafka decides who makes it; whoever did goes on until the catalog has it, however often others come between."""
+            nonlocal is_made
+            if not is_made:
+                if self._cluster.list_topics(name):
+                    raise _exists(topic.name)
+                make_topic(self._cluster, name, partitions=topic.partitions, settings=settings)
+                is_made = True
             return topic
 
-        self._catalog.change(topic.name, decide)
         try:
-            make_topic(self._cluster, name, partitions=topic.partitions, settings=settings)
-        except HeadwaterError as error:
-            self._catalog.change(topic.name, lambda now: None if now is not None and now.id == topic.id else now)
-            if isinstance(error, TopicExists):
-                raise _exists(topic.name) from None
-            raise
+            self._catalog.change(topic.name, decide)
+        except TopicExists:
+            self._wait_for_record(topic.name)
+            raise _exists(topic.name) from None
         self._know(name, topic)
-        self._seen.add(topic.id)
+        self._seen[topic.id] = topic.partitions
         self._foreign.pop(topic.name, None)
         return topic
 
@@ -162,21 +166,13 @@ class KafkaStore(KafkaRefusals):
         after = self._catalog.change(name, decide)
         assert after is not None
         if _settings(after) != _settings(before):
-            self._alter(self._physical(name), _settings(after))
+            alter_topic(self._cluster, self._physical(name), _settings(after))
         return after
 
     def delete(self, name: str) -> None:
         self._check_writable()
         topic = self.refresh(name)
-        physical = self._physical(name)
-        future = self._cluster.admin.delete_topics([physical], operation_timeout=8, request_timeout=8)[physical]
-        try:
-            future.result(10)
-        except self._cluster.kafka.KafkaException as caught:
-            raise self._cluster.as_ours(caught.args[0], what=f"delete topic {name!r}") from None
-        deadline = clock_time.monotonic() + _GONE_S
-        while self._cluster.list_topics(physical) and clock_time.monotonic() < deadline:
-            clock_time.sleep(0.005)
+        remove_topic(self._cluster, self._physical(name))
         self._foreign.pop(name, None)
         self._catalog.change(name, lambda now: None if now is not None and now.id == topic.id else now)
 
@@ -196,7 +192,8 @@ class KafkaStore(KafkaRefusals):
             try:
                 outcomes.append(_given(self._settled(result), write))
             except HeadwaterError as error:
-                self._in_flight.pop(_flight(write), None)
+                with self._lock:
+                    self._in_flight.pop(_flight(write), None)
                 outcomes.append(error)
         return outcomes
 
@@ -218,9 +215,8 @@ class KafkaStore(KafkaRefusals):
             )
         )
         with self._lock:
-            for (other, _), old in self._producers.items():
-                if other == producer:
-                    old.close()
+            for key in [key for key in self._producers if key[0] == producer]:
+                self._producers.pop(key).close()
             epoch = next(self._epochs)
             self._producers[producer, epoch] = transactor
         self._sequences.records.refresh()
@@ -244,8 +240,8 @@ class KafkaStore(KafkaRefusals):
             except TopicNotFound:
                 if is_last:
                     raise
-                self._seen.difference_update(topic.id for topic in topics)
                 for topic in topics:
+                    self._seen.pop(topic.id, None)
                     self._foreign.pop(topic.name, None)
                 topics = [self.refresh(name) for name in names]
                 continue
@@ -310,28 +306,33 @@ class KafkaStore(KafkaRefusals):
     def _known(self, name: str) -> Topic:
         """A topic as this handle knows it, without a question where it can be avoided."""
         found = self._catalog.get(name)
-        if found is not None and found.id in self._seen:
-            return found
-        return self._foreign[name] if found is None and name in self._foreign else self.refresh(name)
+        is_seen = name in self._foreign if found is None else found.id in self._seen
+        return self._found(name) if is_seen else self.refresh(name)
 
     def _found(self, name: str) -> Topic:
-        """A topic by the catalog as it was read last; whether Kafka has it is asked once."""
+        """A topic by the catalog as it was read last; whether Kafka has it, with how many partitions, is asked once."""
         physical = self._physical(name)
-        topic = self._catalog.get(name)
+        topic = self._catalog.get(name) or self._foreign.get(name)
         if topic is not None and topic.id in self._seen:
-            return topic
-        if topic is None and name in self._foreign:
-            return self._foreign[name]
+            count = self._seen[topic.id]
+            return topic if topic.partitions == count else msgspec.structs.replace(topic, partitions=count)
         there = self._cluster.list_topics(physical)
         if not there:
             raise self._not_found(name)
         if topic is None:
             topic = self._foreign[name] = _foreign_topic(name, there[physical])
-        else:
-            topic = msgspec.structs.replace(topic, partitions=there[physical])
+        topic = msgspec.structs.replace(topic, partitions=there[physical])
         self._know(physical, topic)
-        self._seen.add(topic.id)
+        self._seen[topic.id] = topic.partitions
         return topic
+
+    def _wait_for_record(self, name: str) -> None:
+        """A topic that is being made elsewhere is on Kafka a moment before it is in the catalog."""
+        deadline = clock_time.monotonic() + _RECORD_S
+        self._catalog.refresh()
+        while self._catalog.get(name) is None and clock_time.monotonic() < deadline:
+            clock_time.sleep(0.01)
+            self._catalog.refresh()
 
     def _know(self, physical: str, topic: Topic) -> None:
         with self._cluster.askers.one() as asker:
@@ -356,7 +357,10 @@ class KafkaStore(KafkaRefusals):
             future = self._cluster.writer.run(lambda: self._write_named(write, parcel))
         else:
             future = self._cluster.writer.send(parcel)
-        self._in_flight[_flight(write)] = (stamp.sequence_last, future)
+        with self._lock:
+            self._in_flight[_flight(write)] = (stamp.sequence_last, future)
+            while len(self._in_flight) > _FLIGHTS_MAX:
+                del self._in_flight[next(iter(self._in_flight))]
         return future
 
     def _write_named(self, write: Write, parcel: Parcel) -> list[int]:
@@ -370,7 +374,7 @@ class KafkaStore(KafkaRefusals):
             raise Fenced("Another producer with the same id took over.", advice="Close this one.")
         number = self._sequences.parcel(stamp.producer, topic_id, write.partition, stamp.sequence_last)
         offsets = transactor.commit([parcel, number])[0]
-        self._sequences.records.refresh()
+        self._sequences.note(stamp.producer, topic_id, write.partition, stamp.sequence_last)
         return offsets
 
     def _parcel(self, write: Write) -> Parcel:
@@ -413,18 +417,6 @@ class KafkaStore(KafkaRefusals):
                 if reached.any():
                     return chunk.base_offset + int(np.argmax(reached))
         return bound.end
-
-    def _alter(self, physical: str, settings: dict[str, str]) -> None:
-        admin = self._cluster.admin_library
-        entries = [
-            admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
-            for name, value in settings.items()
-        ]
-        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, physical, incremental_configs=entries)
-        try:
-            self._cluster.admin.incremental_alter_configs([resource], request_timeout=8)[resource].result(10)
-        except self._cluster.kafka.KafkaException as caught:
-            raise self._cluster.as_ours(caught.args[0], what=f"alter topic {physical!r}") from None
 
     def _not_found(self, name: str) -> TopicNotFound:
         known = ", ".join(self.topics()[:10]) or "none yet"

@@ -28,7 +28,7 @@ from headwater.log.kafka_json import Records
 from headwater.log.kafka_reader import Fetcher
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.topic import Topic
-from headwater.model.errors import Fenced, TopicNotFound, Unreachable
+from headwater.model.errors import Fenced, TopicExists, TopicNotFound, Unreachable
 from headwater.model.schema import BYTES_SCHEMA
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ INTERNAL = "__headwater."
 FORMAT = 1
 
 _ATTEMPTS_MAX = 30
+_GONE_S = 8.0
+_PATIENCE = {"operation_timeout": _GONE_S, "request_timeout": _GONE_S}
 _COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
@@ -121,9 +123,13 @@ class Sequences:
         """The record that says so, to be stored together with the events."""
         return self.records.parcel([(_sequence_key(producer, topic_id, partition), b"%d" % sequence)])
 
+    def note(self, producer: bytes, topic_id: str, partition: int, sequence: int) -> None:
+        """What was just committed by the only one who may; it need not be read back."""
+        self._last[_sequence_key(producer, topic_id, partition)] = sequence
+
     def _apply(self, key: bytes, value: bytes | None) -> None:
         if value is not None:
-            self._last[key] = int(value)
+            self._last[key] = max(int(value), self._last.get(key, -1))
 
 
 class CompactedTopic:
@@ -204,22 +210,37 @@ class CompactedTopic:
 def make_topic(
     cluster: Cluster, name: str, *, partitions: int, settings: dict[str, str], exist_ok: bool = False
 ) -> None:
-    """Makes a topic on the cluster and waits until it can be used; `TopicExists`."""
-    code = cluster.kafka.KafkaError
-
-    def make(left: float) -> Any:
-        return cluster.admin.create_topics(
-            [cluster.admin_library.NewTopic(name, partitions, -1, config=settings)],
-            operation_timeout=left,
-            request_timeout=left,
-        )[name].result(left + 1)
-
+    """Makes a topic on the cluster; `TopicExists`."""
+    topic = cluster.admin_library.NewTopic(name, partitions, -1, config=settings)
     try:
-        make(8.0)
+        _done(cluster, cluster.admin.create_topics([topic], **_PATIENCE)[name], f"make topic {name!r}")
+    except TopicExists:
+        if not exist_ok:
+            raise
+
+
+def alter_topic(cluster: Cluster, name: str, settings: dict[str, str]) -> None:
+    """Changes settings of a topic on the cluster."""
+    admin = cluster.admin_library
+    entries = [admin.ConfigEntry(n, v, incremental_operation=admin.AlterConfigOpType.SET) for n, v in settings.items()]
+    resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name, incremental_configs=entries)
+    futures = cluster.admin.incremental_alter_configs([resource], request_timeout=_PATIENCE["request_timeout"])
+    _done(cluster, futures[resource], f"alter topic {name!r}")
+
+
+def remove_topic(cluster: Cluster, name: str) -> None:
+    """Removes a topic from the cluster, and returns when it is gone."""
+    _done(cluster, cluster.admin.delete_topics([name], **_PATIENCE)[name], f"delete topic {name!r}")
+    deadline = time.monotonic() + _GONE_S
+    while cluster.list_topics(name) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _done(cluster: Cluster, future: Any, what: str) -> None:
+    try:
+        future.result(_GONE_S + 1)
     except cluster.kafka.KafkaException as caught:
-        error = caught.args[0]
-        if error.code() != code.TOPIC_ALREADY_EXISTS or not exist_ok:
-            raise cluster.as_ours(error, what=f"make topic {name!r}") from None
+        raise cluster.as_ours(caught.args[0], what=what) from None
 
 
 def _sequence_key(producer: bytes, topic_id: str, partition: int) -> bytes:

@@ -125,6 +125,7 @@ class Fetcher:
         self._cluster.forget(self.consumer)
         self.consumer.close()
         self.consumer = self._cluster.consumer()
+        self._at.offset = self.offset
         self.consumer.assign([self._at])
 
     def _fill(self, events_max: int, *, wait_s: float) -> bool:
@@ -139,7 +140,7 @@ class Fetcher:
             raise self._cluster.as_ours(caught.args[0], what=f"read {self._at.topic!r}") from None
         if found and found[-1].error() is None:
             self._eof = -1
-            if all(event.error() is None for event in found):
+            if not any(map(type(found[0]).error, found)):
                 self._pending += found
                 return True
         for event in found:
@@ -224,15 +225,14 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
     """Events of one partition as chunks, cut where offsets have gaps."""
     if not events:
         return []
-    offsets = np.fromiter((event.offset() for event in events), np.int64, len(events))
-    headers = [event.headers() for event in events]
-    records = Records(
-        [event.key() for event in events],
-        [event.value() for event in events],
-        headers if any(headers) else None,
-    )
+    kind = type(events[0])  # `map` over the methods of a type takes half the time of a comprehension
+    offsets = np.array(list(map(kind.offset, events)), np.int64)
+    values, headers = list(map(kind.value, events)), list(map(kind.headers, events))
+    has_keys = not topic.has_schema or None in values
+    keys = list(map(kind.key, events)) if has_keys else [None] * len(events)
+    records = Records(keys, values, headers if any(headers) else None)
     batch = to_columns(records, topic, partition=partition, offsets=offsets.tolist())
-    times = np.fromiter((event.timestamp()[1] for event in events), np.int64, len(events)) * 1000
+    times = np.array([moment for _, moment in map(kind.timestamp, events)], np.int64) * 1000
     starts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(events)]
     chunks = []
     for start, stop in itertools.pairwise(starts):
