@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import duckdb
@@ -21,18 +19,13 @@ from copying import await_lines, check_accounts, fast_folder, make_topics, write
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
+from headwater.testing.points import copy_points
 
 WRITERS = 3
 
 
-def points(*modules: str) -> list[str]:
-    """The points at which these modules may be killed, read from their source."""
-    text = "".join((files("headwater.log") / module).read_text() for module in modules)
-    return sorted(set(re.findall(r'\.reach\("([^"]+)"\)', text)))
-
-
-BACKUP_POINTS = points("backup.py", "vault.py")
-RESTORE_POINTS = points("restore.py")
+BACKUP_POINTS = [point for point in copy_points() if point.startswith("backup")]
+RESTORE_POINTS = [point for point in copy_points() if point.startswith("restore")]
 
 
 @contextmanager

@@ -239,7 +239,7 @@ def test_a_copy_inside_the_log_or_onto_itself_is_refused(logs: tuple[hw.Log, hw.
         source.mirror(source)
     with pytest.raises(TopicNotFound):
         source.mirror(tmp_path / "new", topics=["nope"])
-    for wrong in ({"topics": "t"}, {"topics": []}, {"topics": ["a"], "pattern": "a"}):
+    for wrong in ({"topics": "t"}, {"topics": []}, {"topics": ["a"], "pattern": "a"}, {"pattern": "("}):
         with pytest.raises(InvalidInput):
             source.mirror(target, **wrong)
     assert not (tmp_path / "new").exists() and not (tmp_path / "0/x").exists()
