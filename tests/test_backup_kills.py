@@ -97,7 +97,6 @@ def was_killed(child: Child[int]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.covers("concept: rebuilding state")
 def test_a_backup_killed_at_any_point_leaves_the_one_before() -> None:
     """And the next one goes through, beside the writers, and holds everything acknowledged before it began."""
     with busy_log(1) as folder:
