@@ -17,6 +17,7 @@ import pyarrow.parquet as parquet
 import headwater as hw
 
 MEMORY = Path("/dev/shm")
+PAUSE_S = 0.01
 PLAIN = "id STRING, worker INT, n BIGINT, text STRING, at TIMESTAMP"
 PAIR = "transaction STRING, size INT, row INT"
 
@@ -24,7 +25,9 @@ PAIR = "transaction STRING, size INT, row INT"
 @contextmanager
 def fast_folder() -> Iterator[Path]:
     """A folder in memory where there is some: a kill cannot show what a sync does."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="headwater-copies-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
+    ) as folder:
         yield Path(folder)
 
 
@@ -35,7 +38,7 @@ def make_topics(log: hw.Log) -> None:
     log.create_topic("right", PAIR, key="transaction", partitions=1, segment_bytes=16_384)
 
 
-def write_until_told(folder: Path, worker: int, seed: int) -> None:
+def write_until_told(folder: Path, worker: int, seed: int, *, pause_s: float = PAUSE_S) -> None:
     """Appends until a file `stop` is there: batches, deletions, headers, transactions, wider schemas, new topics."""
     chance = random.Random(seed * 100 + worker)
     count = widths = 0
@@ -77,6 +80,7 @@ def write_until_told(folder: Path, worker: int, seed: int) -> None:
                     line = [topic, number, ranges[0].start, ranges[-1].stop, f"{worker}.{count}"]
                     account.write(json.dumps(line) + "\n")
             account.flush()
+            time.sleep(pause_s)
 
 
 def await_lines(folder: Path, lines: int, *, timeout_s: float = 30.0) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +27,7 @@ from headwater.testing.crashdisk import RecordingDisk
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, at TIMESTAMP"
 KINDS = ("file", "memory")
+SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 @pytest.fixture
@@ -239,7 +244,7 @@ def test_a_copy_inside_the_log_or_onto_itself_is_refused(logs: tuple[hw.Log, hw.
         source.mirror(source)
     with pytest.raises(TopicNotFound):
         source.mirror(tmp_path / "new", topics=["nope"])
-    for wrong in ({"topics": "t"}, {"topics": []}, {"topics": ["a"], "pattern": "a"}):
+    for wrong in ({"topics": "t"}, {"topics": []}, {"topics": ["a"], "pattern": "a"}, {"pattern": "("}):
         with pytest.raises(InvalidInput):
             source.mirror(target, **wrong)
     assert not (tmp_path / "new").exists() and not (tmp_path / "0/x").exists()
@@ -289,3 +294,25 @@ def test_the_command_copies_and_tells_in_json(command: Command) -> None:
     refused(command("mirror", "nothing", "copy"), "log_not_found")
     refused(command("mirror", "data", "copy", "-t", "nope"), "topic_not_found")
     refused(command("mirror", "data", "ftp://x"), "unsupported")
+
+
+def test_the_command_follows_until_it_is_interrupted(tmp_path: Path) -> None:
+    """One line of JSON whenever it has caught up; Ctrl-C is the way to end it, and no failure."""
+    with hw.open_log(tmp_path / "data") as log:
+        log.create_topic("t", "n INT", partitions=1)
+        log.append("t", [{"n": 1}])
+        command_line = [sys.executable, "-m", "headwater.cli.main", "mirror", "data", "copy", "--follow"]
+        with subprocess.Popen(
+            command_line,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as running:
+            assert running.stdout is not None and running.stderr is not None
+            assert json.loads(running.stdout.readline()) == {"topics": 1, "events": 1, "behind": 0}
+            log.append("t", [{"n": 2}, {"n": 3}])
+            assert json.loads(running.stdout.readline()) == {"topics": 1, "events": 3, "behind": 0}
+            running.send_signal(signal.SIGINT)
+            assert running.stdout.read() == b"" and running.stderr.read() == b""
+            assert running.wait(timeout=20) == 0

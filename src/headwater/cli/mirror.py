@@ -23,7 +23,8 @@ def mirror(
     target: Annotated[str, typer.Argument(metavar="TO", help="The copy: a folder or a URL, made where it is missing.")],
     topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Only this topic; may be repeated.")] = None,
     pattern: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help='Only topics that match, such as "orders.*", new ones too.')
+        str | None,
+        typer.Option(metavar="PATTERN", help='Only topics whose name matches, such as "orders.*", new ones too.'),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C.")] = False,
 ) -> None:

@@ -178,17 +178,16 @@ class _Backup:
     def _snapshot(self, log_id: str, earlier: Manifest | None, held: ExitStack) -> _Snapshot:
         folder = self._store.folder
         spool: IO[bytes] = held.enter_context(tempfile.SpooledTemporaryFile(SPOOL_BYTES))  # noqa: SIM115 - `held` closes it
-        with self._store.standing_still() as commits:
+        with self._store.standing_still():
             topics = [self._store.refresh(name) for name in self._store.topics()]
             for topic in topics:
                 for number in range(topic.partitions):
                     seal = self._disk.open(f"{folder}/topics/{topic.name}/{number}/seal", "write")
                     held.callback(seal.close)
                     seal.lock()
-            with commits.locked():
+            with self._store.between_transactions() as state:
                 folders, others = self._read_others(topics, spool)
                 bounds = dict(self._store.bounds([topic.name for topic in topics]))
-                state = commits.state()
             manifest = Manifest(
                 log_id=log_id,
                 taken_us=max(self._clock(), earlier.taken_us + 1 if earlier else 0),
@@ -308,8 +307,11 @@ class _Backup:
         if known is not None and (known.kind == "frames" or known.source_bytes == size):
             return self._kept(known)
         if is_sealed:
-            for failure in Sealed(self._disk, folder, base).check_batches(topic):
+            sealed = Sealed(self._disk, folder, base)
+            for failure in sealed.check_batches(topic):
                 raise failure
+            if sealed.end_offset != end:
+                raise damaged(sealed.path, 0, f"events {sealed.end_offset} to {end - 1} are missing behind it")
         else:
             mark_at(Segment(self._disk, folder, base), end)
         stored = f"{self._stamp}/{topic.name}/{number}/{name}"

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
-from headwater.log.commit import CommitLog, OffsetPart, create_commits, create_state
+from headwater.log.commit import CommitLog, OffsetPart, State, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
@@ -209,10 +209,17 @@ class LocalStore:
         return self._disk
 
     @contextmanager
-    def standing_still(self) -> Iterator[CommitLog]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile. Gives the commit log."""
+    def standing_still(self) -> Iterator[None]:
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile."""
         with self.gate, self._catalog():
-            yield self._commits
+            yield
+
+    @contextmanager
+    def between_transactions(self) -> Iterator[State]:
+        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
+        with self.gate, self._commits.locked():
+            self._settle()
+            yield self._commits.state()
 
     # Everything else
 

@@ -21,9 +21,9 @@ Thread-safety: none; a mirror belongs to one thread. It takes no locks beyond th
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from headwater.log.events import output_schema, to_batch_of
 from headwater.log.frame import HAS_DELETED, HAS_HEADERS, Stamp, physical_schema
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter, Write
 from headwater.log.topic import Topic, check_name
-from headwater.model.errors import Diverged, InvalidInput, TopicExists, TopicNotFound
+from headwater.model.errors import Diverged, InvalidInput, TopicExists, TopicNotFound, Unsupported
 from headwater.model.schema import project
 
 PIECE_EVENTS_MAX = 65_536
@@ -146,7 +146,7 @@ class Mirror:
         if self._named is not None:
             return self._named
         names = self._source.topics()
-        return names if self._pattern is None else [name for name in names if fnmatchcase(name, self._pattern)]
+        return names if self._pattern is None else [name for name in names if re.fullmatch(self._pattern, name)]
 
     def _drop(self, name: str) -> None:
         """A topic that was deleted here stays in the copy, as it was."""
@@ -257,6 +257,11 @@ class _CopiedTopic:
         chunks = cursor.read(end, events_max=self._piece_events)
         if chunks[0].base_offset != start:
             raise self._missed(number, start, chunks[0].base_offset)
+        if sum(chunk.batch.num_rows for chunk in chunks) != chunks[-1].end_offset - start:
+            raise Unsupported(
+                f"Compaction has left gaps behind offset {start} in partition {number} of topic {self._topic.name!r}.",
+                advice="A copy by offset needs every event: make the target from a backup, then mirror what follows.",
+            )
         if chunks[-1].topic.schema_id > self._topic.schema_id:
             self.follow(chunks[-1].topic)
         batch, appended = _joined(chunks, self._topic.schema)
@@ -333,6 +338,13 @@ def chosen_topics(source: Store, topics: Sequence[str] | None, pattern: str | No
     """The names that were asked for, all of them there; None where a pattern, or nothing, was given."""
     if topics is not None and pattern is not None:
         raise InvalidInput("A mirror takes topics or a pattern, not both.", advice="Leave out one of the two.")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise InvalidInput(
+                f"{pattern!r} is not a regular expression: {error}.", advice='Such as pattern="orders.*".'
+            ) from None
     if topics is None:
         return None
     if isinstance(topics, str) or not topics:

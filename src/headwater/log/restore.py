@@ -30,7 +30,7 @@ from headwater.log.recovery import INCARNATIONS_MAX
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import segment_name
 from headwater.log.topic import check_name
-from headwater.log.vault import Vault, open_vault
+from headwater.log.vault import Vault, make_folders, open_vault
 from headwater.model.clock import Clock, system_clock
 from headwater.model.errors import (
     Conflict,
@@ -100,7 +100,7 @@ class _Restore:
         self._done = Restored(manifest.taken_us, len(manifest.topics), manifest.events, 0, 0)
 
     def run(self) -> Restored:
-        self._disk.make_folder(self._fresh)
+        make_folders(self._disk, self._fresh)
         lock = self._disk.open(f"{self._fresh}/catalog.lock", "create")
         try:
             if not lock.lock(wait=False):

@@ -93,7 +93,7 @@ class FolderVault:
 
     def put(self, name: str, pieces: Iterable[Buffer]) -> None:
         path = self._path(name)
-        self._make_folders(os.path.dirname(path))
+        make_folders(self._disk, os.path.dirname(path))
         file = self._disk.open(f"{path}.new", "create")
         try:
             file.truncate(0)
@@ -112,7 +112,7 @@ class FolderVault:
         if not isinstance(self._disk, RealDisk):
             return False
         to = self._path(name)
-        self._make_folders(os.path.dirname(to))
+        make_folders(self._disk, os.path.dirname(to))
         try:
             os.link(path, to)
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class FolderVault:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        self._make_folders(self.url)
+        make_folders(self._disk, self.url)
         file = self._disk.open(self._path(_LOCK), "create")
         try:
             if not file.lock(wait=False):
@@ -149,16 +149,6 @@ class FolderVault:
                 yield from self._walk(inside)
             elif inside != _LOCK:
                 yield inside
-
-    def _make_folders(self, folder: str) -> None:
-        missing = []
-        while not self._disk.exists(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        if missing:
-            self._disk.make_folder(missing[0])
-            for made in missing:
-                self._disk.sync_folder(os.path.dirname(made))
 
     def _path(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -211,6 +201,18 @@ class ArrowVault:
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
+
+
+def make_folders(disk: Disk, folder: str) -> None:
+    """A folder and those above it, all on disk with their names."""
+    missing = []
+    while not disk.exists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    if missing:
+        disk.make_folder(missing[0])
+        for made in missing:
+            disk.sync_folder(os.path.dirname(made))
 
 
 def file_pieces(disk: Disk, path: str, end: int | None = None) -> Iterator[bytes]:

@@ -33,6 +33,11 @@ def group_points() -> list[str]:
     return _beginning(_GROUPS)
 
 
+def copy_points() -> list[str]:
+    """Every point of backups and restores."""
+    return _beginning(_COPIES)
+
+
 def _beginning(prefixes: tuple[str, ...]) -> list[str]:
     return [point for point in _all_points() if point.startswith(prefixes)]
 
