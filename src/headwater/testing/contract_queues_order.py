@@ -184,6 +184,7 @@ class QueueOrderContract(LogCase):
                 assert (lease.event.value, lease.deliveries) == (b"b", 1)
                 assert lease.defer() == places[1]
 
+    @pytest.mark.covers("ActiveMQ")
     def test_a_selector_leaves_the_rest_to_others(self, log: Log, other: Log) -> None:
         """Each handle is given what it wants, however much else stands before it; nothing counts as delivered to it."""
         log.create_topic("tasks", "n INT, kind STRING", partitions=2)
@@ -202,3 +203,40 @@ class QueueOrderContract(LogCase):
             rest = others.lease(events_max=2_000, timeout_s=0)
             assert {lease.deliveries for lease in rest} == {1}
             assert sorted(lease.event.value["n"] for lease in rest) == [n for n in range(1_000) if n % 50 != 49]
+
+    @pytest.mark.covers("ActiveMQ")
+    def test_a_key_sticks_to_one_consumer(self, log: Log, other: Log) -> None:
+        """As long as it is there; then another goes on with it, in order. Each consumer has some of the keys."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=2)
+        log.append("steps", [{"user": f"u{n % 40}", "n": n} for n in range(400)])
+        done: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+        first, second = (handle.queue("steps", order="sticky") for handle in (log, other))
+        for queue in (first, second):
+            queue.nack(queue.lease(events_max=1, timeout_s=0))
+        time.sleep(0.15)
+        for _ in range(4):
+            for queue, mine in zip((first, second), done, strict=True):
+                leases = queue.lease(timeout_s=0)
+                for lease in leases:
+                    mine[lease.event.key].append(lease.event.value["n"])
+                queue.ack(leases)
+        assert done[0] and done[1] and not set(done[0]) & set(done[1])
+        assert len(done[0]) + len(done[1]) == 40
+        second.close()
+        while leases := first.lease(timeout_s=0.3):
+            for lease in leases:
+                done[lease.event.key in done[1]][lease.event.key].append(lease.event.value["n"])
+            first.ack(leases)
+        first.close()
+        assert done[0] | done[1] == {f"u{user}": list(range(user, 400, 40)) for user in range(40)}
+
+    @pytest.mark.covers("ActiveMQ")
+    def test_a_subscription_outlives_its_consumers(self, log: Log, other: Log) -> None:
+        """What came while nobody was there is delivered to whoever comes next, from where the group had stopped."""
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"a", b"b"])
+        with log.queue("tasks", group="durable") as queue:
+            queue.ack(queue.lease(events_max=1))
+        log.append("tasks", [b"c"])
+        with other.queue("tasks", group="durable") as queue:
+            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"b", b"c"]
