@@ -53,7 +53,7 @@ class QueueOrderContract(LogCase):
         log.append("steps", [{"user": "u", "n": n} for n in range(3)])
         with log.queue("steps") as queue:
             (first,) = queue.lease(events_max=1)
-            first.nack(delay_s=0.05)
+            first.nack(delay_s=0.4)
             rest = queue.lease(events_max=5)
             assert [lease.event.value["n"] for lease in rest] == [1, 2]
             assert [lease.event.value["n"] for lease in queue.lease()] == [0]
@@ -83,9 +83,9 @@ class QueueOrderContract(LogCase):
         """By a delay or at a time; what is ready is not held up by it."""
         log.create_topic("tasks", partitions=1)
         with log.queue("tasks") as queue:
-            soon = time.time() + 0.3
+            soon = time.time() + 0.9
             queue.send(b"later", at=datetime.fromtimestamp(soon, UTC))
-            queue.send(b"sooner", delay_s=0.1)
+            queue.send(b"sooner", delay_s=0.6)
             queue.send(b"far", at=datetime.now(UTC) + timedelta(days=300))
             queue.send(b"past", at=1)
             queue.send(b"now")
@@ -93,10 +93,10 @@ class QueueOrderContract(LogCase):
             leases = queue.lease(timeout_s=0)
             assert [lease.event.value for lease in leases] == [b"past", b"now"]
             assert queue.depth() == Depth(ready=0, leased=2, scheduled=3, dead=0)
-            (sooner,) = queue.lease(timeout_s=2)
+            (sooner,) = queue.lease(timeout_s=5)
             assert sooner.event.value == b"sooner"
             assert sooner.deliveries == 1
-            (later,) = queue.lease(timeout_s=2)
+            (later,) = queue.lease(timeout_s=5)
             assert time.time() >= soon
             assert later.event.value == b"later"
             queue.ack([*leases, sooner, later])
@@ -106,11 +106,11 @@ class QueueOrderContract(LogCase):
         """It has not come yet; when it has, it waits its turn."""
         log.create_topic("tasks", partitions=1)
         with log.queue("tasks", order="key") as queue:
-            queue.send(b"later", key=b"k", delay_s=0.1)
+            queue.send(b"later", key=b"k", delay_s=0.4)
             queue.send(b"now", key=b"k")
             (now,) = queue.lease(timeout_s=0)
             assert now.event.value == b"now"
-            time.sleep(0.12)
+            time.sleep(0.42)
             assert queue.lease(timeout_s=0) == []
             now.ack()
             assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"later"]
