@@ -30,12 +30,12 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
-def run(seed: int, kept: Path) -> Round:
+def run(seed: int, kept: Path, *, phase_s: float = 1.0) -> Round:
     """A round in memory, since a kill cannot show what a sync does; a failed one is kept."""
     where = Path(tempfile.mkdtemp(prefix="headwater-queue-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
     print(f"seed {seed}")
     try:
-        fight = Round(where, seed)
+        fight = Round(where, seed, phase_s=phase_s)
         fight.run()
         fight.check()
     except AssertionError as failure:
@@ -51,7 +51,7 @@ def run(seed: int, kept: Path) -> Round:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_workers_are_killed_and_stopped(seed: int, tmp_path: Path) -> None:
     """Each event is acknowledged once, or delivered again; every promise is checked from outside."""
-    fight = run(seed, tmp_path)
+    fight = run(seed, tmp_path, phase_s=0.5)
     assert fight.kills >= 2
     assert fight.stops >= 2
 

@@ -279,7 +279,8 @@ class Log(LogTopics):
         """The topic read with one acknowledgement per event, shared by all consumers of the group.
 
         An event comes again when its lease of `lease_s` ends without an acknowledgement, and after `deliveries_max`
-        deliveries goes to the topic `dead` (`<topic>.dead`). With order="key" at most one event of each key is out, in order.
+        deliveries goes to the topic `dead` (`<topic>.dead`). With order="key" at most one event of each key is out, in order;
+        with order="sticky", besides, a key's events go to one consumer as long as it is there.
         `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered; `where` picks
         the events that this handle wants, the others are left to the rest of the group.
         """

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 SWEEP_S = 0.1
 
 _BUSY_S = 0.0005
+_BLOCKED_S = 0.005
 _LOOK_AGAIN_S = 0.02
 _WAIT_S_MAX = 0.25
 
@@ -81,7 +82,7 @@ class Queue:
         self._described = self._store.refresh(topic)
         self._credit = credit
         self._where = where
-        self._states = self._store.queue_states(group, self._described, has_keys=order == "key")
+        self._states = self._store.queue_states(group, self._described, has_keys=order != "none")
         wanted = {
             "group": group,
             "topic": topic,
@@ -102,6 +103,7 @@ class Queue:
         self._member = 0
         self._turn = 0
         self._sweep_at = 0.0
+        self._peers: list[int] = []
         self._acks = Acks(self._write_acks, clock=self._clock, threads=self._states.threads, counters=self._counters)
         tell_when_forked(self)
 
@@ -304,7 +306,7 @@ class Queue:
             if self._waiter is not None:
                 self._waiter.close()
             self._dead.close()
-            self._states.close()
+            self._states.close(self._member)
 
     def __enter__(self) -> Self:
         return self
@@ -328,6 +330,7 @@ class Queue:
         self._acks.write()
         if not self._member:
             self._member = self._states.join()
+            self._sweep_at = 0.0
         self._sweep()
         now = self._clock()
         if self._credit is not None:
@@ -356,7 +359,9 @@ class Queue:
         """Adds what one partition gives; False where another process was at it."""
         part = self._part(number)
         while True:
-            granted = part.lease(events_max - len(leases), member=self._member, now=now, bounds=bounds, wait=wait)
+            granted = part.lease(
+                events_max - len(leases), member=self._member, peers=self._peers, now=now, bounds=bounds, wait=wait
+            )
             if granted is None:
                 return False
             if granted.count:
@@ -395,6 +400,8 @@ class Queue:
             self._states.reach("queue: given back")
             if None not in returned:
                 self._states.bury_member(member)
+        if self._settings.is_sticky:
+            self._peers = self._states.members()
 
     def _pause_s(self, *, is_busy: bool) -> float:
         """How long to sleep when there was nothing: others give back without waking us."""
@@ -403,7 +410,8 @@ class Queue:
         due = min((part.waits_until for part in self._parts.values()), default=FAR_US)
         if due >= FAR_US:
             return _WAIT_S_MAX
-        return max(_BUSY_S, min(_LOOK_AGAIN_S, (due - self._clock()) / 1e6))
+        left_s = (due - self._clock()) / 1e6
+        return _BLOCKED_S if left_s <= 0 else max(_BUSY_S, min(_LOOK_AGAIN_S, left_s))
 
     # Settling
 

@@ -46,6 +46,7 @@ class Granted(msgspec.Struct):
 
     token: int
     deadline: int
+    peers: Sequence[int] = ()
     offsets: list[Offsets] = []
     deliveries: list[Any] = []
     chunks: list[list[Chunk]] = []
@@ -89,13 +90,18 @@ class QueuePartition:
         self.waits_until = 0
         """When something may be due, as far as the last look showed; FAR_US where the window was empty."""
 
-    def lease(self, events_max: int, *, member: int, now: int, bounds: Bounds, wait: bool) -> Granted | None:
-        """Up to `events_max` leases; None where another process has the lock and `wait` is not asked."""
+    def lease(
+        self, events_max: int, *, member: int, peers: Sequence[int], now: int, bounds: Bounds, wait: bool
+    ) -> Granted | None:
+        """Up to `events_max` leases, where `peers` are given only of keys that fall to the member among them.
+
+        None where another process has the lock and `wait` is not asked.
+        """
         with self.locked(floor=bounds.first, wait=wait) as window:
             if window is None:
                 return None
             self._sequence = self._sequence + 1 & 0xFFFFFFFF
-            granted = Granted(member << 32 | self._sequence, now + self._settings.lease_us)
+            granted = Granted(member << 32 | self._sequence, now + self._settings.lease_us, peers=peers)
             self._skip_what_is_gone(window, bounds)
             if window.hint <= now:
                 self._lease_due(window, granted, events_max, now)
@@ -268,7 +274,12 @@ class QueuePartition:
 
     def _lease_due(self, window: Window, granted: Granted, events_max: int, now: int) -> None:
         while True:
-            found, rest = window.due(now, events_max, without=self._unwanted if len(self._unwanted) else None)
+            found, rest = window.due(
+                now,
+                events_max,
+                without=self._unwanted if len(self._unwanted) else None,
+                among=(granted.token >> 32, granted.peers) if granted.peers else None,
+            )
             over = self._is_over(window, found) | window.is_burying(found)
             if not over.any():
                 break

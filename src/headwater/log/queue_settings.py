@@ -10,7 +10,7 @@ import msgspec
 from headwater.log.queue_window import DELIVERIES_MAX
 from headwater.model.errors import InvalidInput
 
-Order = Literal["none", "key"]
+Order = Literal["none", "key", "sticky"]
 
 LEASE_S_MAX = 7 * 86_400
 
@@ -21,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True):
     lease_us: int
     deliveries_max: int | None
     has_keys: bool
+    is_sticky: bool
     duplicates_us: int | None
 
 
@@ -40,8 +41,8 @@ def to_settings(
             f"deliveries_max={deliveries_max!r} makes no sense.",
             advice=f"Use 1 to {DELIVERIES_MAX - 1}, or None to deliver for ever.",
         )
-    if order not in ("none", "key"):
-        raise InvalidInput(f"There is no order {order!r}.", advice='Use "none" or "key".')
+    if order not in ("none", "key", "sticky"):
+        raise InvalidInput(f"There is no order {order!r}.", advice='Use "none", "key" or "sticky".')
     if credit is not None and not _is_whole(credit, 1, 1 << 31):
         raise InvalidInput(f"credit={credit!r} makes no sense.", advice="Use 1 or more, or None.")
     if duplicates_s is not None and (not _is_number(duplicates_s) or duplicates_s <= 0):
@@ -49,7 +50,8 @@ def to_settings(
     return Settings(
         lease_us=round(lease_s * 1e6),
         deliveries_max=deliveries_max,
-        has_keys=order == "key",
+        has_keys=order != "none",
+        is_sticky=order == "sticky",
         duplicates_us=None if duplicates_s is None else round(duplicates_s * 1e6),
     )
 

@@ -51,6 +51,9 @@ class QueueStates(Protocol):
     def join(self) -> int:
         """Becomes a member; its number."""
 
+    def members(self) -> list[int]:
+        """Everybody who has joined and not left; the dead, too, until they are buried."""
+
     def dead_members(self) -> list[int]:
         """Members whose process is dead. They are not named again to anybody else until `bury_member`."""
 
@@ -60,8 +63,8 @@ class QueueStates(Protocol):
     def reach(self, point: str) -> None:
         """A step between which a crash may fall."""
 
-    def close(self) -> None:
-        """Ends the membership and frees everything."""
+    def close(self, member: int) -> None:
+        """Ends a membership (0: there was none) and frees everything."""
 
     def forked(self) -> None:
         """In a child: lets go of the parent's files without unlocking them."""
@@ -143,6 +146,9 @@ class LocalStates:
             finally:
                 self._lock.unlock()
 
+    def members(self) -> list[int]:
+        return [int(name, 16) for name in self._disk.names(f"{self._folder}/members")]
+
     def dead_members(self) -> list[int]:
         with self._mutex:
             try:
@@ -176,12 +182,12 @@ class LocalStates:
     def reach(self, point: str) -> None:
         self._disk.reach(point)
 
-    def close(self) -> None:
+    def close(self, member: int) -> None:
         with self._mutex:
             try:
                 self._lock.lock()
-                if self._member is not None:
-                    self._disk.remove(f"{self._folder}/members/{self._member[0]:08x}")
+                if member:
+                    self._disk.remove(f"{self._folder}/members/{member:08x}")
             finally:
                 self._lock.unlock()
             self._closed = True
@@ -336,7 +342,8 @@ class MemoryStates:
         self._mutex = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._windows: dict[int, Window] = {}
-        self._members = 0
+        self._last_member = 0
+        self._members: set[int] = set()
 
     def settings(self, wanted: dict[str, Any]) -> dict[str, Any]:
         with self._mutex:
@@ -361,8 +368,13 @@ class MemoryStates:
 
     def join(self) -> int:
         with self._mutex:
-            self._members += 1
-            return self._members
+            self._last_member += 1
+            self._members.add(self._last_member)
+            return self._last_member
+
+    def members(self) -> list[int]:
+        with self._mutex:
+            return list(self._members)
 
     def dead_members(self) -> list[int]:
         return []
@@ -373,8 +385,9 @@ class MemoryStates:
     def reach(self, point: str) -> None:
         """Nothing survives a crash here."""
 
-    def close(self) -> None:
-        """Other handles use it."""
+    def close(self, member: int) -> None:
+        with self._mutex:
+            self._members.discard(member)
 
     def forked(self) -> None:
         """In a child it is a copy."""

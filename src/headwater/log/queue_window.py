@@ -30,6 +30,7 @@ Thread-safety: none; every method is called under the partition's queue lock.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -195,8 +196,18 @@ class Window:
 
     # Entries are found
 
-    def due(self, now: int, limit: int, *, without: Offsets | None = None) -> tuple[Offsets, int]:
-        """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain."""
+    def due(
+        self,
+        now: int,
+        limit: int,
+        *,
+        without: Offsets | None = None,
+        among: tuple[int, Sequence[int]] | None = None,
+    ) -> tuple[Offsets, int]:
+        """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain.
+
+        `without` those, and `among` a member's peers only those whose keys fall to it.
+        """
         floor, words = self.floor, self._in_order(self._words)
         is_due = words < np.uint64((now + 1) << SHIFT)
         if self._keys is not None:
@@ -204,6 +215,9 @@ class Window:
         if without is not None:
             is_due[without[(without >= floor) & (without < self.next)] - floor] = False
         found = np.flatnonzero(is_due)
+        if among is not None and self._keys is not None:
+            keys = self._in_order(self._keys)[found]
+            found = found[(keys == 0) | (_owners(keys, among[1]) == np.uint64(among[0]))]
         taken = found[:limit]
         if len(found) > len(taken):
             return taken + floor, 0
@@ -351,6 +365,16 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
         _WORD.pack_into(header, 8 * field, value)
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
     return bytes(header)
+
+
+def _owners(keys: Words, members: Sequence[int]) -> Words:
+    """For each key one of the members, most of them the same ones when a member comes or goes (rendezvous hashing)."""
+    peers = np.array(sorted(members), np.uint64)
+    mixed = keys[:, None] * np.uint64(0x9E3779B97F4A7C15) ^ peers[None, :] * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(32)
+    return peers[np.argmax(mixed, axis=1)]
 
 
 def _word(time: int, deliveries: int, state: int) -> int:

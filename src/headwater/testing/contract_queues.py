@@ -83,12 +83,12 @@ class LeaseContract(LogCase):
         """Then the event comes again with a higher count, and the late acknowledgement is refused and changes nothing."""
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"x"])
-        with log.queue("tasks", lease_s=0.3) as queue, other.queue("tasks", lease_s=30) as second:
+        with log.queue("tasks", lease_s=0.6) as queue, other.queue("tasks", lease_s=30) as second:
             begun = time.time()
             first = one(queue)
             assert second.lease(timeout_s=0.05) == []
             again = one(second)
-            assert time.time() - begun >= 0.3
+            assert time.time() - begun >= 0.6
             assert (again.event, again.deliveries) == (first.event, 2)
             with refused(LeaseExpired, "1 lease"):
                 queue.ack([first])
@@ -140,14 +140,14 @@ class LeaseContract(LogCase):
         """As often as needed; nobody else is given the event meanwhile."""
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"x"])
-        with log.queue("tasks", lease_s=0.2) as queue, other.queue("tasks") as second:
+        with log.queue("tasks", lease_s=0.5) as queue, other.queue("tasks") as second:
             lease = one(queue)
             for _ in range(3):
-                lease.extend(0.3)
-                assert second.lease(timeout_s=0.15) == []
+                lease.extend(1.0)
+                assert second.lease(timeout_s=0.2) == []
             lease.ack()
             queue.flush()
-            assert second.lease(timeout_s=0.4) == []
+            assert second.lease(timeout_s=0.2) == []
             with refused(InvalidInput, "makes no sense"):
                 lease.extend(0)
 
@@ -180,14 +180,14 @@ class LeaseContract(LogCase):
         with log.queue("tasks") as queue:
             first, second = queue.lease()
             begun = time.time()
-            first.nack(delay_s=0.25)
+            first.nack(delay_s=0.6)
             second.nack()
             at_once = one(queue)
             assert (at_once.event.value, at_once.deliveries) == (b"b", 2)
             assert queue.depth() == Depth(ready=0, leased=1, scheduled=1, dead=0)
             later = one(queue)
             assert (later.event.value, later.deliveries) == (b"a", 2)
-            assert time.time() - begun >= 0.25
+            assert time.time() - begun >= 0.6
             with refused(LeaseExpired):
                 queue.extend([second, later], 5)
 

@@ -53,7 +53,7 @@ class QueueOrderContract(LogCase):
         log.append("steps", [{"user": "u", "n": n} for n in range(3)])
         with log.queue("steps") as queue:
             (first,) = queue.lease(events_max=1)
-            first.nack(delay_s=0.05)
+            first.nack(delay_s=0.4)
             rest = queue.lease(events_max=5)
             assert [lease.event.value["n"] for lease in rest] == [1, 2]
             assert [lease.event.value["n"] for lease in queue.lease()] == [0]
@@ -83,9 +83,9 @@ class QueueOrderContract(LogCase):
         """By a delay or at a time; what is ready is not held up by it."""
         log.create_topic("tasks", partitions=1)
         with log.queue("tasks") as queue:
-            soon = time.time() + 0.3
+            soon = time.time() + 0.9
             queue.send(b"later", at=datetime.fromtimestamp(soon, UTC))
-            queue.send(b"sooner", delay_s=0.1)
+            queue.send(b"sooner", delay_s=0.6)
             queue.send(b"far", at=datetime.now(UTC) + timedelta(days=300))
             queue.send(b"past", at=1)
             queue.send(b"now")
@@ -93,10 +93,10 @@ class QueueOrderContract(LogCase):
             leases = queue.lease(timeout_s=0)
             assert [lease.event.value for lease in leases] == [b"past", b"now"]
             assert queue.depth() == Depth(ready=0, leased=2, scheduled=3, dead=0)
-            (sooner,) = queue.lease(timeout_s=2)
+            (sooner,) = queue.lease(timeout_s=5)
             assert sooner.event.value == b"sooner"
             assert sooner.deliveries == 1
-            (later,) = queue.lease(timeout_s=2)
+            (later,) = queue.lease(timeout_s=5)
             assert time.time() >= soon
             assert later.event.value == b"later"
             queue.ack([*leases, sooner, later])
@@ -106,11 +106,11 @@ class QueueOrderContract(LogCase):
         """It has not come yet; when it has, it waits its turn."""
         log.create_topic("tasks", partitions=1)
         with log.queue("tasks", order="key") as queue:
-            queue.send(b"later", key=b"k", delay_s=0.1)
+            queue.send(b"later", key=b"k", delay_s=0.4)
             queue.send(b"now", key=b"k")
             (now,) = queue.lease(timeout_s=0)
             assert now.event.value == b"now"
-            time.sleep(0.12)
+            time.sleep(0.42)
             assert queue.lease(timeout_s=0) == []
             now.ack()
             assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"later"]
@@ -184,6 +184,7 @@ class QueueOrderContract(LogCase):
                 assert (lease.event.value, lease.deliveries) == (b"b", 1)
                 assert lease.defer() == places[1]
 
+    @pytest.mark.covers("ActiveMQ")
     def test_a_selector_leaves_the_rest_to_others(self, log: Log, other: Log) -> None:
         """Each handle is given what it wants, however much else stands before it; nothing counts as delivered to it."""
         log.create_topic("tasks", "n INT, kind STRING", partitions=2)
@@ -202,3 +203,40 @@ class QueueOrderContract(LogCase):
             rest = others.lease(events_max=2_000, timeout_s=0)
             assert {lease.deliveries for lease in rest} == {1}
             assert sorted(lease.event.value["n"] for lease in rest) == [n for n in range(1_000) if n % 50 != 49]
+
+    @pytest.mark.covers("ActiveMQ")
+    def test_a_key_sticks_to_one_consumer(self, log: Log, other: Log) -> None:
+        """As long as it is there; then another goes on with it, in order. Each consumer has some of the keys."""
+        log.create_topic("steps", "user STRING, n INT", key="user", partitions=2)
+        log.append("steps", [{"user": f"u{n % 40}", "n": n} for n in range(400)])
+        done: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+        first, second = (handle.queue("steps", order="sticky") for handle in (log, other))
+        for queue in (first, second):
+            queue.nack(queue.lease(events_max=1, timeout_s=0))
+        time.sleep(0.15)
+        for _ in range(4):
+            for queue, mine in zip((first, second), done, strict=True):
+                leases = queue.lease(timeout_s=0)
+                for lease in leases:
+                    mine[lease.event.key].append(lease.event.value["n"])
+                queue.ack(leases)
+        assert done[0] and done[1] and not set(done[0]) & set(done[1])
+        assert len(done[0]) + len(done[1]) == 40
+        second.close()
+        while leases := first.lease(timeout_s=0.3):
+            for lease in leases:
+                done[lease.event.key in done[1]][lease.event.key].append(lease.event.value["n"])
+            first.ack(leases)
+        first.close()
+        assert done[0] | done[1] == {f"u{user}": list(range(user, 400, 40)) for user in range(40)}
+
+    @pytest.mark.covers("ActiveMQ")
+    def test_a_subscription_outlives_its_consumers(self, log: Log, other: Log) -> None:
+        """What came while nobody was there is delivered to whoever comes next, from where the group had stopped."""
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"a", b"b"])
+        with log.queue("tasks", group="durable") as queue:
+            queue.ack(queue.lease(events_max=1))
+        log.append("tasks", [b"c"])
+        with other.queue("tasks", group="durable") as queue:
+            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"b", b"c"]
