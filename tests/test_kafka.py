@@ -297,6 +297,7 @@ def test_what_kafka_cannot_do_is_refused(log: Log) -> None:
         ("{broker}?no.such.option=1", ["no.such.option"]),
         ("{broker}?sasl.password=env:HEADWATER_NOT_SET", ["HEADWATER_NOT_SET"]),
         ("{broker}?prefix=" + "x" * 50, ["prefix"]),
+        ("{broker}?prefix=a/b", ["prefix"]),
     ],
 )
 def test_an_address_that_cannot_work_is_refused(kafka: KafkaServer, rest: str, words: list[str]) -> None:
