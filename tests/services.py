@@ -15,19 +15,24 @@ import pytest
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 
+RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
-    """A real Kafka broker."""
-    peer = KafkaServer()
+    """A real Kafka broker, where everybody may do everything that no rule forbids."""
+    server = KafkaServer(settings=RIGHTS)
     try:
-        peer.start()
+        server.start()
     except ServerError as error:
         unavailable("kafka", error)
     try:
-        yield peer
+        yield server
     finally:
-        peer.stop()
+        server.stop()
 
 
 def unavailable(service: str, reason: object) -> NoReturn:

@@ -8,14 +8,22 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 import headwater
 from children import Child
@@ -24,6 +32,7 @@ from headwater.model.errors import (
     Closed,
     InvalidInput,
     InvalidName,
+    NoAccess,
     SchemaMismatch,
     TopicExists,
     TopicNotFound,
@@ -168,7 +177,9 @@ def test_the_blocks_of_the_page_run(kafka: KafkaServer) -> None:
     page = (CHECKOUT / "docs" / "kafka.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
-    exec("\n".join(blocks).replace("127.0.0.1:9092", kafka.bootstrap), {})
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks).replace("127.0.0.1:9092", kafka.bootstrap), names)
+    names.clear()  # the page's own clients end here, before the broker does
 
 
 def test_a_batch_of_thousands_is_one_record_batch(log: Log) -> None:
@@ -288,6 +299,7 @@ def test_what_kafka_cannot_do_is_refused(log: Log) -> None:
         ("{broker}?no.such.option=1", ["no.such.option"]),
         ("{broker}?sasl.password=env:HEADWATER_NOT_SET", ["HEADWATER_NOT_SET"]),
         ("{broker}?prefix=" + "x" * 50, ["prefix"]),
+        ("{broker}?prefix=a/b", ["prefix"]),
     ],
 )
 def test_an_address_that_cannot_work_is_refused(kafka: KafkaServer, rest: str, words: list[str]) -> None:
@@ -314,6 +326,30 @@ def test_a_missing_package_is_named(kafka: KafkaServer, monkeypatch: pytest.Monk
         headwater.open_log(f"kafka://{kafka.bootstrap}?client.id=other")
 
 
+@pytest.mark.parametrize("operation", ["ALL", "WRITE", "READ"])
+def test_a_missing_right_is_named(log: Log, kafka: KafkaServer, operation: str) -> None:
+    """At once, with what to ask for; what is not forbidden still works."""
+    log.create_topic("raw", partitions=1)
+    log.append("raw", [b"x"])
+    rule = AclBinding(
+        ResourceType.TOPIC, f"{_prefix(log)}raw", ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+        AclOperation[operation], AclPermissionType.DENY,
+    )  # fmt: skip
+    others = AclBinding(
+        ResourceType.TOPIC, f"{_prefix(log)}raw", ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+        AclOperation.ALL, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    for future in admin.create_acls([rule, others]).values():
+        future.result(30)
+    if operation != "READ":
+        _refused_soon(lambda: log.append("raw", [b"y"]))
+    if operation != "WRITE":
+        _refused_soon(lambda: log.read("raw"))
+    else:
+        assert values_of(log, "raw")[0] == b"x"
+
+
 def test_an_address_where_nobody_listens_is_unreachable(capfd: pytest.CaptureFixture[str]) -> None:
     """Within ten seconds, and not a word of the client's own on the terminal."""
     begun = time.monotonic()
@@ -338,6 +374,18 @@ def test_a_broker_that_dies_is_unreachable(capfd: pytest.CaptureFixture[str]) ->
         assert time.monotonic() - begun < 10
     log.close()
     assert capfd.readouterr() == ("", "")
+
+
+def _refused_soon(use: Callable[[], object]) -> None:
+    """The brokers hear of a new rule a moment after it was made; from then on it holds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            use()
+        except NoAccess:
+            break
+    with refused(NoAccess, "raw"):
+        use()
 
 
 def _prefix(log: Log) -> str:

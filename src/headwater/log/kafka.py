@@ -96,7 +96,7 @@ class KafkaStore(KafkaRefusals):
         self._check_open()
         names = self._cluster.list_topics()
         ours = (name[len(self._prefix) :] for name in names if name.startswith(self._prefix))
-        return sorted(name for name in ours if name and not name.startswith(("__", ".", "-")))
+        return sorted(name for name in ours if name and INTERNAL not in name and not name.startswith(("__", ".", "-")))
 
     def topic(self, name: str) -> Topic:
         return self.refresh(name)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -48,6 +49,7 @@ LEADER_S = 30.0
 """How long a partition may be without a leader while other brokers answer: a broker that died is missed after ten seconds."""
 
 END, BEGINNING = -1, -2
+_PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
 _NEW_TOPIC_S = 2.0
 _ALIVE_S = 1.5
@@ -80,9 +82,14 @@ def read_address(rest: str) -> Address:
             f"kafka://{brokers.rpartition('@')[2]} names no brokers.",
             advice="Write kafka://host:9092, or kafka://host1:9092,host2:9092?prefix=app.&security.protocol=SSL.",
         )
-    options, prefix = [], ""
+    options: list[tuple[str, str]] = []
+    prefix = ""
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name == "prefix":
+            if not _PREFIX.fullmatch(value):
+                raise InvalidInput(
+                    f"{value!r} cannot be the prefix of topics.", advice="Use letters, digits, '.', '_' and '-'."
+                )
             prefix = value
             continue
         if name in _OURS:
