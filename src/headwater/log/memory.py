@@ -92,7 +92,7 @@ class MemoryStore:
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
                 self._check_not_fenced(write)
-                check_place(write.at, self._partition(write.topic.name, write.partition).end, _where(write))
+                self._check_place(write)
             ranges = [self._append(write) for write in writes]
             self._changed.notify_all()
         return ranges
@@ -174,7 +174,7 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
-        check_place(write.at, partition.end, _where(write))
+        self._check_place(write)
         if stamp.producer != NO_PRODUCER:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
         start, now = partition.end, self._clock()
@@ -185,6 +185,11 @@ class MemoryStore:
             partition.appended = appended
         partition.end += count
         return range(start, partition.end)
+
+    def _check_place(self, write: Write) -> None:
+        if write.at is not None:
+            where = f"partition {write.partition} of topic {write.topic.name!r}"
+            check_place(write.at, self._partition(write.topic.name, write.partition).end, where)
 
     def _check_not_fenced(self, write: Write) -> None:
         stamp = write.stamp
@@ -246,10 +251,6 @@ class _MemoryWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-def _where(write: Write) -> str:
-    return f"partition {write.partition} of topic {write.topic.name!r}"
 
 
 def _made_anew(name: str) -> TopicNotFound:
