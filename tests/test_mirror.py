@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from headwater.log.store import Write
 from headwater.model.errors import DiskFull, Diverged, Fenced, InvalidInput, NoAccess, TopicNotFound
 from headwater.testing import SimDisk
 from headwater.testing.crashdisk import RecordingDisk
+from headwater.testing.points import crash_points
+from headwater.testing.simprocess import Crashed
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, at TIMESTAMP"
 KINDS = ("file", "memory")
@@ -262,6 +265,35 @@ def test_a_full_disk_ends_the_mirror_and_room_lets_it_go_on() -> None:
         disk.capacity_bytes = None
         source.mirror(target)
         check_same(source, target)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_power_loss_of_the_copys_machine_costs_only_time(seed: int) -> None:
+    """The copy's disk loses what was not synced, again and again; the next mirror goes on from what is left."""
+    chance = random.Random(seed)
+    disk = SimDisk(seed)
+    with hw.open_log("memory://") as source:
+        source.create_topic("t", "n BIGINT, text STRING", partitions=2, segment_bytes=4096)
+        source.create_topic("swift", "n BIGINT", partitions=1, durability="os")
+        for life in range(6):
+            for number in range(chance.randint(1, 5)):
+                source.append(
+                    "t", [{"n": number, "text": "x" * chance.randrange(300)} for _ in range(chance.randint(1, 20))]
+                )
+                source.append("swift", [{"n": life}])
+            process = disk.process(f"mirror {life}")
+            disk.crash_at(f"mirror {life}", chance.choice(crash_points()), nth=chance.randint(1, 4))
+            try:
+                with hw.open_log("/disk/copy", disk=process) as target:
+                    source.mirror(target)
+                    check_same(source, target)
+            except Crashed:
+                disk.kill(f"mirror {life}")
+            if chance.random() < 0.7:
+                disk.power_loss()
+        with hw.open_log("/disk/copy", disk=disk.process("last")) as target:
+            source.mirror(target)
+            check_same(source, target)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

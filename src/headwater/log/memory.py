@@ -115,7 +115,7 @@ class MemoryStore:
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
                 self._check_not_fenced(write)
-                check_place(write.at, self._partition(write.topic.name, write.partition).end, _where(write))
+                self._check_place(write)
             self._check_owners(offsets)
             sizes: Counter[tuple[str, int]] = Counter()
             for write in writes:
@@ -254,7 +254,7 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
-        check_place(write.at, partition.end, _where(write))
+        self._check_place(write)
         if not is_admitted:
             size = write.rows().nbytes
             self._admit(self.topic(write.topic.name), partition, size=size, events=count)
@@ -284,6 +284,11 @@ class MemoryStore:
             partition.first = oldest.end_offset
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _check_place(self, write: Write) -> None:
+        if write.at is not None:
+            where = f"partition {write.partition} of topic {write.topic.name!r}"
+            check_place(write.at, self._partition(write.topic.name, write.partition).end, where)
 
     def _check_not_fenced(self, write: Write) -> None:
         stamp = write.stamp
@@ -400,10 +405,6 @@ class _MemoryWaiter:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-def _where(write: Write) -> str:
-    return f"partition {write.partition} of topic {write.topic.name!r}"
 
 
 def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:

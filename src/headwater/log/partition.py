@@ -164,7 +164,8 @@ class Partition:
         The caller holds the append lock, and the sync lock too if it is a transaction.
         """
         mark = self._written_in_order()
-        check_place(payloads[0].at, mark.end, self.where())
+        if payloads[0].at is not None:
+            check_place(payloads[0].at, mark.end, self.where())
         total = sum(payload.stride for payload in payloads)
         if mark.position + total > self.topic.segment_bytes and mark.end > mark.base:
             if transaction:

@@ -118,9 +118,9 @@ class Write(msgspec.Struct, frozen=True):
         return self.batch.take(pa.array(self.indices[start:stop]))
 
 
-def check_place(at: int | None, end: int, where: str) -> None:
+def check_place(at: int, end: int, where: str) -> None:
     """Refuses events that are meant for another offset than the next one; the caller holds what keeps it the next one."""
-    if at is not None and at != end:
+    if at != end:
         raise Diverged(
             f"Events from offset {at} on were to be copied to {where}, which ends at {end}.",
             advice="Something else writes to the copy, or another mirror did; run the mirror again to see what differs.",
