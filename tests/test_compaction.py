@@ -21,9 +21,11 @@ import pytest
 
 from children import Child
 from headwater.log.compaction import last_of_each
+from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
 from headwater.log.log import Log, open_log
 from headwater.log.reader import Reader
+from headwater.log.retention import segment_sizes
 from headwater.testing import SimDisk
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import keeping_points
@@ -310,6 +312,14 @@ def test_settled_neighbours_become_one_file(tmp_path: Path) -> None:
     assert ["merged" in finding.what for finding in report.findings] == [True]
     assert files_of(tmp_path) == few
     assert examine(str(tmp_path)).findings == []
+    many[1].write_bytes(second)
+    with open_log(str(tmp_path), clock=lambda: now[0]) as log:
+        sizes = segment_sizes(RealDisk(), log.store.handles.partition("t", 0))
+        log.alter_topic("t", compact=False, retention_bytes=sum(sizes.values()) - sizes[0])
+        log.tidy("t")
+        first = log.offsets("t")[0].start
+        assert first >= int(few[1].name[:20]), "a file came back that was merged into one that is gone"
+        assert min(int(path.name[:20]) for path in files_of(tmp_path)) >= first
 
 
 def test_a_damaged_compacted_segment_is_noticed(tmp_path: Path) -> None:
