@@ -21,9 +21,11 @@ import pytest
 
 from children import Child
 from headwater.log.compaction import last_of_each
+from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
 from headwater.log.log import Log, open_log
 from headwater.log.reader import Reader
+from headwater.log.retention import segment_sizes
 from headwater.testing import SimDisk
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import keeping_points
@@ -109,7 +111,9 @@ def run_history(seed: int) -> SimDisk:
                 now[0] += chance.choice((0, HOUR // 5, HOUR // 2, 2 * HOUR))
                 if chance.random() < 0.5:
                     disk.crash_at(
-                        name, chance.choice([*POINTS, "seal: written", "seal: renamed"]), chance.randint(1, 3)
+                        name,
+                        chance.choice([*POINTS, "seal: written", "seal: named", "seal: renamed"]),
+                        chance.randint(1, 3),
                     )
                 log.tidy("t")
                 disk.heal()
@@ -167,6 +171,32 @@ def test_a_deleted_key_never_comes_back() -> None:
     assert "gone" not in log_keys(disk, now[0])
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_name_that_a_dead_process_gave_is_on_disk_before_what_it_replaces_goes(seed: int) -> None:
+    """Killed between the rename and the sync, of a sealed or of a merged file; the next goes on, and the power fails."""
+    disk, now = SimDisk(seed), [1_700_000_000_000_000]
+
+    def opened(name: str) -> Log:
+        return open_log("/disk/log", disk=disk.process(name), clock=lambda: now[0])
+
+    log = opened("maker")
+    log.create_topic("t", COLUMNS, **SETTINGS)
+    history = filled(log, 200)
+    for life, nth in enumerate((1, 1 + seed, 2, 1)):
+        disk.crash_at(f"killed-{life}", "seal: named", nth)
+        disk.crash_at(f"next-{life}", ("seal: removed", "compaction: removed one")[seed % 2], 1 + seed % 3)
+        for name in (f"killed-{life}", f"next-{life}"):
+            try:
+                opened(name).tidy("t")
+            except Crashed:
+                continue
+        disk.heal()
+        disk.power_loss()
+        check_log(opened(f"look-{life}"), history)
+        now[0] += 2 * HOUR
+        history += filled(opened(f"more-{life}"), 60, start=len(history))
+
+
 def log_keys(disk: SimDisk, now_us: int) -> list[str]:
     log = open_log("/disk/log", disk=disk.process("last"), clock=lambda: now_us)
     log.tidy("t")
@@ -198,9 +228,9 @@ def run_killed(folder: Path, seed: int, point: str | None) -> None:
             while True:
                 number = log.offsets("t")[0].stop
                 events = some_events(chance, number, chance.randint(1, 4))
-                lines.write(json.dumps({"at": number, "events": events}).encode() + b"\n")
-                log.append("t", rows_of(events))
-                lines.write(json.dumps({"end": number + len(events)}).encode() + b"\n")
+                lines.write(json.dumps({"begun": events}).encode() + b"\n")
+                offsets = log.append("t", rows_of(events))[0]
+                lines.write(json.dumps({"stored": offsets.start}).encode() + b"\n")
                 if chance.random() < 0.05:
                     log.tidy("t")
 
@@ -229,20 +259,24 @@ def run_killed(folder: Path, seed: int, point: str | None) -> None:
 
 
 def history_of(account: Path, folder: str) -> History:
-    """What was begun, in order; the last of it counts if it is there."""
-    begun: dict[int, History] = {}
-    acknowledged = 0
+    """What was stored, in order. One more append says where the log ends, and so whether the dead writer's last is in it."""
+    with open_log(folder) as log:
+        first = log.append("t", rows_of([("last", 1)]))[0].start
+    with account.open("a") as lines:
+        lines.write(json.dumps({"begun": [("last", 1)]}) + "\n" + json.dumps({"stored": first}) + "\n")
+    history: History = []
+    begun: list[History] = []
     for text in account.read_text().splitlines():
         line = json.loads(text)
-        acknowledged = max(acknowledged, line.get("end", 0))
-        if "at" in line:
-            begun[line["at"]] = [(key, n) for key, n in line["events"]]
-    with open_log(folder) as log:
-        end = log.offsets("t")[0].stop
-    history: History = []
-    while len(history) < end:
-        history += begun[len(history)]
-    assert acknowledged <= len(history) == end
+        if "begun" in line:
+            begun.append([(key, n) for key, n in line["begun"]])
+            continue
+        *unknown, stored = begun
+        for events in unknown:
+            history += events if line["stored"] > len(history) else []
+        assert line["stored"] == len(history), "an acknowledged event is lost or moved"
+        history += stored
+        begun = []
     return history
 
 
@@ -310,6 +344,14 @@ def test_settled_neighbours_become_one_file(tmp_path: Path) -> None:
     assert ["merged" in finding.what for finding in report.findings] == [True]
     assert files_of(tmp_path) == few
     assert examine(str(tmp_path)).findings == []
+    many[1].write_bytes(second)
+    with open_log(str(tmp_path), clock=lambda: now[0]) as log:
+        sizes = segment_sizes(RealDisk(), log.store.handles.partition("t", 0))
+        log.alter_topic("t", compact=False, retention_bytes=sum(sizes.values()) - sizes[0])
+        log.tidy("t")
+        first = log.offsets("t")[0].start
+        assert first >= int(few[1].name[:20]), "a file came back that was merged into one that is gone"
+        assert min(int(path.name[:20]) for path in files_of(tmp_path)) >= first
 
 
 def test_a_damaged_compacted_segment_is_noticed(tmp_path: Path) -> None:

@@ -205,6 +205,25 @@ def test_no_crash_and_no_power_loss_leaves_a_hole(seed: int) -> None:
     assert examine("/disk/log", disk=disk.process("doctor")).healthy
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_dead_process_gave_up_is_on_disk_before_it_is_removed(seed: int) -> None:
+    """One is killed before its sync, the next removes the files, the power fails: the first offset is not before them."""
+    disk = SimDisk(seed)
+    log = open_log("/disk/log", disk=disk.process("first"))
+    filled(log, 60)
+    log.alter_topic("t", retention_bytes=4096)
+    disk.crash_at("first", "retention: first published")
+    with pytest.raises(Crashed):
+        log.tidy("t")
+    disk.crash_at("second", "retention: removed one", 9)
+    with pytest.raises(Crashed):
+        open_log("/disk/log", disk=disk.process("second")).tidy("t")
+    disk.power_loss()
+    log = open_log("/disk/log", disk=disk.process("third"))
+    assert numbers_of(log) == list(log.offsets("t")[0])
+    assert examine("/disk/log", disk=disk.process("doctor")).healthy
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_while_it_gives_up_segments(tmp_path: Path, point: str) -> None:

@@ -70,9 +70,10 @@ def remove_covered(disk: Disk, partition: Partition) -> list[Sealed]:
         if kinds[base] is not Sealed:
             continue
         if closed and base < closed[-1].end_offset:
+            # Whoever merged it may have been killed before the new name was on disk.
+            disk.sync_folder(partition.folder)
             disk.remove(f"{partition.folder}/{sealed_name(base)}")
             disk.reach("compaction: removed one")
-            disk.sync_folder(partition.folder)
         else:
             closed.append(Sealed(disk, partition.folder, base))
     return closed

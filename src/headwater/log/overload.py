@@ -97,7 +97,7 @@ class Gauge:
             if total <= room_bytes or is_last_try:
                 break
             partition.roll_older_than(_EVER_US)
-        give_up(self._disk, partition, first)
+        first = give_up(self._disk, partition, first)
         self._counters["dropped"] += first - before
         return first > before
 

@@ -16,7 +16,7 @@ from headwater.log.cursor import segments
 from headwater.log.disk import Disk
 from headwater.log.partition import Partition
 from headwater.log.seal import segment_pieces
-from headwater.log.sealed import sealed_name
+from headwater.log.sealed import Sealed, sealed_name
 from headwater.log.segment import Segment, index_name, segment_name
 
 
@@ -29,20 +29,29 @@ def expire_partition(disk: Disk, partition: Partition, *, now_us: int) -> int:
         partition.roll_older_than(oldest_us)
     before = partition.first()
     first = _first_kept(disk, partition, oldest_us=oldest_us, keep_bytes=topic.retention_bytes)
-    give_up(disk, partition, first)
-    return first - before
+    return give_up(disk, partition, first) - before
 
 
-def give_up(disk: Disk, partition: Partition, first: int) -> None:
+def give_up(disk: Disk, partition: Partition, first: int) -> int:
     """Gives up everything below an offset with which a segment begins, archived if the topic has an archive.
 
-    The caller holds the lock `seal`.
+    Returns the first offset that is left. The caller holds the lock `seal`.
     """
     if first > partition.first():
+        first = _behind_merged(disk, partition, first)
         oldest = first if partition.topic.archive is None else _archive(disk, partition, first)
         partition.publish_first(first, oldest=oldest)
         disk.reach("retention: given up")
         remove_given_up(disk, partition)
+    return partition.first()
+
+
+def _behind_merged(disk: Disk, partition: Partition, first: int) -> int:
+    """An offset behind all that goes: a merged segment takes those with it that it stands for and that a crash left."""
+    for base, kind in sorted(segments(disk, partition.folder).items()):
+        if kind is Sealed and partition.first() <= base < first:
+            first = max(first, Sealed(disk, partition.folder, base).end_offset)
+    return first
 
 
 def _archive(disk: Disk, partition: Partition, first: int) -> int:
@@ -50,8 +59,12 @@ def _archive(disk: Disk, partition: Partition, first: int) -> int:
     archive, kinds = Archive(partition.topic), segments(disk, partition.folder)
     bases = sorted(base for base in kinds if partition.first() <= base < first)
     oldest = partition.oldest() if archive.end(partition.number) >= partition.first() else partition.first()
-    for base, end in zip(bases, [*bases[1:], first], strict=True):
+    done = 0
+    for base, following in zip(bases, [*bases[1:], first], strict=True):
+        if base < done:
+            continue
         segment = kinds[base](disk, partition.folder, base)
+        done = end = segment.end_offset if isinstance(segment, Sealed) else following
         try:
             pieces = segment_pieces(segment, partition.topic, partition.number)
             archive.add(partition.number, list(pieces), topic=partition.topic, end=end)

@@ -40,6 +40,9 @@ def seal_segment(disk: Disk, folder: str, base: int, *, topic: Topic, number: in
         finally:
             segment.close()
         write_sealed(disk, folder, base, data)
+    else:
+        # Whoever sealed it may have been killed before the name was on disk.
+        disk.sync_folder(folder)
     disk.reach("seal: renamed")
     disk.remove(f"{folder}/{segment_name(base)}")
     disk.remove(f"{folder}/{index_name(base)}")
@@ -58,6 +61,7 @@ def write_sealed(disk: Disk, folder: str, base: int, data: bytearray) -> None:
         file.close()
     disk.reach("seal: written")
     disk.rename(f"{path}.new", path)
+    disk.reach("seal: named")
     disk.sync_folder(folder)
     Sealed(disk, folder, base)
 
