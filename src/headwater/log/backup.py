@@ -286,14 +286,16 @@ class _Backup:
             bases.append(bound.end)
         if not bases or kinds[bases[-1]] is Sealed:
             raise _Moved(f"{folder} has no segment that goes on at {bound.end}")
-        if bases[0] > bound.first:
-            raise _Moved(f"{folder} no longer has event {bound.first}")
+        # What lies in the archive stays there; a backup holds what the partition itself holds.
+        first = bound.first if topic.archive is None else max(bound.first, bases[0])
+        if bases[0] > first:
+            raise _Moved(f"{folder} no longer has event {first}")
         copies = []
         for base, end in pairwise(bases):
-            if end > bound.first:
+            if end > first:
                 copies.append(self._copy_closed(topic, number, folder, base, end, is_sealed=kinds[base] is Sealed))
         last, mark = self._copy_last(topic, number, folder, bases[-1], bound.end)
-        return PartitionCopy(min(bound.first, bound.end), mark, [*copies, last])
+        return PartitionCopy(min(first, bound.end), mark, [*copies, last])
 
     def _copy_closed(
         self, topic: Topic, number: int, folder: str, base: int, end: int, *, is_sealed: bool

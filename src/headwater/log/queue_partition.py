@@ -324,7 +324,7 @@ class QueuePartition:
         done = np.ones(count, np.bool_)
         keys = np.zeros(count, np.uint64)
         for chunk in chunks:
-            rows = slice(chunk.base_offset - start, chunk.end_offset - start)
+            rows = chunk.all_offsets() - start
             times[rows] = delivery_times(chunk)
             done[rows] = is_for_others(chunk, self._group)
             if self._ids is not None:

@@ -178,7 +178,7 @@ class _Restore:
             name = segment_name(segment.base) if segment.kind == "frames" else sealed_name(segment.base)
             self._write(f"{folder}/{name}", self._checked(segment.file))
             self._disk.reach("restore: segment copied")
-        create_head(self._disk, f"{folder}/head", copy.mark)
+        create_head(self._disk, f"{folder}/head", copy.mark, first=copy.first)
         self._disk.sync_folder(folder)
 
     def _make_others(self) -> None:
