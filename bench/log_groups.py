@@ -16,7 +16,7 @@ import headwater as hw
 from bench.harness import Figure, Options, Target, measure, scratch
 from bench.log_headwater import TOPIC, HeadwaterSide
 from bench.log_headwater import send as send_all
-from bench.log_kafka import _CONSUMER, KafkaSide, kafka_side
+from bench.log_kafka import CONSUMER, KafkaSide, kafka_side
 from bench.payload import make_payload
 
 EVENTS = 2_000_000
@@ -78,7 +78,7 @@ def consume(log: hw.Log, events: int) -> float:
 
 def consume_kafka(kafka: KafkaSide, topic: str, events: int) -> float:
     """The same with confluent-kafka."""
-    settings = {**_CONSUMER, "group.id": f"readers-{next(_GROUPS)}", "enable.auto.commit": True}
+    settings = {**CONSUMER, "group.id": f"readers-{next(_GROUPS)}", "enable.auto.commit": True}
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "earliest", **settings})
     consumer.subscribe([topic])
     start, left, deadline = 0.0, events, time.monotonic() + WAIT_S

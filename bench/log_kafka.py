@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.payload import Payload
-from bench.peers.kafka import KafkaPeer
+from headwater.testing.servers.kafka import KafkaServer
 
 PARTITIONS = 4
 EVENTS_PER_CALL = 10_000
@@ -34,7 +34,7 @@ _PRODUCER = {
     "queue.buffering.max.messages": 0,
     "queue.buffering.max.kbytes": 2_097_151,
 }
-_CONSUMER = {
+CONSUMER = {
     **_CLIENT,
     "group.id": "bench",
     "enable.auto.commit": False,
@@ -47,7 +47,7 @@ _CONSUMER = {
 @contextmanager
 def kafka_side(folder: Path) -> Iterator[KafkaSide]:
     """A broker with a bench's heap, its data in `folder`."""
-    with KafkaPeer(size="bench", parent_folder=folder) as kafka:
+    with KafkaServer(size="bench", parent_folder=folder) as kafka:
         yield KafkaSide(kafka.bootstrap)
 
 
@@ -91,7 +91,7 @@ class KafkaSide:
         return self._consume(topic, events, lambda messages: None)
 
     def _consume(self, topic: str, events: int, read: Callable[[list[Message]], None]) -> float:
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, **_CONSUMER})
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, **CONSUMER})
         consumer.list_topics(topic)
         start = time.perf_counter()
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
@@ -121,7 +121,7 @@ def open_sender(bootstrap: str, topic: str) -> Callable[[bytes, bytes], Any]:
 
 def open_receiver(bootstrap: str, topic: str) -> Callable[[], list[bytes]]:
     """For the latency figures: a function that waits for the next values; positioned at the end."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, **_CONSUMER, "socket.nagle.disable": True})
+    consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER, "socket.nagle.disable": True})
     ends = []
     for number in range(PARTITIONS):
         partition = TopicPartition(topic, number, OFFSET_END)

@@ -184,7 +184,7 @@ def test_hostile_names_are_refused_everywhere(orders: Cli, name: str) -> None:
         (["sql", "selec"], "invalid_input"),
         (["sql", "select 1; select 2"], "invalid_input"),
         (["sql", ""], "invalid_input"),
-        (["-l", "kafka://x", "topics", "list"], "unsupported"),
+        (["-l", "s3://x", "topics", "list"], "unsupported"),
         (["-l", "memory://", "doctor"], "unsupported"),
     ],
 )
