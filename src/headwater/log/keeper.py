@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 
 from headwater.log.disk import Disk
 from headwater.log.partition import Partition
@@ -52,7 +53,7 @@ class Keeper:
         self._tidy = tidy
         self._after_s = after_s
         self._every_s = every_s
-        self._closed = threading.Event()
+        self._end: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C could leave its lock taken
         self._seal_due: float | None = None
         self._tidy_due: float | None = None
         self._thread = threading.Thread(target=self._run, name="headwater-keeper", daemon=True)
@@ -68,11 +69,11 @@ class Keeper:
 
     def close(self) -> None:
         """Ends the thread, after the segment at hand."""
-        self._closed.set()
+        self._end.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(min(_LOOK_S, self._every_s)):
+        while not self._ends_within(min(_LOOK_S, self._every_s)):
             now = time.monotonic()
             if self._seal_due is not None and now >= self._seal_due:
                 self._seal_due = None
@@ -80,6 +81,13 @@ class Keeper:
             if self._tidy_due is not None and now >= self._tidy_due:
                 self._tidy_due = now + self._every_s
                 self._try(self._tidy)
+
+    def _ends_within(self, timeout_s: float) -> bool:
+        try:
+            self._end.get(timeout=timeout_s)
+        except Empty:
+            return False
+        return True
 
     def _try(self, act: Callable[[], object]) -> None:
         """Whatever fails is tried again the next time; who appends or reads meets the same failure and hears of it."""

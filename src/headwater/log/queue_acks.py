@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from headwater.log.lease import Grant
 from headwater.model.clock import Clock
@@ -41,7 +42,7 @@ class Acks:
         self.refused = 0
         self._grants: list[Grant] = []
         self._mutex = threading.Lock()
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C could leave its lock taken
         self._thread: threading.Thread | None = None
 
     def add(self, grant: Grant) -> None:
@@ -61,7 +62,7 @@ class Acks:
             self.ticking = True
             if self._threads:
                 self._start()
-                self._wake.set()
+                self._wake.put(None)
 
     def settled(self, grant: Grant, count: int) -> None:
         """So many leases of a grant were settled otherwise."""
@@ -96,7 +97,7 @@ class Acks:
         """Takes no more, and ends the thread."""
         self._closed = True
         self.ticking = False
-        self._wake.set()
+        self._wake.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -106,7 +107,7 @@ class Acks:
         self.ticking = False
         self._grants = []
         self._mutex = threading.Lock()
-        self._wake = threading.Event()
+        self._wake = SimpleQueue()
         self._thread = None
 
     def _start(self) -> None:
@@ -117,10 +118,9 @@ class Acks:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.get()
             if self._closed:
                 return
-            self._wake.clear()
             time.sleep(FLUSH_S)
             self.ticking = False
             try:
