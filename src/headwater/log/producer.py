@@ -313,17 +313,20 @@ class Producer:
 
     def _write_all(self, timeout_s: float | None) -> bool:
         """Writes every full batch in order, unless another thread does; False when the time ran out before."""
-        if not self._writing.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            return False
-        try:
+        if timeout_s is not None:
+            # Not `acquire(timeout=…)`: Ctrl-C behind it would leave the lock taken, which `with` never does.
+            deadline = time.monotonic() + timeout_s
+            while self._writing.locked():
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_MOMENT_S)
+        with self._writing:
             while self._full:
                 batch = self._full[0]
                 batch.outcome = batch.outcome or self._outcome(batch)
                 self._failure = self._failure or batch.outcome.error()
                 self._full.popleft()
                 batch.forget()
-        finally:
-            self._writing.release()
         return True
 
     def _outcome(self, batch: Batch) -> Outcome:
