@@ -67,7 +67,6 @@ def log(url: str) -> Iterator[Log]:
         yield log
 
 
-@pytest.mark.covers("Kafka")
 class TestKafkaLog(LogContract):
     """Acknowledged means with every replica in sync."""
 
@@ -83,6 +82,7 @@ class TestKafkaLog(LogContract):
 # What other programs see
 
 
+@pytest.mark.covers("Kafka")
 def test_other_programs_read_json_by_the_written_map(log: Log, kafka: KafkaServer) -> None:
     """Keys as bytes, values as one object, times in ISO 8601, decimals as strings, bytes in base64."""
     schema = "id BIGINT, s STRING, b BINARY, d DECIMAL(10, 2), day DATE, at TIMESTAMP, x DOUBLE, tags ARRAY<INT>"
