@@ -10,6 +10,7 @@ from __future__ import annotations
 from bench.harness import Bench, main
 from bench.log_groups import groups
 from bench.log_growth import growth, segments
+from bench.log_keeping import keeping
 from bench.log_latency import latency
 from bench.log_queue import queue
 from bench.log_rates import append, read, send
@@ -23,6 +24,7 @@ BENCHES: dict[str, Bench] = {
     "together": together,
     "groups": groups,
     "queue": queue,
+    "keeping": keeping,
     "segments": segments,
     "growth": growth,
 }

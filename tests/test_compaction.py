@@ -10,11 +10,9 @@ import os
 import random
 import signal
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars
 import pyarrow as pa
 import pytest
@@ -408,21 +406,3 @@ def test_the_last_row_of_each_key_is_found_in_any_pieces() -> None:
         newest = {value: row for row, value in enumerate(values)}
         expected = [value is None or newest[value] == row for row, value in enumerate(values)]
         assert last_of_each(pa.chunked_array([pa.array(piece, type_) for piece in pieces])).tolist() == expected
-
-
-@pytest.mark.bench
-@pytest.mark.timeout(1800)
-def test_a_million_events_a_second(tmp_path: Path) -> None:
-    """Two million events of 200,000 keys, from sealed segments to compacted ones."""
-    with open_log(str(tmp_path)) as log:
-        log.create_topic("t", "k STRING, n BIGINT", key="k", partitions=1, segment_bytes=8 << 20, compact=True)
-        keys = np.random.default_rng(3).integers(0, 200_000, 2_000_000)
-        for start in range(0, len(keys), 100_000):
-            part = pa.array([f"customer-{key}" for key in keys[start : start + 100_000]])
-            log.append("t", pa.table({"k": part, "n": pa.array(range(start, start + 100_000))}))
-        log.seal("t")
-        began, began_cpu = time.perf_counter(), time.process_time()
-        removed = log.tidy("t")
-        took_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-    print(f"{removed:,} of {len(keys):,} events went in {took_s:.2f} s, {cpu_s:.2f} s of them on a processor")
-    assert len(keys) / cpu_s > 1e6
