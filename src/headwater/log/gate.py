@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager, ExitStack, _GeneratorContextManager
 from types import TracebackType
+from typing import TypeVar
 
 from headwater.model.errors import Closed
+
+T = TypeVar("T")
 
 _LOOK_AGAIN_S = 0.001
 
@@ -49,3 +53,13 @@ class Gate:
         while self._inside - {threading.get_ident()}:
             time.sleep(_LOOK_AGAIN_S)
         return True
+
+
+def hold(stack: ExitStack, lock: AbstractContextManager[T]) -> T:
+    """Enters a context made by a generator for as long as the stack stands.
+
+    Not `enter_context`: Ctrl-C between entering and registering would leave it entered. Here its end is registered first.
+    """
+    assert isinstance(lock, _GeneratorContextManager)
+    stack.callback(lock.gen.close)
+    return lock.__enter__()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwater.log.commit import OffsetPart
+from headwater.log.gate import hold
 from headwater.log.lease import Lease
 from headwater.log.rows import to_batch
 from headwater.log.store import Write
@@ -40,7 +41,7 @@ def commit_work(
         held = []
         for place in sorted(work):
             queue, tokens = work[place]
-            window = stack.enter_context(queue._part(place[2]).locked())
+            window = hold(stack, queue._part(place[2]).locked())
             assert window is not None
             for token, leased in tokens.items():
                 if not window.holds(np.array(leased, np.int64), token).all():

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part
 from headwater.log.frame import Payload, Stamp
+from headwater.log.gate import hold
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
@@ -47,8 +48,8 @@ class Transactions:
         with ExitStack() as locks:
             parts = []
             for partition, pieces in zip(partitions, payloads.values(), strict=True):
-                locks.enter_context(partition.appending())
-                locks.enter_context(partition.syncing())
+                hold(locks, partition.appending())
+                hold(locks, partition.syncing())
                 self._check_not_fenced(partition, pieces[0].stamp)
                 start = partition.written().end
                 mark = partition.stage(pieces, transaction=transaction)
@@ -58,7 +59,7 @@ class Transactions:
                 partition.sync_file(part.mark.base)
             self._disk.reach("transaction: synced")
             for name in sorted({part.group for part in offsets}):
-                locks.enter_context(self._groups.group(name, create=False).held())
+                hold(locks, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
             self._commits.commit(
                 Decision(transaction, parts, offsets),
