@@ -55,9 +55,6 @@ def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, du
                 time.sleep(0.005)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-    # An interrupt inside the call that frees a lock leaves it taken until the same handle takes and frees it again.
-    for number in range(4):
-        log.append("t", [{"id": f"again{number}"}])
     with hw.open_log(f"file://{tmp_path}/log") as other:  # another owner of locks, as another process would be
         other.append("t", [{"id": "other"}])
     log.append("t", [{"id": "after"}])
@@ -65,6 +62,6 @@ def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, du
     log.close()
     with hw.open_log(f"file://{tmp_path}/log") as other:
         stored = Counter(other.read("t").column("id").to_pylist())
-    assert acknowledged | {"other", "after", "again0", "again3"} <= set(stored)
+    assert acknowledged | {"other", "after"} <= set(stored)
     assert max(stored.values()) == 1
     assert all((f"b{number}" in stored) == (f"c{number}" in stored) for number in range(INTERRUPTS))

@@ -15,7 +15,8 @@ import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -214,6 +215,8 @@ class RealFile:
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
         self._handle = handle
+        # One call into C: Ctrl-C falls before or after it, and never between a `finally` and the lock it frees.
+        self.unlock: Callable[[], None] = partial(fcntl.flock, handle, fcntl.LOCK_UN)
 
     def size(self) -> int:
         return os.fstat(self._handle).st_size
@@ -290,10 +293,8 @@ class RealFile:
             raise storage_error(error, self.path) from error
         return True
 
-    def unlock(self) -> None:
-        fcntl.flock(self._handle, fcntl.LOCK_UN)
-
     def close(self) -> None:
+        self.unlock = partial(fcntl.flock, -1, fcntl.LOCK_UN)
         handle, self._handle = self._handle, -1  # first, so that an interrupt cannot make us close the number twice
         if handle >= 0:
             os.close(handle)

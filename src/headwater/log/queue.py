@@ -34,9 +34,10 @@ from headwater.log.queue_partition import Granted, QueuePartition
 from headwater.log.queue_send import send_event
 from headwater.log.queue_settings import Order, check_agrees, check_lease, check_seconds, to_settings
 from headwater.log.queue_window import FAR_US
-from headwater.log.reader import Start, wait_async
+from headwater.log.reader import Start
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
+from headwater.log.wait import wait_async
 from headwater.model.clock import time_us
 from headwater.model.errors import Closed, InvalidInput, LeaseExpired, TopicNotFound
 from headwater.model.event import Event

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.log.events import output_schema, to_batch_of, to_events
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
+from headwater.log.wait import wait_async
 from headwater.model.clock import time_us
 from headwater.model.errors import Closed, EventsMissed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event
@@ -28,7 +29,6 @@ Start = str | int | datetime | Mapping[int, int] | Sequence[Position]
 Missed = Literal["raise", "skip"]
 """What a reader does that retention has overtaken: raises `EventsMissed`, or goes on with the first event there is."""
 
-_ASYNC_POLL_S = 0.005
 _WAIT_S_MAX = 1.0
 
 
@@ -266,26 +266,3 @@ def _no_start(start: object) -> InvalidInput:
         f"{start!r:.80} is no place to start.",
         advice='Use "earliest", "latest", an offset, a time, {partition: offset}, or saved positions.',
     )
-
-
-async def wait_async(waiter: Waiter, timeout_s: float) -> None:
-    """Waits in an event loop, while other tasks run."""
-    handle = waiter.fileno()
-    if handle is None:
-        await asyncio.sleep(min(timeout_s, _ASYNC_POLL_S))
-        return
-    loop = asyncio.get_running_loop()
-    woken: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(handle, _wake, woken)
-    try:
-        await asyncio.wait_for(woken, timeout_s)
-    except TimeoutError:
-        return
-    finally:
-        loop.remove_reader(handle)
-    waiter.wait(0)
-
-
-def _wake(woken: asyncio.Future[None]) -> None:
-    if not woken.done():
-        woken.set_result(None)
