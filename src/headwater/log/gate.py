@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager, ExitStack, _GeneratorContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, _GeneratorContextManager
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headwater.model.errors import Closed
 
@@ -55,11 +56,19 @@ class Gate:
         return True
 
 
-def hold(stack: ExitStack, lock: AbstractContextManager[T]) -> T:
-    """Enters a context made by a generator for as long as the stack stands.
+Held = list[Generator[Any, None, None]]
+"""Contexts made by generators that were entered one after the other.
 
-    Not `enter_context`: Ctrl-C between entering and registering would leave it entered. Here its end is registered first.
+Whoever has such a list ends with `try: while held: held.pop().close()`, `finally: held.clear()`: if Ctrl-C falls between two
+of them, `clear` leaves the rest in one step. It stands where the list does, not in a function: Ctrl-C could fall on the call.
+"""
+
+
+def hold(held: Held, lock: AbstractContextManager[T]) -> T:
+    """Enters a context made by a generator, to be left by `held`.
+
+    Not an `ExitStack`: Ctrl-C between entering and registering would leave it entered. Here it is registered first.
     """
     assert isinstance(lock, _GeneratorContextManager)
-    stack.callback(lock.gen.close)
+    held.append(lock.gen)
     return lock.__enter__()

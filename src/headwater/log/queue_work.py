@@ -11,13 +11,12 @@ Lock order: the windows' locks in the order of (topic, group, partition), then t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headwater.log.commit import OffsetPart
-from headwater.log.gate import hold
+from headwater.log.gate import Held, hold
 from headwater.log.lease import Lease
 from headwater.log.rows import to_batch
 from headwater.log.store import Write
@@ -37,11 +36,12 @@ def commit_work(
     work = _by_place(leases)
     notes = {(topic, group): _acks_topic(log, queue) for (topic, group, _), (queue, _) in work.items()}
     acks = []
-    with ExitStack() as stack:
-        held = []
+    held: Held = []
+    windows = []
+    try:
         for place in sorted(work):
             queue, tokens = work[place]
-            window = hold(stack, queue._part(place[2]).locked())
+            window = hold(held, queue._part(place[2]).locked())
             assert window is not None
             for token, leased in tokens.items():
                 if not window.holds(np.array(leased, np.int64), token).all():
@@ -49,9 +49,9 @@ def commit_work(
                         f"A lease of partition {place[2]} of topic {place[0]!r} had expired: nothing was appended.",
                         advice="Lease again, and give more time with lease_s= or lease.extend(…).",
                     )
-            held.append((window, place))
+            windows.append((window, place))
         ends = {names: log.store.bounds([note.name])[note.name, 0].end for names, note in notes.items()}
-        for window, (topic, group, number) in held:
+        for window, (topic, group, number) in windows:
             window.acks_from = ends[topic, group] + 1
             rows = [
                 np.array([number, token, *leased], np.uint64).tobytes()
@@ -63,10 +63,16 @@ def commit_work(
         states.reach("queue: unit begun")
         spans = log.store.write_atomically([*writes, *acks], offsets)
         states.reach("queue: unit committed")
-        for window, place in held:
+        for window, place in windows:
             for leased in work[place][1].values():
                 window.settle(np.array(leased, np.int64))
             window.acks_from = 0
+    finally:
+        try:
+            while held:
+                held.pop().close()
+        finally:
+            held.clear()
     return spans[: len(writes)]
 
 

@@ -7,11 +7,10 @@ The locks of the groups whose offsets it commits are taken when everything else 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part
 from headwater.log.frame import Payload, Stamp
-from headwater.log.gate import hold
+from headwater.log.gate import Held, hold
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
@@ -45,11 +44,12 @@ class Transactions:
             check_same_topic(partition, topic_id)
             partitions.append(partition)
         transaction = self._commits.next_transaction(self._clock())
-        with ExitStack() as locks:
+        held: Held = []
+        try:
             parts = []
             for partition, pieces in zip(partitions, payloads.values(), strict=True):
-                hold(locks, partition.appending())
-                hold(locks, partition.syncing())
+                hold(held, partition.appending())
+                hold(held, partition.syncing())
                 self._check_not_fenced(partition, pieces[0].stamp)
                 start = partition.written().end
                 mark = partition.stage(pieces, transaction=transaction)
@@ -59,13 +59,19 @@ class Transactions:
                 partition.sync_file(part.mark.base)
             self._disk.reach("transaction: synced")
             for name in sorted({part.group for part in offsets}):
-                hold(locks, self._groups.group(name, create=False).held())
+                hold(held, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
             self._commits.commit(
                 Decision(transaction, parts, offsets),
                 publish=self._publish,
                 poison=lambda: _poison(partitions),
             )
+        finally:
+            try:
+                while held:
+                    held.pop().close()
+            finally:
+                held.clear()
         self._begin_again_if_long()
         return {(part.topic, part.partition): part.start for part in parts}
 
