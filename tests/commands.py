@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.main import main
+
+COMMAND = [sys.executable, "-m", "headwater.cli.main"]
+ORDERS = "id STRING, amount DOUBLE, at TIMESTAMP"
+"""The columns of the topic `orders`."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytes
     monkeypatch.setenv("HEADWATER_LOG", "./data")
     monkeypatch.setenv("HEADWATER_DEBUG", "")
 
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    def call(*arguments: object, stdin: str | bytes = b"") -> Result:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         monkeypatch.setattr(sys, "argv", ["headwater", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -49,6 +55,21 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytes
         return Result(ended.value.code if isinstance(ended.value.code, int) else 0, out, err)
 
     return call
+
+
+@pytest.fixture
+def orders(command: Command) -> Command:
+    """The command line, with a topic `orders` of three events."""
+    assert command("topics", "create", "orders", "--schema", ORDERS, "--key", "id", "--time", "at").code == 0
+    lines = [{"id": f"o{n}", "amount": n + 0.5, "at": f"2026-01-0{n}T00:00:00Z"} for n in (1, 2, 3)]
+    assert command("produce", "orders", stdin="".join(json.dumps(line) + "\n" for line in lines)).code == 0
+    return command
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start the command line as a shell in the foreground would: Ctrl-C is not ignored, even where the tests ignore it."""
+    words = ["env", "--default-signal=INT", *COMMAND, *arguments]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def refused(result: Result, code: str, *words: str) -> None:

@@ -6,10 +6,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -17,17 +15,6 @@ import headwater as hw
 from headwater.testing.contract_groups_case import numbered
 
 INTERRUPTS = 80
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 # An interrupt that falls into a finaliser is printed and forgotten by Python itself.

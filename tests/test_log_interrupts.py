@@ -6,27 +6,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 import headwater as hw
 
 INTERRUPTS = 300
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 # An interrupt that falls into a finaliser is printed and forgotten by Python itself.

@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.produce import Run, create_for
-from headwater.model.errors import InvalidInput
+from headwater.cli.produce import Run, create_for, given_settings
 
 
 def import_file(
@@ -35,10 +34,7 @@ def import_file(
     """Append the events of a file to a topic: what `headwater export` wrote, or a file of others."""
     from headwater.cli.inputs import open_inputs
 
-    settings = {"schema": schema, "key": key, "time": time, "partitions": partitions}
-    given = {setting: value for setting, value in settings.items() if value is not None}
-    if given and not create:
-        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+    given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
     with ExitStack() as stack:
         inputs = open_inputs([file], form=format, delimiter=None, stack=stack)
         opened = stack.enter_context(open_or_create(log) if create else open_existing(log))

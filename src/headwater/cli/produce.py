@@ -57,10 +57,7 @@ def produce(
     """Append events from files or stdin: JSON lines, CSV, Parquet, or plain lines for a topic of bytes."""
     from headwater.cli.inputs import open_inputs
 
-    settings = {"schema": schema, "key": key, "time": time, "partitions": partitions}
-    given = {setting: value for setting, value in settings.items() if value is not None}
-    if given and not create:
-        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+    given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
     with ExitStack() as stack:
         inputs = open_inputs(files or ["-"], form=format, delimiter=delimiter, stack=stack)
         opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
@@ -71,6 +68,14 @@ def produce(
         with run:
             for one in inputs:
                 run.append_all(one, key_separator=key_separator)
+
+
+def given_settings(*, create: bool, **settings: Any) -> dict[str, Any]:
+    """The settings of a new topic that were given; refused where none is to be made."""
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    if given and not create:
+        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+    return given
 
 
 def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:

@@ -5,10 +5,7 @@
 
 The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`, for root
 `/var/cache/headwater`), and later starts need no network. The folder is formatted anew at each start and removed at the
-stop. The broker ends with the program that started it, even when that is killed (see `guard`). Started by root, it runs as
-`nobody`: a service needs no rights over the machine.
-
-One object serves one start after another, from one thread at a time.
+stop. Started by root, it runs as `nobody`: a service needs no rights over the machine.
 """
 
 from __future__ import annotations
@@ -20,21 +17,17 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from headwater.testing.servers import ServerError, give_away
 from headwater.testing.servers.guard import owner
+from headwater.testing.servers.server import START_TIMEOUT_S, Server, tail
 
 VERSION = "4.3.1"
 JAVA_VERSION_MIN = 17
 START_ATTEMPTS_MAX = 3
-LOG_LINES_SHOWN = 20
 
 Size = Literal["small", "bench"]
 
@@ -82,8 +75,10 @@ _PROPERTIES = {
 }
 
 
-class KafkaServer:
-    """One Kafka broker, running between `start` and `stop` (or inside `with`)."""
+class KafkaServer(Server):
+    """One Kafka broker."""
+
+    name = "kafka"
 
     def __init__(
         self,
@@ -93,34 +88,20 @@ class KafkaServer:
         settings: Mapping[str, str] | None = None,
         parent_folder: Path | None = None,
         version: str = VERSION,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         cluster_id: str | None = None,
     ) -> None:
         """`settings` are broker properties laid over ours; `parent_folder` holds the temporary folder."""
+        super().__init__(parent_folder=parent_folder, start_timeout_s=start_timeout_s)
         self._cluster_id = cluster_id or new_cluster_id()
         self._size = size
         self._port = port
         self._settings = dict(settings or {})
-        self._parent_folder = parent_folder
         self._version = version
-        self._start_timeout_s = start_timeout_s
-        self._folder: Path | None = None
-        self._guard: subprocess.Popen[str] | None = None
         self.bootstrap = ""
-        self.pid = 0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Fetch the jars if needed, format a new folder, start the broker and wait until it serves."""
-        assert self._guard is None, "this server runs already"
         java, libs = _find_java(), fetch_jars(version=self._version)
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
@@ -137,62 +118,23 @@ class KafkaServer:
 
     def stop(self) -> None:
         """End the broker and remove its folder; stopping twice does nothing."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            assert guard.stdin is not None and guard.stdout is not None
-            guard.stdin.close()
-            guard.wait()
-            guard.stdout.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder, self.bootstrap, self.pid = None, "", 0
+        super().stop()
+        self.bootstrap = ""
 
-    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
-        """The last lines of the broker's own log, without stack frames."""
-        return _tail(self._log(), lines)
+    def is_ready(self) -> bool:
+        """Whether the broker says so; it binds its port before it serves."""
+        return _READY in self._log()
 
     def _start_once(self, java: str, libs: Path) -> None:
         port, controller_port = _ports(self._port)
-        self._folder = Path(tempfile.mkdtemp(prefix="headwater-kafka-", dir=self._parent_folder))
-        properties = self._folder / "server.properties"
-        properties.write_text(_properties(self._folder, port, controller_port, self._settings))
-        give_away(self._folder)
+        folder = self._new_folder()
+        properties = folder / "server.properties"
+        properties.write_text(_properties(folder, port, controller_port, self._settings))
+        give_away(folder)
         class_path = str(libs / "*")
         _format(java, class_path, properties, self._cluster_id)
-        guard = Path(__file__).with_name("guard.py")
-        command = [java, *_JAVA_OPTIONS[self._size], *_LOG_OPTIONS, "-cp", class_path, "kafka.Kafka", str(properties)]
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(guard), str(self._folder), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C at the terminal ends the parent first, which then stops the broker in order
-        )
-        assert self._guard.stdout is not None
-        self.pid = int(self._guard.stdout.readline())
         self.bootstrap = f"127.0.0.1:{port}"
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        assert self._guard is not None
-        deadline = time.monotonic() + self._start_timeout_s
-        while _READY not in self._log():
-            if self._guard.poll() is not None:
-                code = "port_in_use" if "Address already in use" in self._log() else "died"
-                what = f"Kafka {self._version} ended before it was ready (status {self._guard.returncode})"
-                raise ServerError(code, f"{what}; its last log lines:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                what = f"Kafka {self._version} was not ready after {self._start_timeout_s:g} s"
-                raise ServerError("not_ready", f"{what}; its last log lines:\n{self.log_tail()}")
-            time.sleep(0.02)
-
-    def _log(self) -> str:
-        if self._folder is None:
-            return ""
-        try:
-            return (self._folder / "service.log").read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
+        self._run([java, *_JAVA_OPTIONS[self._size], *_LOG_OPTIONS, "-cp", class_path, "kafka.Kafka", str(properties)])
 
 
 def new_cluster_id() -> str:
@@ -231,7 +173,7 @@ def _download(home: Path, libs: Path, version: str) -> None:
     )
     if done.returncode or not any(partial.glob("kafka_*.jar")):
         what = f"Maven could not fetch Kafka {version}; is the network reachable? Its last lines"
-        raise ServerError("download_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
+        raise ServerError("download_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")
     partial.rename(libs)  # a download that broke off is never taken for a whole one
 
 
@@ -286,8 +228,4 @@ def _format(java: str, class_path: str, properties: Path, cluster_id: str) -> No
     )
     if done.returncode:
         what = "Kafka's folder could not be formatted; the tool's last lines"
-        raise ServerError("format_failed", f"{what}:\n{_tail(done.stdout + done.stderr)}")
-
-
-def _tail(text: str, lines: int = LOG_LINES_SHOWN) -> str:
-    return "\n".join([line for line in text.splitlines() if not line.startswith("\tat ")][-lines:])
+        raise ServerError("format_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")
