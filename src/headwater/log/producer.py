@@ -241,8 +241,9 @@ class Producer:
         )
         self._open[topic] = batch
         if self._thread is None and self._linger_s:
-            self._thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: Ctrl-C may fall before it runs, and then another is started
         if not self._ticking:
             self._work.notify_all()
         return batch

@@ -113,13 +113,15 @@ class Acks:
     def _start(self) -> None:
         with self._mutex:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="headwater-queue", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="headwater-queue", daemon=True)
+                thread.start()
+                self._thread = thread  # only now: Ctrl-C may fall before it runs, and then another is started
 
     def _run(self) -> None:
         while True:
             self._wake.get()
             if self._closed:
+                self._wake.put(None)  # for a second thread, where Ctrl-C fell into the start of the first
                 return
             time.sleep(FLUSH_S)
             self.ticking = False
