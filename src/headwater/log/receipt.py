@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Mapping
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -31,10 +32,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     def result(self, *, timeout_s: float | None = None) -> Position:
         """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
-        batch = self._batch
-        if batch.outcome is None:
-            batch.settle(timeout_s)
-        return batch.position(self._index, timeout_s)
+        place = (self._batch.places or self._batch.settled(timeout_s))[self._index]
+        if isinstance(place, Exception):
+            raise place
+        return place
 
     def done(self) -> bool:
         """Whether the result is there."""
@@ -43,8 +44,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def __await__(self) -> Generator[Any, None, Position]:
         if self._batch.outcome is None:
             loop = asyncio.get_running_loop()
-            yield from loop.run_in_executor(None, self._batch.settle, None).__await__()
-        return self._batch.position(self._index, None)
+            yield from loop.run_in_executor(None, self._batch.settled, None).__await__()
+        return self.result()
 
 
 class Batch:
@@ -62,6 +63,7 @@ class Batch:
         "keys",
         "last",
         "outcome",
+        "places",
         "plan",
         "send",
         "sequences",
@@ -83,6 +85,7 @@ class Batch:
         self.sequences: list[int] | None = None
         self.plan: Plan | None = None
         self.outcome: Outcome | None = None
+        self.places: list[Position | Exception] | None = None
         self.count = 0
         self.keys: list[Any] = []
         self.values: list[Any] = []
@@ -107,16 +110,17 @@ class Batch:
             one.headers = {0: self.headers[index]}
         return one
 
-    def settle(self, timeout_s: float | None) -> None:
-        """Sends everything up to this batch, and waits for it."""
+    def settled(self, timeout_s: float | None) -> list[Position | Exception]:
+        """Sends everything up to this batch, waits for it, and says where each of its events stands, or why it does not.
+
+        Made when the first receipt is asked: most never are, and who asks one asks all.
+        """
         if self.outcome is None:
             self.send(timeout_s)
-
-    def position(self, index: int, timeout_s: float | None) -> Position:
-        """Where one of its events stands."""
         if self.outcome is None:
             raise TimedOut(f"The batch was not written in {timeout_s} s.", advice="Ask again; it is still on its way.")
-        return self.outcome.position(index, self.topic.name)
+        self.places = self.outcome.places(self.topic.name)
+        return self.places
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -129,35 +133,28 @@ class Plan(msgspec.Struct, frozen=True):
     writes: list[Write]
 
 
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What became of a batch: a partition and an offset for each event, or an error for some events or partitions."""
 
-    __slots__ = ("_incarnation", "_offsets", "_partitions", "failed", "refused")
+    partitions: Any
+    offsets: Any
+    refused: Mapping[int, Exception]
+    failed: Mapping[int, Exception]
+    incarnation: int
 
-    def __init__(
-        self,
-        partitions: Any,
-        offsets: Any,
-        refused: Mapping[int, Exception],
-        failed: Mapping[int, Exception],
-        incarnation: int,
-    ) -> None:
-        self._partitions = partitions
-        self._offsets = offsets
-        self.refused = refused
-        self.failed = failed
-        self._incarnation = incarnation
-
-    def position(self, index: int, topic: str) -> Position:
-        """Where an event stands; raises why it does not."""
-        if isinstance(self._partitions, np.ndarray):  # most receipts are never asked, and who asks one asks all
-            self._partitions, self._offsets = self._partitions.tolist(), self._offsets.tolist()
-        partition = self._partitions[index]
+    def places(self, topic: str) -> list[Position | Exception]:
+        """Where each event stands, or why it does not."""
+        partitions, offsets = (
+            column.tolist() if isinstance(column, np.ndarray) else column for column in (self.partitions, self.offsets)
+        )
+        found: list[Position | Exception] = list(
+            map(Position, repeat(topic), partitions, offsets, repeat(self.incarnation))
+        )
         if self.refused or self.failed:
-            error = self.refused.get(index) or self.failed.get(partition)
-            if error is not None:
-                raise error
-        return Position(topic, partition, self._offsets[index], self._incarnation)
+            for index, partition in enumerate(partitions):
+                error = self.refused.get(index) or self.failed.get(partition)
+                found[index] = error or found[index]
+        return found
 
     def error(self) -> Exception | None:
         """The first thing that went wrong, if any did."""
