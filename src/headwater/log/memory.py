@@ -23,7 +23,18 @@ from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
-from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
+from headwater.log.split import after_split, check_split
+from headwater.log.store import (
+    Bounds,
+    Chunk,
+    Cursor,
+    TimeKind,
+    Waiter,
+    Write,
+    check_not_missed,
+    check_place,
+    repartitioned,
+)
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import (
@@ -90,6 +101,18 @@ class MemoryStore:
             self._topics[name] = changed
             return changed
 
+    def split(self, name: str, partitions: int) -> Topic:
+        with self._changed:
+            topic = self.topic(name)
+            check_split(topic, partitions)
+            if partitions > topic.partitions:
+                parents = [self._partition(name, number) for number in range(topic.partitions)]
+                self._topics[name] = after_split(topic, partitions, [parent.end for parent in parents])
+                for number in range(topic.partitions, partitions):
+                    self._partitions[name, number] = parents[number % topic.partitions].split_off()
+                self._changed.notify_all()
+            return self._topics[name]
+
     def delete(self, name: str) -> None:
         with self._changed:
             topic = self.topic(name)
@@ -114,6 +137,7 @@ class MemoryStore:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
+                self._check_placed(write)
                 self._check_not_fenced(write)
                 self._check_place(write)
             self._check_owners(offsets)
@@ -254,6 +278,7 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
+        self._check_placed(write)
         self._check_place(write)
         if not is_admitted:
             size = write.rows().nbytes
@@ -284,6 +309,11 @@ class MemoryStore:
             partition.first = oldest.end_offset
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _check_placed(self, write: Write) -> None:
+        topic = self.topic(write.topic.name)
+        if write.topic.generation != topic.generation:
+            raise repartitioned(topic)
 
     def _check_place(self, write: Write) -> None:
         if write.at is not None:
@@ -366,6 +396,13 @@ class _Partition:
         self.appended = 0
         self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
+
+    def split_off(self) -> _Partition:
+        """A new partition that goes on where this one stands, for some of its keys."""
+        child = _Partition()
+        child.appended = self.appended
+        child.sequences = {producer: (last, 0) for producer, (last, _) in self.sequences.items()}
+        return child
 
 
 class _MemoryCursor:
