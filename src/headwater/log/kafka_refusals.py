@@ -24,7 +24,7 @@ class KafkaRefusals:
             "Set retention= and compact= on the topic.",
         )
 
-    def split(self, name: str, partitions: int) -> Topic:
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
         _refuse(
             f"Topic {name!r} cannot get more partitions on Kafka without its keys losing their order.",
             "Create another topic with more partitions and copy the events to it in order.",

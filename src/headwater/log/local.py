@@ -133,9 +133,9 @@ class LocalStore:
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
             return self._upkeep.looked_after(self.handles.refresh(name))
 
-    def split(self, name: str, partitions: int) -> Topic:
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
         with self.gate, self._catalog():
-            return self._upkeep.looked_after(split_topic(self.handles, name, partitions))
+            return self._upkeep.looked_after(split_topic(self.handles, name, partitions, at=at))
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():

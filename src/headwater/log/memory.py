@@ -23,7 +23,7 @@ from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
-from headwater.log.split import after_split, check_split
+from headwater.log.split import after_split, check_fences, check_split
 from headwater.log.store import (
     Bounds,
     Chunk,
@@ -101,13 +101,15 @@ class MemoryStore:
             self._topics[name] = changed
             return changed
 
-    def split(self, name: str, partitions: int) -> Topic:
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
         with self._changed:
             topic = self.topic(name)
             check_split(topic, partitions)
             if partitions > topic.partitions:
                 parents = [self._partition(name, number) for number in range(topic.partitions)]
-                self._topics[name] = after_split(topic, partitions, [parent.end for parent in parents])
+                fences = [parent.end for parent in parents]
+                check_fences(topic, at, fences)
+                self._topics[name] = after_split(topic, partitions, fences)
                 for number in range(topic.partitions, partitions):
                     self._partitions[name, number] = parents[number % topic.partitions].split_off()
                 self._changed.notify_all()
@@ -204,7 +206,9 @@ class MemoryStore:
             partitions = [self._partition(name, number) for number in range(topic.partitions)]
             removed = sum(self._expire(topic, partition) for partition in partitions)
             if topic.compact:
-                removed += sum(self._compact(topic, partition) for partition in partitions)
+                for number, partition in enumerate(partitions):
+                    older = [partitions[ancestor] for ancestor, _ in topic.ancestors(number)]
+                    removed += self._compact(topic, partition, older)
             return removed
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
@@ -347,8 +351,12 @@ class MemoryStore:
             advice="Nothing was stored. Append less, or give the topic more room.",
         )
 
-    def _compact(self, topic: Topic, partition: _Partition) -> int:
-        """Compaction, event by event: it is what the other logs are tested against."""
+    def _compact(self, topic: Topic, partition: _Partition, ancestors: Sequence[_Partition]) -> int:
+        """Compaction, event by event: it is what the other logs are tested against.
+
+        A tombstone stays as long as an ancestor holds its key: without it the key would come back.
+        """
+        older = {key for ancestor in ancestors for chunk in ancestor.chunks for key in _keys_of(chunk, topic)[0]}
         now, last, count = self._clock(), {}, 0
         rows = [
             list(zip(*_keys_of(chunk, topic), chunk.all_offsets().tolist(), strict=True)) for chunk in partition.chunks
@@ -360,9 +368,8 @@ class MemoryStore:
             for key, is_tombstone, offset in rows[number]:
                 kept = key is None or last[key] == offset
                 if kept and is_tombstone:
-                    kept = now < partition.tombstones.setdefault(offset, now) + topic.tombstones_us or (
-                        partition.tombstones[offset] == now
-                    )
+                    since = partition.tombstones.setdefault(offset, now)
+                    kept = now < since + topic.tombstones_us or since == now or key in older
                 keep.append(kept)
             count += keep.count(False)
             offsets = chunk.all_offsets()[np.array(keep, dtype=bool)]

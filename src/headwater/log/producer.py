@@ -348,8 +348,8 @@ class Producer:
         if rows.num_rows >= _SMALL_BATCH:
             self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
         self._sticky += 1
-        sticky = self._sticky if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
-        placement = place(rows, topic.key, topic.partitions, sticky=sticky)
+        own = self._own_sticky(batch)
+        placement = place(rows, topic.key, topic.partitions, sticky=self._sticky if own is None else own)
         return Plan(batch.count, taken, refused, placement, self._writes(batch, topic, rows, placement))
 
     def _write(self, batch: Batch) -> Outcome:
@@ -357,7 +357,7 @@ class Producer:
         plan, outcomes = batch.plan, self._write_with_retry(batch.plan.writes)
         while moved := [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Repartitioned)]:
             # The plan comes first: a write that is interrupted is repeated by it. What was stored is found, not stored again.
-            plan = batch.plan = self._planned_again(plan, moved)
+            plan = batch.plan = self._planned_again(batch, plan, moved)
             outcomes = self._write_with_retry(plan.writes)
         stored: list[tuple[Write, Sequence[int]]] = []
         failed = {}
@@ -382,11 +382,17 @@ class Producer:
             offsets[taken[mine] if refused else mine] = numbers
         return Outcome(partitions, offsets, refused, failed, incarnation)
 
-    def _planned_again(self, plan: Plan, moved: Sequence[int]) -> Plan:
+    def _own_sticky(self, batch: Batch) -> int | None:
+        """Where numbered events without a key go: always to the same partition, since their numbers are known there."""
+        return None if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
+
+    def _planned_again(self, batch: Batch, plan: Plan, moved: Sequence[int]) -> Plan:
         """The plan after a split: the writes that it has moved are placed by the new number; they keep their sequences."""
         writes, partitions = [], np.array(plan.placement.partitions)
         for number, write in enumerate(plan.writes):
-            some = place_again(self._store, [write]) if number in moved else [write]
+            some = [write]
+            if number in moved:
+                some = place_again(self._store, [write], sticky=self._own_sticky(batch))
             for one in some:
                 partitions[slice(None) if one.indices is None else one.indices] = one.partition
             writes += some

@@ -39,7 +39,7 @@ from headwater.log.placement import place
 from headwater.log.segment import ProducerSequence, SegmentHeader
 from headwater.log.store import Store, Write
 from headwater.log.topic import Split, Topic, check_topic
-from headwater.model.errors import InvalidInput, StorageError
+from headwater.model.errors import Diverged, InvalidInput, StorageError
 
 Fence = tuple[Mark, dict[bytes, ProducerSequence]]
 
@@ -64,21 +64,22 @@ def is_held(ancestors: Sequence[tuple[int, int]], reached: Callable[[int], int])
     return any(reached(number) < fence for number, fence in ancestors)
 
 
-def place_again(store: Store, writes: Sequence[Write]) -> list[Write]:
-    """Writes that were refused because their topic was split, by its present number of partitions."""
-    return [again for write in writes for again in placed_again(write, store.refresh(write.topic.name))]
+def place_again(store: Store, writes: Sequence[Write], *, sticky: int | None = None) -> list[Write]:
+    """Writes that were refused because their topic was split, each as one for every partition its rows belong to now.
 
-
-def placed_again(write: Write, topic: Topic) -> list[Write]:
-    """A write as one for each partition its rows belong to now, with its stamp; rows without a key stay where they were.
-
-    The columns stay those of the schema by which the rows were made.
+    They keep their stamps, and the columns of the schema by which the rows were made. Rows without a key go to the partition
+    that `sticky` stands for, and stay where they were without it.
     """
+    return [one for write in writes for one in _placed_again(write, store.refresh(write.topic.name), sticky)]
+
+
+def _placed_again(write: Write, topic: Topic, sticky: int | None) -> list[Write]:
     if write.topic.generation == topic.generation or write.topic.id != topic.id:
         return [write]
     described = msgspec.structs.replace(write.topic, partitions=topic.partitions, splits=topic.splits)
     rows = np.arange(write.batch.num_rows) if write.indices is None else write.indices
-    placement = place(write.rows(), topic.key, topic.partitions, sticky=write.partition)
+    alone = write.partition if sticky is None else sticky
+    placement = place(write.rows(), topic.key, topic.partitions, sticky=alone)
     return [
         msgspec.structs.replace(
             write, topic=described, partition=number, indices=write.indices if some is None else rows[some]
@@ -87,7 +88,16 @@ def placed_again(write: Write, topic: Topic) -> list[Write]:
     ]
 
 
-def split_topic(handles: Handles, name: str, partitions: int) -> Topic:
+def check_fences(topic: Topic, wanted: Sequence[int] | None, fences: Sequence[int]) -> None:
+    """Refuses to split a copy where its log was not split; the caller holds what keeps the ends where they are."""
+    if wanted is not None and list(wanted) != list(fences):
+        raise Diverged(
+            f"Topic {topic.name!r} was to be split at offsets {list(wanted)}, and its partitions end at {list(fences)}.",
+            advice="Something else writes to the copy. Delete that topic there, and mirror into a log of its own.",
+        )
+
+
+def split_topic(handles: Handles, name: str, partitions: int, *, at: Sequence[int] | None) -> Topic:
     """Splits a local topic; the caller holds the lock of the catalog."""
     topic = handles.refresh(name)
     check_split(topic, partitions)
@@ -100,6 +110,7 @@ def split_topic(handles: Handles, name: str, partitions: int) -> Topic:
             hold(held, parent.appending())
             hold(held, parent.syncing())
         fences = [parent.fence() for parent in parents]
+        check_fences(topic, at, [mark.end for mark, _ in fences])
         handles.disk.reach("split: fenced")
         changed = after_split(topic, partitions, [mark.end for mark, _ in fences])
         _make_partitions(handles, topic, partitions, fences)

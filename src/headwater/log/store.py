@@ -195,8 +195,11 @@ class Store(Protocol):
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         """Changes a topic, as it is in that moment: two changes at once both count."""
 
-    def split(self, name: str, partitions: int) -> Topic:
-        """Gives a topic more partitions, a multiple of what it has (see `split`); `Unsupported` where keys would lose order."""
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        """Gives a topic more partitions, a multiple of what it has (see `split`); `Unsupported` where keys would lose order.
+
+        For copies of a log: `at` is where each partition must end at that moment (`Diverged` where one does not).
+        """
 
     def delete(self, name: str) -> None:
         """Removes a topic with all its events."""
