@@ -109,12 +109,11 @@ class Log(LogTopics):
         Returns the offsets given in each partition once all are durable. The events of each partition become visible
         together; with `atomic` those of all partitions do.
         """
-        writes = self._writes(topic, rows)
         if atomic:
             with self.transaction() as transaction:
-                transaction.add(writes)
+                transaction.append(topic, rows)
             return {partition: span for partition, (span,) in transaction.offsets.get(topic, {}).items()}
-        writes, outcomes = self._write(writes)
+        writes, outcomes = self._write(self._writes(topic, rows))
         stored = {w.partition: span for w, span in zip(writes, outcomes, strict=True) if isinstance(span, range)}
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, Exception):

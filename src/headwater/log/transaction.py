@@ -32,11 +32,7 @@ class Transaction:
 
     def append(self, topic: str, rows: Any) -> None:
         """Adds events to the transaction; nothing is written before it commits."""
-        self.add(self._log._writes(topic, rows))
-
-    def add(self, writes: Sequence[Write]) -> None:
-        """Adds events that are placed already."""
-        self._writes += writes
+        self._writes += self._log._writes(topic, rows)
 
     def commit_offsets(self, consumer: Consumer) -> None:
         """Commits what the consumer has handed out so far together with the appends: both happen or neither.
