@@ -301,7 +301,9 @@ class _CopiedTopic:
             self.follow(chunks[-1].topic)
         batch, appended = _joined(chunks, self._topic.schema)
         self._piece_events = _piece_events(batch)
-        stamp = Stamp(self._producer, self._epoch, start, start + batch.num_rows - 1)
+        # A partition that was split off has its parent's sequences, and goes on behind them.
+        first = start + sum(fence for _, fence in self._topic.ancestors(number))
+        stamp = Stamp(self._producer, self._epoch, first, first + batch.num_rows - 1)
         return Write(self._topic, number, batch, stamp=stamp, at=start, appended=appended)
 
     def _check_alike(self, topic: Topic) -> None:

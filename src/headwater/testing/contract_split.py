@@ -32,7 +32,7 @@ def polled(reader: Reader | Consumer, *, empty_max: int = 2) -> list[Event]:
     found: list[Event] = []
     empty = 0
     while empty < empty_max:
-        events = reader.poll(events_max=17, timeout_s=0.15 if isinstance(reader, Consumer) else 0)
+        events = reader.poll(events_max=97, timeout_s=0.15 if isinstance(reader, Consumer) else 0)
         empty = 0 if events else empty + 1
         found += events
     return found
