@@ -26,7 +26,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None, compact=None, tombstones=None, "
-        "bytes_max=None, overload=None, archive=None)",
+        "bytes_max=None, overload=None, archive=None, partitions=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
         "clock": "property",
@@ -146,7 +146,7 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
-    "not_owner", "group_in_use", "group_not_found", "unreachable",
+    "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned",
 }  # fmt: skip
 
 HEAVY = [
@@ -209,7 +209,7 @@ def test_error_codes_are_these() -> None:
         kinds += [child for child in kind.__subclasses__() if child.__module__ == "headwater.model.errors"]
     assert {kind.code for kind in kinds} == CODES
     retriable = {kind.code for kind in kinds if kind.retriable}
-    assert retriable == {"overloaded", "timed_out", "disk_full", "topic_full", "unreachable"}
+    assert retriable == {"overloaded", "repartitioned", "timed_out", "disk_full", "topic_full", "unreachable"}
 
 
 @pytest.mark.parametrize(

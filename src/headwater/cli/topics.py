@@ -130,7 +130,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
     with open_existing(log) as opened:
         topic = opened.topic(name)
         summary = _summary(opened, name)
-        partitions = _partitions(opened, name)
+        partitions = _partitions(opened, topic)
         summary |= forecast(opened, name, bytes_on_disk=summary.get("bytes"))
     settings = {
         "lateness_us": topic.lateness_us,
@@ -184,6 +184,9 @@ def alter(
     bytes_max: BytesMax = None,
     overload: Policy = None,
     archive: ArchiveUrl = None,
+    partitions: Annotated[
+        int | None, typer.Option(help="A multiple of what it has; programs go on, and keys keep their order.")
+    ] = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -198,6 +201,7 @@ def alter(
         "bytes_max": bytes_max,
         "overload": overload,
         "archive": archive,
+        "partitions": partitions,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")
@@ -207,7 +211,8 @@ def alter(
 
             schema = ", ".join([schema or to_ddl(opened.topic(name).schema), *add_column])
         topic = opened.alter_topic(name, schema=schema, **settings)
-        typer.echo(f"topic {topic.name}: {_columns_text(topic)}")
+        shown = _columns_text(topic) if partitions is None else f"{_partitions_text(topic)}, {_columns_text(topic)}"
+        typer.echo(f"topic {topic.name}: {shown}")
 
 
 @topics.command()
@@ -254,9 +259,9 @@ def _summary(log: Log, name: str) -> dict[str, Any]:
     }
 
 
-def _partitions(log: Log, name: str) -> list[dict[str, Any]]:
-    """For each partition the offsets that it holds, and when its newest event was appended."""
-    held = log.offsets(name)
+def _partitions(log: Log, topic: Topic) -> list[dict[str, Any]]:
+    """For each partition the offsets that it holds, when its newest event was appended, and from what it was split off."""
+    name, held = topic.name, log.offsets(topic.name)
     last = {number: max(offsets.start, offsets.stop - 1) for number, offsets in held.items()}
     newest = log.read(
         name,
@@ -268,10 +273,13 @@ def _partitions(log: Log, name: str) -> list[dict[str, Any]]:
         ],
     )
     appended = dict(zip(newest["_partition"].to_pylist(), newest["_appended"].to_pylist(), strict=True))
-    return [
-        {"partition": number, "first": offsets.start, "end": offsets.stop, "newest": appended.get(number)}
-        for number, offsets in sorted(held.items())
-    ]
+    rows = []
+    for number, offsets in sorted(held.items()):
+        row = {"partition": number, "first": offsets.start, "end": offsets.stop, "newest": appended.get(number)}
+        if topic.splits:
+            row["parent"], row["fence"] = next(iter(topic.ancestors(number)), (None, None))
+        rows.append(row)
+    return rows
 
 
 def _bytes_on_disk(log: Log, name: str) -> int | None:
@@ -305,9 +313,15 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
     for column in ("partition", "first", "end", "events"):
         table.add_column(column, justify="right")
     table.add_column("newest appended")
+    is_split = any("parent" in row for row in partitions)
+    if is_split:
+        table.add_column("split off")
     for row in partitions:
         counts = (row["partition"], row["first"], row["end"], row["end"] - row["first"])
-        table.add_row(*(f"{count:,}" for count in counts), to_cell(row["newest"]) if row["newest"] else "-")
+        cells = [*(f"{count:,}" for count in counts), to_cell(row["newest"]) if row["newest"] else "-"]
+        if is_split:
+            cells.append("-" if row["parent"] is None else f"from {row['parent']} at {row['fence']:,}")
+        table.add_row(*cells)
     print_table(table)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.log.disk import Disk
-from headwater.log.topic import Topic
+from headwater.log.topic import Split, Topic
 from headwater.model.ddl import schema_from_json, schema_to_json
 from headwater.model.errors import Damaged, FormatTooNew
 
@@ -23,8 +23,11 @@ FORMAT = 1
 
 def topic_to_json(topic: Topic) -> dict[str, Any]:
     """The topic as its file holds it."""
-    fields = {name: getattr(topic, name) for name in topic.__struct_fields__}
-    return fields | {"schemas": [schema_to_json(schema) for schema in topic.schemas]}
+    fields = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "splits"}
+    fields["schemas"] = [schema_to_json(schema) for schema in topic.schemas]
+    if topic.splits:  # an older Headwater reads a topic that was never split, and refuses one that was
+        fields["splits"] = [{"partitions": split.partitions, "fences": list(split.fences)} for split in topic.splits]
+    return fields
 
 
 def topic_from_json(fields: dict[str, Any]) -> Topic:
@@ -36,7 +39,8 @@ def topic_from_json(fields: dict[str, Any]) -> Topic:
             advice="Upgrade Headwater.",
         )
     schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
-    return Topic(**(fields | {"schemas": schemas}))
+    splits = tuple(Split(split["partitions"], tuple(split["fences"])) for split in fields.get("splits", ()))
+    return Topic(**(fields | {"schemas": schemas, "splits": splits}))
 
 
 def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:

@@ -7,7 +7,7 @@ is left alone, and so are events without a key, since nothing ever replaces them
 A tombstone, the last event of a key that was deleted, must outlive every reader that has seen what it deletes. It goes
 `tombstones` after the compaction that removed the older events of its key, not after it was appended: a reader that began before
 that compaction has so long to come to it. Neighbours that hold no such tombstones any more are merged into files of the
-topic's segment size.
+topic's segment size. A tombstone in a partition that was split off stays as long as an ancestor holds an event of its key.
 
 Invariants, each true after a kill or a power loss at any point:
 - segments are rewritten from the oldest to the newest and each is on disk before the next is begun. So a tombstone goes only when
@@ -21,12 +21,13 @@ The keys of all closed segments are held in memory while one partition is compac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk
@@ -42,14 +43,24 @@ DIRTY_SHARE_MIN = 0.5
 rewritten a bounded number of times, as in Kafka."""
 
 
-def compact_partition(disk: Disk, partition: Partition, *, now_us: int, dirty_share_min: float = 0.0) -> int:
-    """Compacts the closed segments of a partition; returns how many events went. The caller holds the lock `seal`."""
+def compact_partition(
+    disk: Disk,
+    partition: Partition,
+    *,
+    now_us: int,
+    dirty_share_min: float = 0.0,
+    older_keys: Callable[[], Iterable[pa.Array]] = tuple,
+) -> int:
+    """Compacts the closed segments of a partition; returns how many events went. The caller holds the lock `seal`.
+
+    `older_keys` gives the keys that its ancestors hold.
+    """
     topic = partition.topic
     seal_partition(disk, partition)
     closed = remove_covered(disk, partition)
     if not _is_due(closed, topic, now_us=now_us, dirty_share_min=dirty_share_min):
         return 0
-    plans = _plans(closed, topic, partition.number, now_us=now_us)
+    plans = _plans(closed, topic, partition.number, now_us=now_us, older_keys=older_keys)
     removed = 0
     for group in _groups(plans, topic.segment_bytes):
         if len(group) > 1 or group[0].segment.compacted is None or not group[0].keep.all():
@@ -92,7 +103,7 @@ def last_of_each(keys: pa.ChunkedArray) -> Any:
 
 
 class _Plan(msgspec.Struct):
-    """A segment, and which of its events stay; `settled` if no reader needs its tombstones any more."""
+    """A segment, which of its events stay, and which tombstones go one day; `settled` if no reader needs them any more."""
 
     segment: Sealed
     keep: Any
@@ -116,16 +127,26 @@ def _is_settled(segment: Sealed, topic: Topic, now_us: int) -> bool:
     return segment.compacted is not None and segment.compacted.at_us + topic.tombstones_us <= now_us
 
 
-def _plans(closed: Sequence[Sealed], topic: Topic, number: int, *, now_us: int) -> list[_Plan]:
+def _plans(
+    closed: Sequence[Sealed],
+    topic: Topic,
+    number: int,
+    *,
+    now_us: int,
+    older_keys: Callable[[], Iterable[pa.Array]],
+) -> list[_Plan]:
     keys: list[pa.Array] = []
     tombstones: list[Any] = []
     for segment in closed:
         gone = [np.zeros(0, dtype=bool)]
         for piece in segment.pieces(topic, number):
-            keys.append(_keys(piece.chunk))
+            keys.append(keys_of(piece.chunk))
             gone.append(_tombstones(piece.chunk))
         tombstones.append(np.concatenate(gone))
     last = last_of_each(pa.chunked_array(keys))
+    if any(gone.any() for gone in tombstones) and (older := list(older_keys())):
+        held = pc.is_in(pa.chunked_array(keys), value_set=pa.concat_arrays(older)).to_numpy()
+        tombstones = np.split(np.concatenate(tombstones) & ~held, np.cumsum([len(gone) for gone in tombstones])[:-1])
     plans, at = [], 0
     for segment, gone_here in zip(closed, tombstones, strict=True):
         keep = last[at : at + len(gone_here)]
@@ -135,7 +156,8 @@ def _plans(closed: Sequence[Sealed], topic: Topic, number: int, *, now_us: int) 
     return plans
 
 
-def _keys(chunk: Chunk) -> pa.Array:
+def keys_of(chunk: Chunk) -> pa.Array:
+    """The key of each event, in a form that can be compared."""
     column = chunk.batch.column(chunk.topic.key)
     return key_bytes(column) if pa.types.is_nested(column.type) else column
 

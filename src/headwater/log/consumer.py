@@ -72,11 +72,11 @@ class Consumer:
         self._closed = False
         self._why_closed = "The consumer was closed."
         self._waiter: tuple[list[str], Waiter] | None = None
-        self._shares = Shares(store, group, skip=missed == "skip")
         self._turn = 0
         self._refresh_at = 0.0
         self._interval_s = poll_interval_s_max
         self._shared = store.group(group, create=True)
+        self._shares = Shares(store, self._shared, group, skip=missed == "skip")
         self._first_topics = self._subscribed()
         self._membership = Membership(
             self._shared, subscribe=self._subscribed, pattern=pattern, interval_s=poll_interval_s_max
@@ -325,9 +325,9 @@ class Consumer:
             committed = self._shared.committed(place)
         if committed.offset < 0 or committed.topic_id != topic.id:
             offset = self._first_offset(place)
-            return Share(topic.id, owner, self._store.cursor(*place, offset=offset), committed=-1)
+            return Share(topic, owner, self._store.cursor(*place, offset=offset), number=place[1], committed=-1)
         offset = committed.offset
-        share = Share(topic.id, owner, self._store.cursor(*place, offset=offset), committed=offset)
+        share = Share(topic, owner, self._store.cursor(*place, offset=offset), number=place[1], committed=offset)
         try:
             check_not_lost(self._store, Position(*place, offset, committed.incarnation))
         except HeadwaterError as refusal:
@@ -340,6 +340,8 @@ class Consumer:
         bound = self._store.bounds([name])[place]
         if known is None or number >= known.partitions or known.id != self._store.topic(name).id:
             return bound.first  # it was made while the consumer ran: all of it is new
+        if self._shares.has_begun(self._store.topic(name), number):
+            return 0  # it was split off from what the group has read: none of it was
         found = Reader(self._store, [name], start=self._start).positions()
         return next(position.offset for position in found if position.partition == number)
 

@@ -7,6 +7,8 @@ its neighbour while it is read; the mapped file stays valid, and a file that van
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +17,6 @@ import pyarrow as pa
 from headwater.log.archive import Archive, ArchivedSegment
 from headwater.log.disk import Disk
 from headwater.log.frame import damaged
-from headwater.log.gate import Gate
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
 from headwater.log.sealed import Sealed
@@ -25,6 +26,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, TopicNotFound
 
 _LOOKS_MAX = 5
+_CHUNK_EVENTS = 1 << 16
 
 
 class Opened(Protocol):
@@ -35,7 +37,7 @@ class Opened(Protocol):
         """The files this process has open."""
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> AbstractContextManager[None]:
         """Passed by whoever uses them."""
 
 
@@ -111,6 +113,23 @@ class LocalCursor:
             if fresh.schema_id == topic.schema_id:
                 raise
             return segment.read(self._place, topic=fresh, partition=self._number)
+
+
+def ancestors_chunks(handles: Handles, partition: Partition) -> Iterator[Chunk]:
+    """What the ancestors of a partition hold below their fences; for those who use the files already."""
+    for number, fence in partition.topic.ancestors(partition.number):
+        ancestor = handles.partition(partition.topic.name, number)
+        cursor = LocalCursor(_Inside(handles), partition.topic.name, number, offset=min(ancestor.oldest(), fence))
+        while cursor.offset < fence:
+            yield from cursor.read(fence, events_max=_CHUNK_EVENTS)
+
+
+class _Inside:
+    """What has passed the gate already."""
+
+    def __init__(self, handles: Handles) -> None:
+        self.handles = handles
+        self.gate = nullcontext()
 
 
 def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segment | Sealed | ArchivedSegment:

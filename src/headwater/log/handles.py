@@ -63,12 +63,14 @@ class Handles:
     def topic(self, name: str) -> Topic:
         """A topic as this process knows it; never one that was deleted."""
         known, first = self._topics.get(name), self._partitions.get((name, 0))
-        if known is not None and first is not None and not first.is_deleted():
+        if known is not None and first is not None and not first.is_deleted() and first.changes() == first.seen:
             return known
         return self.refresh(name)
 
     def refresh(self, name: str) -> Topic:
         """A topic from its file."""
+        first = self._partitions.get((name, 0))
+        changes = -1 if first is None else first.changes()
         try:
             topic = topic_from_json(read_text(self.disk, f"{self.folder}/topics/{name}/topic", "topic"))
         except FileNotFoundError:
@@ -78,9 +80,13 @@ class Handles:
                 f"There is no topic {name!r} in {self.folder}.", advice=f"Topics here: {known}."
             ) from None
         with self._mutex:
+            if first is not None and not changes & 1:  # what was counted before the file was read is in it
+                first.seen = changes
             known_topic = self._topics.get(name)
             if known_topic == topic:
                 return known_topic
+            if known_topic is not None and known_topic.id == topic.id and known_topic.generation > topic.generation:
+                return known_topic  # a thread that was overtaken: partitions are never taken away
             if known_topic is not None and known_topic.id != topic.id:
                 self.forget(name)
             self._sync_names(name)
@@ -116,7 +122,8 @@ class Handles:
     def partitions(self, name: str) -> Sequence[Partition]:
         """All partitions of a topic, in order."""
         known = self._whole.get(name)
-        if known is None or known[0].is_deleted():  # the first is always marked first
+        # The first is always marked first, and counted up first.
+        if known is None or known[0].is_deleted() or known[0].changes() != known[0].seen:
             known = [self.partition(name, number) for number in range(self.topic(name).partitions)]
             self._whole[name] = known
         return known
@@ -198,6 +205,7 @@ class Handles:
             counters=self._counters,
             settle=self._settle,
             rolled=self._rolled,
+            refresh=self.refresh,
             writable=self._writable,
         )
 

@@ -1,12 +1,13 @@
 """A partition's head: how far it is written and how far it is on disk, shared by all processes.
 
-Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned`, `deleted` and
-`first`. The first two are marks: a place between two frames, with all that is needed to go on from there. `first` is the
+Format: a slot file (see `slots`) with magic "HWHEAD" and the facts `written`, `durable`, `poisoned`, `deleted`,
+`first` and `changes`. The first two are marks: a place between two frames, with all that is needed to go on from there. `first` is the
 first offset that the partition still holds, and the first that it or its archive does; it came to format 1 before its first
-release, and where it was never written both are 0.
+release, and where it was never written both are 0. `changes` counts how often the topic's file was replaced by one with more
+partitions, twice each: it is odd while that is being done. Where it was never written it is 0.
 
 Invariants:
-- `written` and `deleted` change only under the partition's append lock, `durable` and `poisoned` under its sync lock,
+- `written`, `deleted` and `changes` change only under the partition's append lock, `durable` and `poisoned` under its sync lock,
   `first` under its `seal` lock;
 - `durable.end` never passes what fdatasync has covered. It may therefore be believed even after a power loss, whichever
   version of this page reached the disk; `written` may not;
@@ -32,8 +33,9 @@ _MAGIC = b"HWHEAD"
 _MARK = struct.Struct("<qqqqqIIqI")
 _FLAG = struct.Struct("<Q")
 _FIRSTS = struct.Struct("<qq")
-_SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _FIRSTS)
-_WRITTEN, _DURABLE, _POISONED, _DELETED, _FIRST = range(5)
+_COUNT = struct.Struct("<Q")
+_SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _FIRSTS, _COUNT)
+_WRITTEN, _DURABLE, _POISONED, _DELETED, _FIRST, _CHANGES = range(6)
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +66,7 @@ class Head:
     def __init__(self, disk: Disk, path: str, *, writable: bool = True) -> None:
         self._facts = SlotFile(disk, path, magic=_MAGIC, format_max=FORMAT, shapes=_SHAPES, writable=writable)
         self._facts.take_unwritten_for(_FIRST, 0, 0)
+        self._facts.take_unwritten_for(_CHANGES, 0)
         self._marks: dict[int, tuple[tuple[int, ...], Mark]] = {}
 
     def written(self) -> Mark:
@@ -97,6 +100,10 @@ class Head:
         """Whether the topic was deleted while this head was open."""
         return bool(self._facts.read(_DELETED)[0])
 
+    def changes(self) -> int:
+        """Another number than the last time: the topic's file must be read again. Odd: it is about to be replaced."""
+        return int(self._facts.read(_CHANGES)[0])
+
     def publish_written(self, mark: Mark) -> None:
         """Publishes what was written; the caller holds the append lock."""
         self._facts.write(_WRITTEN, *msgspec.structs.astuple(mark))
@@ -117,6 +124,7 @@ class Head:
         self._facts.write_after_power_loss(_POISONED, 0)
         self._facts.write_after_power_loss(_DELETED, 0)
         self._facts.write_after_power_loss(_FIRST, *firsts)
+        self._facts.write_after_power_loss(_CHANGES, 0)
 
     def set_poisoned(self, *, poisoned: bool) -> None:
         """The caller holds the sync lock."""
@@ -125,6 +133,10 @@ class Head:
     def set_deleted(self) -> None:
         """The caller holds the append lock."""
         self._facts.write(_DELETED, 1)
+
+    def set_changes(self, changes: int) -> None:
+        """The caller holds the append lock."""
+        self._facts.write(_CHANGES, changes)
 
     def sync(self) -> None:
         """Returns when the head itself is on disk."""

@@ -24,6 +24,12 @@ class KafkaRefusals:
             "Set retention= and compact= on the topic.",
         )
 
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        _refuse(
+            f"Topic {name!r} cannot get more partitions on Kafka without its keys losing their order.",
+            "Create another topic with more partitions and copy the events to it in order.",
+        )
+
     def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
         _refuse("Queues are for logs in a folder or in memory.", "Mirror the topic into a folder and work on it there.")
 

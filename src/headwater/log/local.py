@@ -41,7 +41,8 @@ from headwater.log.overload import Gauge
 from headwater.log.partition import Appended, Partition, create_partition
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
-from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
+from headwater.log.split import split_topic
+from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write, repartitioned
 from headwater.log.topic import Topic
 from headwater.log.transactions import Transactions, check_same_topic
 from headwater.log.upkeep import Upkeep
@@ -132,6 +133,10 @@ class LocalStore:
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
             return self._upkeep.looked_after(self.handles.refresh(name))
 
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        with self.gate, self._catalog():
+            return self._upkeep.looked_after(split_topic(self.handles, name, partitions, at=at))
+
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
             for number in range(self.handles.refresh(name).partitions):
@@ -156,14 +161,18 @@ class LocalStore:
         with self.gate:
             self._check_writable()
             ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
-            merged: dict[tuple[str, int, str], list[Payload]] = {}
+            merged: dict[tuple[str, int, str, int], list[Payload]] = {}
+            placed: dict[str, int] = {}
             for number in ordered:
                 write = writes[number]
-                merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
-            for (name, number, _), payloads in merged.items():
+                name, generation = write.topic.name, write.topic.generation
+                if placed.setdefault(name, generation) != generation:  # it was split between two of them
+                    raise repartitioned(self.handles.refresh(name))
+                merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(_payloads(write))
+            for (name, number, *_), payloads in merged.items():
                 self._gauge.admit(self.handles.usable_partition(name, number), payloads)
             starts = self._transactions.append(merged, offsets)
-            for name in sorted({name for name, _, _ in merged}):
+            for name in sorted(placed):
                 self.handles.signal(name)
         ranges: dict[int, range] = {}
         for number in ordered:
@@ -187,7 +196,11 @@ class LocalStore:
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self.gate:
-            return self._transactions.bounds([part for name in names for part in self.handles.partitions(name)])
+            while True:  # a transaction over partitions that were added a moment ago must be seen whole, too
+                partitions = self._partitions(names)
+                found = self._transactions.bounds(partitions)
+                if partitions == self._partitions(names):
+                    return found
 
     def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
         return LocalCursor(self, name, partition, offset=offset)
@@ -379,6 +392,9 @@ class LocalStore:
 
     # Small things
 
+    def _partitions(self, names: Sequence[str]) -> list[Partition]:
+        return [partition for name in names for partition in self.handles.partitions(name)]
+
     def _rolled(self) -> None:
         self._upkeep.seal_later()
 
@@ -412,14 +428,14 @@ class LocalStore:
             check_same_topic(partition, write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(_payloads(write))
-            epoch = fence.epoch if fence else None
+            epoch, generation = fence.epoch if fence else None, write.topic.generation
             if partition.topic.bytes_max is not None:
                 self._gauge.admit(partition, payloads)
             try:
-                return partition, partition.append(payloads, epoch=epoch)
+                return partition, partition.append(payloads, generation=generation, epoch=epoch)
             except DiskFull as error:
                 self._gauge.disk_is_full(partition, payloads, error)
-                return partition, partition.append(payloads, epoch=epoch)
+                return partition, partition.append(payloads, generation=generation, epoch=epoch)
         except HeadwaterError as error:
             return error
 

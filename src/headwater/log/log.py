@@ -25,12 +25,13 @@ from headwater.log.queue_settings import Order
 from headwater.log.reader import Missed, Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
+from headwater.log.split import place_again
 from headwater.log.store import Store, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, check_name
 from headwater.log.transaction import Transaction
 from headwater.model.clock import Clock, system_clock, time_us
-from headwater.model.errors import EventsMissed, InvalidInput, SchemaMismatch, TopicFull, Unsupported
+from headwater.model.errors import EventsMissed, InvalidInput, Repartitioned, SchemaMismatch, TopicFull, Unsupported
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -108,12 +109,11 @@ class Log(LogTopics):
         Returns the offsets given in each partition once all are durable. The events of each partition become visible
         together; with `atomic` those of all partitions do.
         """
-        writes = self._writes(topic, rows)
         if atomic:
-            return {
-                write.partition: span for write, span in zip(writes, self._store.write_atomically(writes), strict=True)
-            }
-        outcomes = self._write(writes)
+            with self.transaction() as transaction:
+                transaction.append(topic, rows)
+            return {partition: span for partition, (span,) in transaction.offsets.get(topic, {}).items()}
+        writes, outcomes = self._write(self._writes(topic, rows))
         stored = {w.partition: span for w, span in zip(writes, outcomes, strict=True) if isinstance(span, range)}
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -401,17 +401,20 @@ class Log(LogTopics):
     ) -> None:
         self.close()
 
-    def _write(self, writes: Sequence[Write]) -> list[range | Exception]:
-        """Writes, and waits for a while where a topic is full and says `overload="block"`."""
-        outcomes = self._store.write(writes)
+    def _write(self, writes: Sequence[Write]) -> tuple[list[Write], list[range | Exception]]:
+        """Writes, waits for a while where a topic is full and says `overload="block"`, and places again what a split moved."""
+        done: list[tuple[Write, range | Exception]] = []
         deadline = monotonic() + BLOCK_S
-        while full := [number for number, outcome in enumerate(outcomes) if isinstance(outcome, TopicFull)]:
-            if monotonic() >= deadline:
-                break
-            sleep(_BLOCK_LOOK_S)
-            for number, outcome in zip(full, self._store.write([writes[n] for n in full]), strict=True):
-                outcomes[number] = outcome
-        return outcomes
+        while writes:
+            outcomes = list(zip(writes, self._store.write(writes), strict=True))
+            full = [write for write, outcome in outcomes if isinstance(outcome, TopicFull) and monotonic() < deadline]
+            moved = [write for write, outcome in outcomes if isinstance(outcome, Repartitioned)]
+            again = {id(write) for write in (*full, *moved)}
+            done += [(write, outcome) for write, outcome in outcomes if id(write) not in again]
+            if full:
+                sleep(_BLOCK_LOOK_S)
+            writes = [*full, *place_again(self._store, moved)]
+        return [write for write, _ in done], [outcome for _, outcome in done]
 
     def _writes(self, name: str, rows: Any) -> list[Write]:
         topic = self._store.topic(check_name(name))
@@ -433,9 +436,10 @@ class Log(LogTopics):
         """`from_first`: all that there is was asked for, so what retention takes away meanwhile is not missed."""
         for partition, start in starts.items():
             cursor = self._store.cursor(topic, partition, offset=start)
-            while cursor.offset < ends[partition]:
+            end = ends.get(partition, start)  # one that was added since the ends were taken is not asked for
+            while cursor.offset < end:
                 try:
-                    chunks = cursor.read(ends[partition], events_max=_SCAN_EVENTS)
+                    chunks = cursor.read(end, events_max=_SCAN_EVENTS)
                 except EventsMissed as error:
                     if not from_first:
                         raise

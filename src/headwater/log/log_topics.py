@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.log.placement import key_bytes
+from headwater.log.split import check_split
 from headwater.log.store import Store, TimeKind
 from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, time_us
@@ -114,8 +115,12 @@ class LogTopics:
         bytes_max: int | None = None,
         overload: Overload | None = None,
         archive: str | None = None,
+        partitions: int | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
+
+        `partitions` is a multiple of what the topic has; they are added while producers and consumers run, after all other
+        changes, and every key keeps its order (see docs/log.md).
 
         `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
         """
@@ -146,7 +151,13 @@ class LogTopics:
                 changes["archive"] = archive or None
             return check_topic(msgspec.structs.replace(topic, **changes))
 
-        return self._store.change(check_name(name), change)
+        if partitions is None:
+            return self._store.change(check_name(name), change)
+        check_split(self.topic(name), partitions)
+        others = (schema, lateness, future_max, event_bytes_max, retention, retention_bytes, compact, tombstones)
+        if any(setting is not None for setting in (*others, bytes_max, overload, archive)):
+            self._store.change(check_name(name), change)
+        return self._store.split(check_name(name), partitions)
 
     def adopt_topic(
         self,

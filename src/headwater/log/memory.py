@@ -23,7 +23,18 @@ from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
-from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
+from headwater.log.split import after_split, check_fences, check_split
+from headwater.log.store import (
+    Bounds,
+    Chunk,
+    Cursor,
+    TimeKind,
+    Waiter,
+    Write,
+    check_not_missed,
+    check_place,
+    repartitioned,
+)
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import (
@@ -90,6 +101,20 @@ class MemoryStore:
             self._topics[name] = changed
             return changed
 
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        with self._changed:
+            topic = self.topic(name)
+            check_split(topic, partitions)
+            if partitions > topic.partitions:
+                parents = [self._partition(name, number) for number in range(topic.partitions)]
+                fences = [parent.end for parent in parents]
+                check_fences(topic, at, fences)
+                self._topics[name] = after_split(topic, partitions, fences)
+                for number in range(topic.partitions, partitions):
+                    self._partitions[name, number] = parents[number % topic.partitions].split_off()
+                self._changed.notify_all()
+            return self._topics[name]
+
     def delete(self, name: str) -> None:
         with self._changed:
             topic = self.topic(name)
@@ -114,6 +139,7 @@ class MemoryStore:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
                     raise _made_anew(write.topic.name)
+                self._check_placed(write)
                 self._check_not_fenced(write)
                 self._check_place(write)
             self._check_owners(offsets)
@@ -180,7 +206,9 @@ class MemoryStore:
             partitions = [self._partition(name, number) for number in range(topic.partitions)]
             removed = sum(self._expire(topic, partition) for partition in partitions)
             if topic.compact:
-                removed += sum(self._compact(topic, partition) for partition in partitions)
+                for number, partition in enumerate(partitions):
+                    older = [partitions[ancestor] for ancestor, _ in topic.ancestors(number)]
+                    removed += self._compact(topic, partition, older)
             return removed
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
@@ -254,6 +282,7 @@ class MemoryStore:
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
+        self._check_placed(write)
         self._check_place(write)
         if not is_admitted:
             size = write.rows().nbytes
@@ -284,6 +313,11 @@ class MemoryStore:
             partition.first = oldest.end_offset
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _check_placed(self, write: Write) -> None:
+        topic = self.topic(write.topic.name)
+        if write.topic.generation != topic.generation:
+            raise repartitioned(topic)
 
     def _check_place(self, write: Write) -> None:
         if write.at is not None:
@@ -317,8 +351,12 @@ class MemoryStore:
             advice="Nothing was stored. Append less, or give the topic more room.",
         )
 
-    def _compact(self, topic: Topic, partition: _Partition) -> int:
-        """Compaction, event by event: it is what the other logs are tested against."""
+    def _compact(self, topic: Topic, partition: _Partition, ancestors: Sequence[_Partition]) -> int:
+        """Compaction, event by event: it is what the other logs are tested against.
+
+        A tombstone stays as long as an ancestor holds its key: without it the key would come back.
+        """
+        older = {key for ancestor in ancestors for chunk in ancestor.chunks for key in _keys_of(chunk, topic)[0]}
         now, last, count = self._clock(), {}, 0
         rows = [
             list(zip(*_keys_of(chunk, topic), chunk.all_offsets().tolist(), strict=True)) for chunk in partition.chunks
@@ -330,9 +368,8 @@ class MemoryStore:
             for key, is_tombstone, offset in rows[number]:
                 kept = key is None or last[key] == offset
                 if kept and is_tombstone:
-                    kept = now < partition.tombstones.setdefault(offset, now) + topic.tombstones_us or (
-                        partition.tombstones[offset] == now
-                    )
+                    since = partition.tombstones.setdefault(offset, now)
+                    kept = now < since + topic.tombstones_us or since == now or key in older
                 keep.append(kept)
             count += keep.count(False)
             offsets = chunk.all_offsets()[np.array(keep, dtype=bool)]
@@ -366,6 +403,13 @@ class _Partition:
         self.appended = 0
         self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
+
+    def split_off(self) -> _Partition:
+        """A new partition that goes on where this one stands, for some of its keys."""
+        child = _Partition()
+        child.appended = self.appended
+        child.sequences = {producer: (last, 0) for producer, (last, _) in self.sequences.items()}
+        return child
 
 
 class _MemoryCursor:

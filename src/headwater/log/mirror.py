@@ -13,7 +13,9 @@ Invariants:
 - one mirror at a time for each topic of a target: it registers as the producer `mirror:<topic>`, which fences the one before;
 - before the first event of a topic the last events of both sides are compared (`CHECKED_EVENTS`), so a target that holds other
   events is refused, not continued;
-- a topic's settings and schema versions reach the target before the events that need them.
+- a topic's settings and schema versions reach the target before the events that need them;
+- a topic that was split is split in the target at the same fences: nothing behind them is copied before the target has all that
+  lies below, and has been split.
 
 Thread-safety: none; a mirror belongs to one thread. It takes no locks beyond those of the two stores.
 """
@@ -36,7 +38,7 @@ from headwater.log.columns import values_of
 from headwater.log.events import output_schema, to_batch_of
 from headwater.log.frame import HAS_DELETED, HAS_HEADERS, Stamp, physical_schema
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter, Write
-from headwater.log.topic import Topic, check_name
+from headwater.log.topic import Split, Topic, check_name
 from headwater.model.errors import Diverged, InvalidInput, TopicExists, TopicNotFound, Unsupported
 from headwater.model.schema import project
 
@@ -107,7 +109,13 @@ class Mirror:
         """Copies everything up to one snapshot of the source; returns how many events that were."""
         before = self._events
         self._look_for_topics()
-        ends = self._snapshot()
+        while True:
+            self._copy(self._snapshot(), on_progress)
+            split = [name for name, topic in self._topics.items() if topic.split_if_due()]
+            if not split:
+                return self._events - before
+
+    def _copy(self, ends: Mapping[Place, int], on_progress: Callable[[Mirrored], None] | None) -> None:
         self._behind = self._left(ends)
         tell = on_progress or (lambda progress: None)
         tell(self.progress())
@@ -119,7 +127,6 @@ class Mirror:
             tell(self.progress())
         self._behind = 0
         tell(self.progress())
-        return self._events - before
 
     def progress(self) -> Mirrored:
         """How far it has come."""
@@ -155,11 +162,17 @@ class Mirror:
     # Events
 
     def _snapshot(self) -> dict[Place, int]:
-        """The ends of all partitions at one moment; topics that were deleted since the last look are left out."""
+        """How far to copy each partition, of one moment; topics that were deleted since the last look are left out."""
         while True:
             try:
                 bounds: Mapping[Place, Bounds] = self._source.bounds(list(self._topics))
-                return {place: bound.end for place, bound in bounds.items() if place[1] in self._topics[place[0]].ends}
+                for name, known in self._topics.items():  # after the bounds: whatever split they know of counts
+                    known.follow_splits(self._source.topic(name))
+                return {
+                    (name, number): self._topics[name].upto(number, bound.end)
+                    for (name, number), bound in bounds.items()
+                    if number in self._topics[name].ends
+                }
             except TopicNotFound:
                 gone = set(self._topics) - set(self._source.topics())
                 if not gone:
@@ -221,15 +234,18 @@ class _CopiedTopic:
                 self._topic = target.create(topic)
             except TopicExists:
                 self._topic = target.refresh(topic.name)
+        self._splits: tuple[Split, ...] = ()
+        self._partitions = topic.partitions
         self._check_alike(topic)
         self._producer, self._epoch = target.register_producer(f"mirror:{topic.name}")
-        for number in range(topic.partitions):
+        for number in range(self._topic.partitions):
             target.sequence_of(
                 topic.name, number, producer=self._producer
             )  # what a dead mirror wrote is on disk after this
         self.follow(topic)
+        self.follow_splits(topic)
         bounds = target.bounds([topic.name])
-        self.ends = {number: bounds[topic.name, number].end for number in range(topic.partitions)}
+        self.ends = {number: bounds[topic.name, number].end for number in range(self._topic.partitions)}
         self._check_equal(topic)
 
     def follow(self, topic: Topic) -> None:
@@ -243,6 +259,25 @@ class _CopiedTopic:
         self._check_alike(topic)
         if any(getattr(self._topic, name) != value for name, value in wanted.items()):
             self._topic = self._target.change(topic.name, lambda held: msgspec.structs.replace(held, **wanted))
+
+    def follow_splits(self, topic: Topic) -> None:
+        """Knows how the source was split."""
+        self._splits, self._partitions = topic.splits, topic.partitions
+
+    def upto(self, number: int, end: int) -> int:
+        """How far a partition may be copied: before the target is split, to the fence."""
+        due = self._splits[self._topic.generation :]
+        return min(end, due[0].fences[number]) if due else end
+
+    def split_if_due(self) -> bool:
+        """Splits the target as the source was, once it has all that lies below the fences."""
+        due = self._splits[self._topic.generation :]
+        if not due or any(self.ends[number] < fence for number, fence in enumerate(due[0].fences)):
+            return False
+        partitions = due[1].partitions if len(due) > 1 else self._partitions
+        self._topic = self._target.split(self._topic.name, partitions, at=due[0].fences)
+        self.ends = {number: self.ends.get(number, 0) for number in range(partitions)}
+        return True
 
     def fits(self, number: int, end: int) -> bool:
         """Whether what is left of a partition makes one piece."""
@@ -266,13 +301,24 @@ class _CopiedTopic:
             self.follow(chunks[-1].topic)
         batch, appended = _joined(chunks, self._topic.schema)
         self._piece_events = _piece_events(batch)
-        stamp = Stamp(self._producer, self._epoch, start, start + batch.num_rows - 1)
+        # A partition that was split off has its parent's sequences, and goes on behind them.
+        first = start + sum(fence for _, fence in self._topic.ancestors(number))
+        stamp = Stamp(self._producer, self._epoch, first, first + batch.num_rows - 1)
         return Write(self._topic, number, batch, stamp=stamp, at=start, appended=appended)
 
     def _check_alike(self, topic: Topic) -> None:
         """Refuses a target whose topic could never hold the same events at the same places."""
         held = self._topic
-        for what in ("partitions", "key", "time", "has_schema"):
+        partitions = (
+            topic.splits[held.generation].partitions if topic.generation > held.generation else topic.partitions
+        )
+        if held.splits != topic.splits[: held.generation] or held.partitions != partitions:
+            raise Diverged(
+                f"Topic {topic.name!r} has {topic.partitions} partitions in {self._source.url}, and {held.partitions} in "
+                f"{self._target.url}, which was not split where its log was.",
+                advice=_DIVERGED_ADVICE,
+            )
+        for what in ("key", "time", "has_schema"):
             if getattr(held, what) != getattr(topic, what):
                 raise Diverged(
                     f"Topic {topic.name!r} has {what} {getattr(topic, what)!r} in {self._source.url}, and "

@@ -8,6 +8,8 @@ Invariants:
 - a frame is written only at `written.position`; what a dead writer left there is overwritten, and can never be taken for
   a continuation because frames are chained;
 - lock order is seal before append before sync, and partitions in the order of (topic, number); a holder of a sync lock takes no other;
+- an event goes in only if it was placed by the topic's present number of partitions, which is known under the append lock:
+  whoever adds partitions holds all append locks, and counts `changes` of each head up before and after (see `split`);
 - threads of one process exclude each other by mutexes first, since a file lock belongs to the process's file.
 """
 
@@ -24,8 +26,9 @@ from headwater.log import frame as frames
 from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_PRODUCER, Payload
 from headwater.log.head import Head, Mark, create_head
-from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, create_segment, segment_name
-from headwater.log.store import check_place
+from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
+from headwater.log.sequences import Sequences
+from headwater.log.store import check_place, repartitioned
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
@@ -54,6 +57,7 @@ class Partition:
         counters: Counter[str],
         settle: Callable[[], None],
         rolled: Callable[[], None],
+        refresh: Callable[[str], Topic],
         writable: bool,
     ) -> None:
         self.folder = folder
@@ -64,6 +68,8 @@ class Partition:
         self._counters = counters
         self._settle = settle
         self._rolled = rolled
+        self._refresh = refresh
+        self._looked = self.seen = -1
         self._append_mutex = threading.Lock()
         self._file_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
@@ -72,8 +78,7 @@ class Partition:
         self._sync_file = disk.open(f"{folder}/sync", "write" if writable else "read")
         self._active: tuple[int, File] | None = None
         self._room = 0
-        self._producers: dict[bytes, ProducerSequence] = {}
-        self._producers_mark: tuple[int, int, int] = (-1, 0, 0)
+        self._sequences = Sequences(disk, folder)
 
     # What readers ask
 
@@ -105,6 +110,10 @@ class Partition:
         """Whether an fsync has failed since it was last opened and checked."""
         return self._head.is_poisoned()
 
+    def changes(self) -> int:
+        """Another number than the one `seen`: the topic's file must be read again."""
+        return self._head.changes()
+
     # What writers do
 
     @contextmanager
@@ -119,6 +128,8 @@ class Partition:
                         f"Topic {self.topic.name!r} was deleted while it was open.", advice="Create it again."
                     )
                 self._check_not_poisoned()
+                if self._head.changes() != self._looked:
+                    self._look_at_topic()
                 yield
             finally:
                 self._lock_file.unlock()
@@ -134,11 +145,14 @@ class Partition:
             finally:
                 self._sync_file.unlock()
 
-    def append(self, payloads: Sequence[Payload], *, epoch: Callable[[], int] | None = None) -> Appended:
+    def append(
+        self, payloads: Sequence[Payload], *, generation: int, epoch: Callable[[], int] | None = None
+    ) -> Appended:
         """Writes payloads as frames and publishes them; they are durable once `sync` of the answer has returned.
 
         All payloads carry the stamps of one producer. A batch that is stored already is not stored again: its offsets are
-        given as they were. `epoch` reads the producer's present epoch; a stale producer is fenced.
+        given as they were, whatever `generation` of the topic it was placed by. Any other must be placed by the present
+        one. `epoch` reads the producer's present epoch; a stale producer is fenced.
         """
         with self.appending():
             stamp = payloads[0].stamp
@@ -151,12 +165,18 @@ class Partition:
                 stored = self._stored_before(payloads, foreign=epoch is not None)
                 if stored is not None:
                     return Appended(stored, self._head.written().heals)
+            self.check_generation(generation)
             after = self.stage(payloads)
             self._disk.reach("append: written")
             self._head.publish_written(after)
             self._disk.reach("append: published")
             offsets = range(after.end - sum(payload.count for payload in payloads), after.end)
             return Appended(offsets, after.heals)
+
+    def check_generation(self, generation: int) -> None:
+        """Refuses events that were placed by another number of partitions; the caller holds the append lock."""
+        if generation != self.topic.generation:
+            raise repartitioned(self.topic)
 
     def stage(self, payloads: Sequence[Payload], *, transaction: int = 0) -> Mark:
         """Writes payloads as frames behind the published end, without publishing.
@@ -206,7 +226,7 @@ class Partition:
         self._counters["frames"] += len(payloads)
         self._counters["bytes"] += total
         if not transaction:
-            self._remember(payloads, mark, after)
+            self._sequences.remember(payloads, mark, after)
         return after
 
     def sync(self, appended: Appended) -> None:
@@ -254,11 +274,23 @@ class Partition:
     def sequence_of(self, producer: bytes) -> ProducerSequence | None:
         """The last that a producer has stored here, on disk before the answer."""
         with self.appending():
-            found = self._sequence(producer, foreign=True)
-            heals = self._head.written().heals
+            mark = self._head.written()
+            found = self._sequences.of(producer, mark, foreign=True)
         if found is not None:
-            self.sync(Appended(range(found.end_offset, found.end_offset), heals))
+            self.sync(Appended(range(found.end_offset, found.end_offset), mark.heals))
         return found
+
+    def fence(self) -> tuple[Mark, dict[bytes, ProducerSequence]]:
+        """The end of all that was written, on disk, and what each producer stored last; the caller holds both locks."""
+        mark = self._written_in_order()
+        if mark.end > self._head.durable().end:
+            self.sync_written()
+        return mark, self._sequences.all(mark)
+
+    def count_change(self, *, is_done: bool) -> None:
+        """The topic's file is about to be replaced, or was; the caller holds the append lock."""
+        changes = self._head.changes()
+        self._head.set_changes(changes + 1 if is_done else changes | 1)
 
     def heal(self) -> None:
         """After a failed fsync: goes back to what is certainly on disk, and takes events again.
@@ -326,6 +358,15 @@ class Partition:
         self._lock_file.close()
         self._head.close()
 
+    def _look_at_topic(self) -> None:
+        """Partitions may have been added. Who began to and died here has done so if the topic's file says it."""
+        changes = self._head.changes()
+        self.topic = self._refresh(self.topic.name)
+        if changes & 1:
+            changes += 1
+            self._head.set_changes(changes)
+        self._looked = changes
+
     # Segments
 
     def _written_in_order(self) -> Mark:
@@ -385,8 +426,7 @@ class Partition:
         if mark.end > self._head.durable().end:
             self._head.publish_durable(mark)
         self._disk.reach("roll: synced")
-        self._refresh_producers(mark)
-        header = SegmentHeader(mark.end, mark.running, mark.appended, mark.chain, self._producers)
+        header = SegmentHeader(mark.end, mark.running, mark.appended, mark.chain, self._sequences.all(mark))
         self._head.publish_written(msgspec.structs.replace(mark, rolling=mark.end))
         self._disk.reach("roll: begun")
         position = create_segment(self._disk, self.folder, header)
@@ -395,7 +435,7 @@ class Partition:
         self._head.publish_written(fresh)
         self._disk.reach("roll: written published")
         self._head.publish_durable(fresh)
-        self._producers_mark = (fresh.base, fresh.position, fresh.heals)
+        self._sequences.go_on(fresh)
         self._counters["rolls"] += 1
         self._rolled()
         return fresh
@@ -404,7 +444,7 @@ class Partition:
 
     def _stored_before(self, payloads: Sequence[Payload], *, foreign: bool) -> range | None:
         """The offsets of a batch that is here already, because its producer did not learn so the first time."""
-        before = self._sequence(payloads[0].stamp.producer, foreign=foreign)
+        before = self._sequences.of(payloads[0].stamp.producer, self._head.written(), foreign=foreign)
         if before is None or payloads[0].stamp.sequence_first > before.last:
             return None
         if payloads[-1].stamp.sequence_last != before.last:
@@ -415,38 +455,6 @@ class Partition:
             )
         self._counters["duplicates"] += 1
         return range(before.end_offset - sum(payload.count for payload in payloads), before.end_offset)
-
-    def _sequence(self, producer: bytes, *, foreign: bool) -> ProducerSequence | None:
-        """`foreign`: other processes may have written under the same id, so their frames must be looked at."""
-        mark = self._head.written()
-        if foreign or producer not in self._producers or self._producers_mark[2] != mark.heals:
-            self._refresh_producers(mark)
-        return self._producers.get(producer)
-
-    def _refresh_producers(self, mark: Mark) -> None:
-        base, position, heals = self._producers_mark
-        if (base, position, heals) == (mark.base, mark.position, mark.heals):
-            return
-        segment = Segment(self._disk, self.folder, mark.base)
-        try:
-            if (base, heals) != (mark.base, mark.heals):
-                self._producers = dict(segment.header.producers)
-                position = segment.start
-            self._producers.update(segment.producers(position, end=mark.position))
-        finally:
-            segment.close()
-        self._producers_mark = (mark.base, mark.position, mark.heals)
-
-    def _remember(self, payloads: Sequence[Payload], mark: Mark, after: Mark) -> None:
-        """Keeps the sequences of our own frames, so that only foreign ones are ever scanned."""
-        end = mark.end
-        for payload in payloads:
-            end += payload.count
-            if payload.stamp.producer != NO_PRODUCER:
-                stamp = payload.stamp
-                self._producers[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end)
-        if self._producers_mark == (mark.base, mark.position, mark.heals):
-            self._producers_mark = (after.base, after.position, after.heals)
 
     def _is_durable(self, appended: Appended) -> bool:
         durable = self._head.durable()
@@ -472,12 +480,14 @@ class Partition:
         )
 
 
-def create_partition(disk: Disk, folder: str) -> None:
-    """The files of an empty partition."""
+FIRST_HEADER = SegmentHeader(0, frames.NO_TIME, 0, 0, {})
+
+
+def create_partition(disk: Disk, folder: str, header: SegmentHeader = FIRST_HEADER) -> None:
+    """The files of an empty partition; one that is split off goes on with the times and producers of its parent."""
     disk.make_folder(folder)
     for name in ("lock", "sync", "seal"):
         disk.open(f"{folder}/{name}", "create").close()
-    header = SegmentHeader(0, frames.NO_TIME, 0, 0, {})
     position = create_segment(disk, folder, header)
-    create_head(disk, f"{folder}/head", Mark(position=position))
+    create_head(disk, f"{folder}/head", Mark(position=position, running=header.running, appended=header.appended))
     disk.sync_folder(folder)

@@ -7,6 +7,7 @@ Who fills a batch writes it, so `send` waits when the log cannot keep up (back-p
 held.
 
 Each batch carries the producer's id and a sequence number for each partition, so a batch written again is stored once. A
+batch that was planned before its topic was split is placed again, with the same numbers. A
 full disk is tried again for `retry_s`; every other failure goes to the receipts of the batch and to the next `flush`.
 
 Thread-safety: a producer may be used by many threads. Batches are written one at a time, in the order they were begun.
@@ -25,6 +26,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -33,6 +35,7 @@ from headwater.log.frame import Stamp
 from headwater.log.gather import to_rows, to_rows_one_by_one
 from headwater.log.placement import Placement, place
 from headwater.log.receipt import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt
+from headwater.log.split import place_again
 from headwater.log.store import Store, Write
 from headwater.log.topic import Topic, check_name
 from headwater.model.errors import (
@@ -41,6 +44,7 @@ from headwater.model.errors import (
     Fenced,
     HeadwaterError,
     InvalidInput,
+    Repartitioned,
     SchemaMismatch,
     SequenceGap,
     TimedOut,
@@ -334,7 +338,7 @@ class Producer:
         try:
             if batch.plan is None:
                 batch.plan = self._plan(batch)
-            return self._write(batch.plan)
+            return self._write(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the receipts, and the next batch goes on
             nowhere = [-1] * batch.count
             return Outcome(nowhere, nowhere, {}, {-1: error}, 0)
@@ -345,14 +349,20 @@ class Producer:
         if rows.num_rows >= _SMALL_BATCH:
             self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
         self._sticky += 1
-        sticky = self._sticky if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
-        placement = place(rows, topic.key, topic.partitions, sticky=sticky)
+        own = self._own_sticky(batch)
+        placement = place(rows, topic.key, topic.partitions, sticky=self._sticky if own is None else own)
         return Plan(batch.count, taken, refused, placement, self._writes(batch, topic, rows, placement))
 
-    def _write(self, plan: Plan) -> Outcome:
+    def _write(self, batch: Batch) -> Outcome:
+        assert batch.plan is not None
+        plan, outcomes = batch.plan, self._write_with_retry(batch.plan.writes)
+        while moved := [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Repartitioned)]:
+            # The plan comes first: a write that is interrupted is repeated by it. What was stored is found, not stored again.
+            plan = batch.plan = self._planned_again(batch, plan, moved)
+            outcomes = self._write_with_retry(plan.writes)
         stored: list[tuple[Write, Sequence[int]]] = []
         failed = {}
-        for write, outcome in zip(plan.writes, self._write_with_retry(plan.writes), strict=True):
+        for write, outcome in zip(plan.writes, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 failed[write.partition] = outcome
                 self._start_over(write.topic.name, write.partition)
@@ -372,6 +382,23 @@ class Producer:
             numbers = np.arange(found.start, found.stop) if isinstance(found, range) else found
             offsets[taken[mine] if refused else mine] = numbers
         return Outcome(partitions, offsets, refused, failed, incarnation)
+
+    def _own_sticky(self, batch: Batch) -> int | None:
+        """Where numbered events without a key go: always to the same partition, since their numbers are known there."""
+        return None if batch.sequences is None else int.from_bytes(self._producer[:4], "big")
+
+    def _planned_again(self, batch: Batch, plan: Plan, moved: Sequence[int]) -> Plan:
+        """The plan after a split: the writes that it has moved are placed by the new number; they keep their sequences."""
+        writes, partitions = [], np.array(plan.placement.partitions)
+        for number, write in enumerate(plan.writes):
+            some = [write]
+            if number in moved:
+                some = place_again(self._store, [write], sticky=self._own_sticky(batch))
+            for one in some:
+                partitions[slice(None) if one.indices is None else one.indices] = one.partition
+            writes += some
+        placement = Placement(partitions, max(write.topic.partitions for write in writes))
+        return msgspec.structs.replace(plan, placement=placement, writes=writes)
 
     def _rows(self, batch: Batch) -> tuple[Topic, pa.RecordBatch, Any, dict[int, Exception]]:
         """The batch as columns, which of its events they are, and why the others are refused."""
@@ -412,8 +439,13 @@ class Producer:
         """The sequence number that comes next in a partition; a named producer goes on where the one before ended."""
         known = self._next.get((topic, partition))
         if known is None:
-            stored = self._store.sequence_of(topic, partition, producer=self._producer) if self._id else None
-            known = self._next[topic, partition] = 0 if stored is None else stored + 1
+            if self._id:
+                stored = self._store.sequence_of(topic, partition, producer=self._producer)
+                known = 0 if stored is None else stored + 1
+            else:  # a partition that was split off has its parent's sequences
+                ancestors = self._store.topic(topic).ancestors(partition)
+                known = max((self._next.get((topic, number), 0) for number, _ in ancestors), default=0)
+            self._next[topic, partition] = known
         return known
 
     def _start_over(self, topic: str, partition: int) -> None:

@@ -35,6 +35,7 @@ from headwater.log.queue_send import send_event
 from headwater.log.queue_settings import Order, check_agrees, check_lease, check_seconds, to_settings
 from headwater.log.queue_window import FAR_US
 from headwater.log.reader import Start
+from headwater.log.split import is_held
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.log.wait import wait_async
@@ -105,6 +106,7 @@ class Queue:
         self._turn = 0
         self._sweep_at = 0.0
         self._peers: list[int] = []
+        self._free: set[int] = set()
         self._acks = Acks(self._write_acks, clock=self._clock, threads=self._states.threads, counters=self._counters)
         tell_when_forked(self)
 
@@ -282,6 +284,7 @@ class Queue:
         with self._log.reader(self.topic, start=start) as reader:
             for place in reader.positions():
                 self._part(place.partition).restart(place.offset)
+        self._free.clear()
 
     def floors(self) -> dict[int, int]:
         """In each partition the offset below which this group has acknowledged everything."""
@@ -345,6 +348,8 @@ class Queue:
         busy = []
         for step in range(len(numbers)):
             number = numbers[(self._turn + self._member + step) % len(numbers)]
+            if self._is_held(number, bounds):
+                continue
             if not self._lease_of(number, bounds[number], leases, events_max, now, wait=False):
                 busy.append(number)
             if len(leases) >= events_max:
@@ -369,6 +374,16 @@ class Queue:
                 leases += self._leases(part, granted)
             if self._where is None or not granted.count or len(leases) >= events_max:
                 return True
+
+    def _is_held(self, number: int, bounds: Mapping[int, Bounds]) -> bool:
+        """In order, one that was split off waits until its ancestors are acknowledged up to their fences."""
+        if not self._settings.has_keys or number in self._free:
+            return False
+        ancestors = self._store.topic(self.topic).ancestors(number)
+        if is_held(ancestors, lambda ancestor: self._part(ancestor).floor(bounds[ancestor])):
+            return True
+        self._free.add(number)
+        return False
 
     def _leases(self, part: QueuePartition, granted: Granted) -> list[Lease]:
         try:
@@ -395,6 +410,7 @@ class Queue:
         if at < self._sweep_at:
             return
         self._sweep_at = at + SWEEP_S
+        self._free.clear()
         for member in self._states.dead_members():
             returned = [self._part(number).give_back_all(member, wait=False) for number in self._bounds()]
             self._counters["returned"] += sum(filter(None, returned))

@@ -70,7 +70,7 @@ def key_hashes(chunk: Chunk) -> npt.NDArray[np.uint64]:
 
 
 class Ids:
-    """The ids of one partition's events, as far back as the duplicate window goes."""
+    """The ids of one partition's events and of its ancestors', as far back as the duplicate window goes."""
 
     def __init__(self, store: Store, topic: str, partition: int, *, window_us: int) -> None:
         self._store = store
@@ -91,11 +91,16 @@ class Ids:
             self._seen, self._upto = {}, -1
         if self._upto < 0:
             oldest = int(_appended(chunk)[0]) - self._window_us
+            for ancestor, fence in reversed(chunk.topic.ancestors(self._partition)):
+                self._read(ancestor, self._store.offset_at(self._topic, ancestor, time=oldest, by="appended"), fence)
             at = self._store.offset_at(self._topic, self._partition, time=oldest, by="appended")
             self._upto = min(at, chunk.base_offset)
-        cursor = self._store.cursor(self._topic, self._partition, offset=self._upto)
-        while self._upto < chunk.base_offset:
-            for before in cursor.read(chunk.base_offset, events_max=_FEED_EVENTS):
+        self._read(self._partition, self._upto, chunk.base_offset)
+
+    def _read(self, partition: int, start: int, end: int) -> None:
+        cursor = self._store.cursor(self._topic, partition, offset=start)
+        while cursor.offset < end:
+            for before in cursor.read(end, events_max=_FEED_EVENTS):
                 self._feed(before)
             self._upto = cursor.offset
 

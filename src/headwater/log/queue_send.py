@@ -25,10 +25,11 @@ def send_event(
     described = log.store.topic(topic)
     row = row_of(described, key, value, headers)
     if spread_by is not None and (described.key is None or row.get(described.key) is None):
-        number = int(partitions_of(pa.array([spread_by.encode("utf-8")], pa.binary()), described.partitions)[0])
+        # By the first number of partitions: where an id was once is where its duplicates are looked for.
+        number = int(partitions_of(pa.array([spread_by.encode("utf-8")], pa.binary()), described.partitions_first)[0])
         batch = to_batch([row], described.schema)
         check_size(batch, described)
-        (outcome,) = log.store.write([Write(described, number, batch)])
+        (outcome,) = log._write([Write(described, number, batch)])[1]
         if isinstance(outcome, Exception):
             raise outcome
         return Position(topic, number, outcome.start, log.store.incarnation())

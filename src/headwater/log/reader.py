@@ -1,7 +1,8 @@
 """A reader: follows topics from a place of its own, without a group and without commits.
 
 Thread-safety: none; give each thread its own reader. Events of one partition come in order; each poll takes one snapshot
-of the log's ends, so it sees all of a transaction or nothing of it.
+of the log's ends, so it sees all of a transaction or nothing of it. Partitions that are added are read from their beginning
+on; one that was split off waits until its ancestors are read up to their fences, so each key's events come in order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, Self, get_args
 import pyarrow as pa
 
 from headwater.log.events import output_schema, to_batch_of, to_events
+from headwater.log.split import is_held
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter
 from headwater.log.wait import wait_async
 from headwater.model.clock import time_us
@@ -54,6 +56,7 @@ class Reader:
         self._closed = False
         self._waiter: Waiter | None = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
+        self._ancestors: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
         self._turn = 0
         for name in self._names:
             output_schema(store.topic(name), columns)
@@ -83,6 +86,7 @@ class Reader:
             (name, number): self._store.cursor(name, number, offset=self._offset(start, name, number, bound))
             for (name, number), bound in bounds.items()
         }
+        self._look_at_ancestors()
 
     def positions(self) -> list[Position]:
         """The place after the last event read of each partition; `seek` and `start=` take it."""
@@ -91,7 +95,7 @@ class Reader:
 
     def lag(self) -> int:
         """How many events are there to be read now."""
-        bounds = self._store.bounds(self._names)
+        bounds = self._bounds()
         return sum(_end_of(bounds, place) - cursor.offset for place, cursor in self._cursors.items())
 
     def close(self) -> None:
@@ -159,19 +163,46 @@ class Reader:
     def _chunks(self, events_max: int) -> list[Chunk]:
         """What can be read now; after a failure the reader stands where it stood, so that nothing is skipped."""
         self._check_open()
-        bounds = self._store.bounds(self._names)
-        before = {place: at.offset for place, at in self._cursors.items() if _end_of(bounds, place) > at.offset}
+        bounds = self._bounds()
+        before = {
+            place: at.offset
+            for place, at in self._cursors.items()
+            if _end_of(bounds, place) > at.offset and not self._is_held(place)
+        }
         if not before:
             return []
         missed = self.missed
         try:
-            return self._chunks_in_turn(list(before), bounds, events_max)
+            chunks = self._chunks_in_turn(list(before), bounds, events_max)
+            has_moved = any(self._cursors[place].offset != offset for place, offset in before.items())
+            return chunks or (
+                self._chunks(events_max) if has_moved else []
+            )  # a gap was passed: others may wait for that
         except HeadwaterError:
             self.missed = missed
             for (name, number), offset in before.items():
                 if self._cursors[name, number].offset != offset:
                     self._cursors[name, number] = self._store.cursor(name, number, offset=offset)
             raise
+
+    def _bounds(self) -> Mapping[tuple[str, int], Bounds]:
+        """The bounds of all partitions; one that was added begins at its first offset, since all of it is new."""
+        bounds = self._store.bounds(self._names)
+        if len(bounds) > len(self._cursors):
+            for place in bounds.keys() - self._cursors.keys():
+                self._cursors[place] = self._store.cursor(*place, offset=0)
+            self._look_at_ancestors()
+        return bounds
+
+    def _look_at_ancestors(self) -> None:
+        topics = {name: self._store.topic(name) for name in self._names}
+        self._ancestors = {
+            (name, number): ancestors for name, number in self._cursors if (ancestors := topics[name].ancestors(number))
+        }
+
+    def _is_held(self, place: tuple[str, int]) -> bool:
+        ancestors = self._ancestors.get(place)
+        return ancestors is not None and is_held(ancestors, lambda number: self._cursors[place[0], number].offset)
 
     def _chunks_in_turn(
         self, places: Sequence[tuple[str, int]], bounds: Mapping[tuple[str, int], Bounds], events_max: int

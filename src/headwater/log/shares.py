@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from headwater.log.assignment import Place
-from headwater.log.group import Owner
+from headwater.log.group import NO_OFFSET, Owner, SharedGroup
 from headwater.log.reader import Reader, Start
+from headwater.log.split import is_held
 from headwater.log.store import Bounds, Chunk, Cursor, Store
+from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, HeadwaterError, InvalidInput
 
 
 class Share:
     """One partition of a member."""
 
-    def __init__(self, topic_id: str, owner: Owner, cursor: Cursor, *, committed: int) -> None:
-        self.topic_id = topic_id
+    def __init__(self, topic: Topic, owner: Owner, cursor: Cursor, *, number: int, committed: int) -> None:
+        self.topic_id = topic.id
+        self.ancestors = topic.ancestors(number)
         self.owner = owner
         self.cursor = cursor
         self.handed = self.done = cursor.offset
@@ -29,10 +32,11 @@ class Share:
 class Shares:
     """The partitions of one member."""
 
-    def __init__(self, store: Store, group: str, *, skip: bool) -> None:
+    def __init__(self, store: Store, shared: SharedGroup, group: str, *, skip: bool) -> None:
         self.by_place: dict[Place, Share] = {}
         self.missed = 0
         self._store = store
+        self._shared = shared
         self._group = group
         self._skip = skip
         self._paused: set[Place] = set()
@@ -80,6 +84,8 @@ class Shares:
                 except EventsMissed as missed:  # since the bounds were asked for
                     self._move_on(place, missed.last + 1)
                     continue
+                if not found:  # only a gap that compaction left: it is passed
+                    self.by_place[place].handed = self.by_place[place].cursor.offset
                 events_max -= sum(chunk.batch.num_rows for chunk in found)
                 chunks += found
                 if events_max <= 0:
@@ -88,6 +94,12 @@ class Shares:
             self.go_back()
             raise
         return chunks
+
+    def has_begun(self, topic: Topic, number: int) -> bool:
+        """Whether the group has committed anything of a partition's ancestors."""
+        with self._shared.reading():
+            places = [(topic.name, ancestor) for ancestor, _ in topic.ancestors(number)]
+            return any(self._committed(place, topic.id) != NO_OFFSET for place in places)
 
     def hand(self, chunks: Iterable[Chunk]) -> None:
         """All that was fetched is handed out."""
@@ -109,7 +121,18 @@ class Shares:
             return False
         if share.handed < bounds[place].first:
             self._move_on(place, bounds[place].first)
-        return bounds[place].end > share.cursor.offset
+        return bounds[place].end > share.cursor.offset and not self._is_held(place, share)
+
+    def _is_held(self, place: Place, share: Share) -> bool:
+        """One that was split off waits until the group has committed its ancestors up to their fences, whoever reads them."""
+        if not share.ancestors:
+            return False
+        with self._shared.reading():
+            return is_held(share.ancestors, lambda number: self._committed((place[0], number), share.topic_id))
+
+    def _committed(self, place: Place, topic_id: str) -> int:
+        committed = self._shared.committed(place)
+        return committed.offset if committed.topic_id == topic_id else NO_OFFSET
 
     def _move_on(self, place: Place, first: int) -> None:
         """What lies before the first event that there is was missed."""

@@ -18,11 +18,10 @@ from headwater.log.commit import OffsetPart
 from headwater.log.frame import Stamp
 from headwater.log.group import SharedGroup
 from headwater.log.topic import Topic
-from headwater.model.errors import EventsMissed
+from headwater.model.errors import Diverged, EventsMissed, Repartitioned
 
 if TYPE_CHECKING:
     from headwater.log.queue_states import QueueStates
-from headwater.model.errors import Diverged
 
 TimeKind = Literal["time", "appended"]
 
@@ -127,6 +126,14 @@ def check_place(at: int, end: int, where: str) -> None:
         )
 
 
+def repartitioned(topic: Topic) -> Repartitioned:
+    """The refusal of events that were placed when the topic had fewer partitions."""
+    return Repartitioned(
+        f"Topic {topic.name!r} has {topic.partitions} partitions by now, and the events were placed by another number.",
+        advice="Nothing was stored; place them again.",
+    )
+
+
 class Bounds(msgspec.Struct, frozen=True, gc=False):
     """The offsets a partition holds: from `first` up to, and not with, `end`."""
 
@@ -188,6 +195,12 @@ class Store(Protocol):
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         """Changes a topic, as it is in that moment: two changes at once both count."""
 
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        """Gives a topic more partitions, a multiple of what it has (see `split`); `Unsupported` where keys would lose order.
+
+        For copies of a log: `at` is where each partition must end at that moment (`Diverged` where one does not).
+        """
+
     def delete(self, name: str) -> None:
         """Removes a topic with all its events."""
 
@@ -195,7 +208,8 @@ class Store(Protocol):
         """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable.
 
         Where a log cannot keep others from writing in between, the range goes from the batch's first event to its last, and a
-        batch with a producer's stamp gets a list with the offset of each event instead.
+        batch with a producer's stamp gets a list with the offset of each event instead. A batch that was placed before the
+        topic was split is refused with `Repartitioned`, unless it is stored already.
         """
 
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:

@@ -22,6 +22,17 @@ TOMBSTONES_US = 86_400_000_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+class Split(msgspec.Struct, frozen=True):
+    """A moment at which a topic got more partitions: how many it had before, and where each of them ended (the fences).
+
+    With `n` before and `k * n` after, the keys of partition `p` go to `p`, `p + n`, `p + 2n` … from then on. So each new
+    partition has one parent, and all that its keys had before lies in the parent below the fence.
+    """
+
+    partitions: int
+    fences: tuple[int, ...]
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as it was created and altered. `schemas` holds every version; the last one is in force.
 
@@ -48,6 +59,29 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int | None = None
     overload: Overload = "block"
     archive: str | None = None
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """How often partitions were added: who places events by another generation's number is refused."""
+        return len(self.splits)
+
+    @property
+    def partitions_first(self) -> int:
+        """How many partitions it was created with."""
+        return self.splits[0].partitions if self.splits else self.partitions
+
+    def ancestors(self, number: int) -> tuple[tuple[int, int], ...]:
+        """The parent of a partition and the fence in it, then the parent's, and so on; none of one that was created with it.
+
+        A partition's ancestors never change, however often the topic is split later.
+        """
+        found = []
+        for split in reversed(self.splits):
+            if number >= split.partitions:
+                number %= split.partitions
+                found.append((number, split.fences[number]))
+        return tuple(found)
 
     @property
     def schema(self) -> pa.Schema:

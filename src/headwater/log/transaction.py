@@ -11,8 +11,9 @@ from headwater.log.commit import OffsetPart
 from headwater.log.consumer import Consumer
 from headwater.log.lease import Lease
 from headwater.log.queue_work import commit_work
+from headwater.log.split import place_again
 from headwater.log.store import Write
-from headwater.model.errors import LeaseExpired
+from headwater.model.errors import LeaseExpired, Repartitioned
 
 if TYPE_CHECKING:
     from headwater.log.log import Log
@@ -54,10 +55,7 @@ class Transaction:
         if not (writes or leases or consumed):
             return
         try:
-            if leases:
-                spans = commit_work(self._log, writes, leases, offsets=consumed)
-            else:
-                spans = self._log.store.write_atomically(writes, consumed)
+            writes, spans = self._write(writes, leases, consumed)
         except BaseException:
             self._end(None)
             raise
@@ -80,6 +78,18 @@ class Transaction:
         for lease in self._leases:
             with suppress(LeaseExpired):
                 lease.nack(reason="the transaction failed")
+
+    def _write(
+        self, writes: list[Write], leases: list[Lease], consumed: list[OffsetPart]
+    ) -> tuple[list[Write], list[range]]:
+        """What was written and where it stands; what a topic's split has moved since it was placed is placed again."""
+        while True:
+            try:
+                if leases:
+                    return writes, commit_work(self._log, writes, leases, offsets=consumed)
+                return writes, self._log.store.write_atomically(writes, consumed)
+            except Repartitioned:
+                writes = place_again(self._log.store, writes)
 
     def _end(self, committed: Sequence[OffsetPart] | None) -> None:
         """Tells the consumers what was committed of theirs."""

@@ -32,14 +32,14 @@ class Transactions:
         self._clock = clock
 
     def append(
-        self, payloads: Mapping[tuple[str, int, str], Sequence[Payload]], offsets: Sequence[OffsetPart] = ()
+        self, payloads: Mapping[tuple[str, int, str, int], Sequence[Payload]], offsets: Sequence[OffsetPart] = ()
     ) -> dict[tuple[str, int], int]:
-        """Appends to each (topic, partition, topic id), given in this order; returns the first offset in each.
+        """Appends to each (topic, partition, topic id, generation), given in this order; returns the first offset in each.
 
         The offsets are committed for their groups together with it; `NotOwner` where a member has lost its partition.
         """
         partitions = []
-        for name, number, topic_id in payloads:
+        for name, number, topic_id, _ in payloads:
             partition = self._handles.usable_partition(name, number)
             check_same_topic(partition, topic_id)
             partitions.append(partition)
@@ -47,9 +47,10 @@ class Transactions:
         held: Held = []
         try:
             parts = []
-            for partition, pieces in zip(partitions, payloads.values(), strict=True):
+            for partition, (place, pieces) in zip(partitions, payloads.items(), strict=True):
                 hold(held, partition.appending())
                 hold(held, partition.syncing())
+                partition.check_generation(place[3])
                 self._check_not_fenced(partition, pieces[0].stamp)
                 start = partition.written().end
                 mark = partition.stage(pieces, transaction=transaction)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from headwater.log.compaction import DIRTY_SHARE_MIN, compact_partition, remove_covered
+from headwater.log.compaction import DIRTY_SHARE_MIN, compact_partition, keys_of, remove_covered
+from headwater.log.cursor import ancestors_chunks
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
 from headwater.log.keeper import Keeper, holding
@@ -116,7 +117,11 @@ class Upkeep:
         if not partition.topic.compact:
             return expired
         compacted = compact_partition(
-            self._handles.disk, partition, now_us=self._clock(), dirty_share_min=dirty_share_min
+            self._handles.disk,
+            partition,
+            now_us=self._clock(),
+            dirty_share_min=dirty_share_min,
+            older_keys=lambda: map(keys_of, ancestors_chunks(self._handles, partition)),
         )
         self._counters["compacted"] += compacted
         return expired + compacted

@@ -23,6 +23,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
     │   ├── Diverged             a copy and its log hold different events
     │   ├── NotOwner             the partition belongs to another member of the group by now
+    │   ├── Repartitioned        the topic got more partitions after the events were placed
     │   └── GroupInUse           the group has members that live
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
@@ -169,6 +170,13 @@ class NotOwner(Conflict):
     """The partition belongs to another member of the group by now."""
 
     code = "not_owner"
+
+
+class Repartitioned(Conflict):
+    """The topic got more partitions after the events were placed; producers and `append` place them again by themselves."""
+
+    code = "repartitioned"
+    retriable = True
 
 
 class GroupInUse(Conflict):

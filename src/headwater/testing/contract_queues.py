@@ -18,6 +18,7 @@ from headwater.testing.contract_case import ORDERS, LogCase, order, orders, refu
 from headwater.testing.contract_queues_dead import DeadLetterContract
 from headwater.testing.contract_queues_order import QueueOrderContract
 from headwater.testing.contract_queues_request import RequestContract
+from headwater.testing.contract_split import QueueSplitContract
 
 SOON_S = 0.05
 
@@ -410,5 +411,5 @@ class LeaseContract(LogCase):
             assert [lease.event for lease in queue.lease()] == reader.poll()
 
 
-class QueueContract(LeaseContract, DeadLetterContract, QueueOrderContract, RequestContract):
+class QueueContract(LeaseContract, DeadLetterContract, QueueOrderContract, RequestContract, QueueSplitContract):
     """Everything a queue promises."""

@@ -10,12 +10,14 @@ _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
+_SPLITS = ("split:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    return [point for point in _all_points() if not point.startswith((*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES))]
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS)
+    return [point for point in _all_points() if not point.startswith(others)]
 
 
 def keeping_points() -> list[str]:
@@ -36,6 +38,11 @@ def group_points() -> list[str]:
 def copy_points() -> list[str]:
     """Every point of backups and restores."""
     return _beginning(_COPIES)
+
+
+def split_points() -> list[str]:
+    """Every point of adding partitions to a topic."""
+    return _beginning(_SPLITS)
 
 
 def _beginning(prefixes: tuple[str, ...]) -> list[str]:
