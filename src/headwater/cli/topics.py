@@ -57,6 +57,10 @@ Policy = Annotated[
 ArchiveUrl = Annotated[
     str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
 ]
+Retained = Annotated[
+    Literal["all", "until_acked"] | None,
+    typer.Option(help="Whether events go as soon as every queue group has acknowledged them."),
+]
 
 
 @topics.command()
@@ -80,6 +84,7 @@ def create(
     bytes_max: BytesMax = None,
     overload: Policy = None,
     archive: ArchiveUrl = None,
+    retain: Retained = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -101,6 +106,7 @@ def create(
         "bytes_max": bytes_max,
         "overload": overload,
         "archive": archive,
+        "retain": retain,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -145,6 +151,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "bytes_max": topic.bytes_max,
         "overload": topic.overload,
         "archive": topic.archive,
+        "retain": topic.retain,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -184,6 +191,7 @@ def alter(
     bytes_max: BytesMax = None,
     overload: Policy = None,
     archive: ArchiveUrl = None,
+    retain: Retained = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -198,6 +206,7 @@ def alter(
         "bytes_max": bytes_max,
         "overload": overload,
         "archive": archive,
+        "retain": retain,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

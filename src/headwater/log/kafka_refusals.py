@@ -54,6 +54,11 @@ def topic_settings(topic: Topic) -> dict[str, str]:
         _refuse(f"Topic {topic.name!r} cannot have an archive on Kafka.", "Use the brokers' own tiered storage.")
     if topic.bytes_max is not None:
         _refuse(f"Topic {topic.name!r} cannot have bytes_max= on Kafka.", "Use retention_bytes=, or quotas.")
+    if topic.retain != "all":
+        _refuse(
+            f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not look at what was done.",
+            "Use retention=.",
+        )
     return {
         "retention.ms": "-1" if topic.retention_us is None else str(topic.retention_us // 1000),
         "retention.bytes": "-1" if topic.retention_bytes is None else str(topic.retention_bytes),

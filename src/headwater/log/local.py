@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, OffsetPart, State, create_commits, create_state
@@ -328,6 +329,7 @@ class LocalStore:
             self.gate,
             clock=self._clock,
             counters=self._counters,
+            acked=self._acked,
             has_thread=self._is_real and self._writable,
         )
         self._gauge = Gauge(self._disk, self._counters, self._upkeep.expire)
@@ -390,6 +392,17 @@ class LocalStore:
         with self._catalog():
             self._transactions.replace_failed_commits()
             partition.heal()
+
+    def _acked(self, partition: Partition) -> Acked | None:
+        name, number, end = partition.topic.name, partition.number, partition.visible().end
+        return acked_in_folder(
+            self._disk,
+            f"{self.folder}/queues",
+            partition.topic,
+            number,
+            end=end,
+            lost_after=lambda incarnation: self.lost_after(name, number, incarnation=incarnation),
+        )
 
     def _is_half_deleted(self, name: str) -> bool:
         folder = f"{self.folder}/topics/{name}"

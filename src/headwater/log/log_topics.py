@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headwater.log.placement import key_bytes
 from headwater.log.store import Store, TimeKind
-from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
+from headwater.log.topic import Durability, Overload, Retain, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, time_us
 from headwater.model.errors import InvalidInput, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
@@ -51,6 +51,7 @@ class LogTopics:
         bytes_max: int = 0,
         overload: Overload = "block",
         archive: str | None = None,
+        retain: Retain = "all",
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
@@ -58,7 +59,8 @@ class LogTopics:
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
         larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
         tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says. What retention
-        removes goes to `archive` first, where it is still read (see docs/keeping.md).
+        removes goes to `archive` first, where it is still read. With `retain="until_acked"` what every queue group has
+        acknowledged is removed too (see docs/keeping.md).
         """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
@@ -90,6 +92,7 @@ class LogTopics:
                 bytes_max=bytes_max or None,
                 overload=overload,
                 archive=archive,
+                retain=retain,
             )
         )
         try:
@@ -114,6 +117,7 @@ class LogTopics:
         bytes_max: int | None = None,
         overload: Overload | None = None,
         archive: str | None = None,
+        retain: Retain | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
 
@@ -144,6 +148,8 @@ class LogTopics:
                 changes["overload"] = overload
             if archive is not None:
                 changes["archive"] = archive or None
+            if retain is not None:
+                changes["retain"] = retain
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         return self._store.change(check_name(name), change)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.acked import acked_in_memory
 from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
@@ -121,6 +122,7 @@ class MemoryStore:
             for write in writes:
                 sizes[write.topic.name, write.partition] += write.rows().nbytes
             for (name, number), size in sizes.items():
+                self._free_acked(self.topic(name), number)
                 events = sum(w.count for w in writes if (w.topic.name, w.partition) == (name, number))
                 self._admit(self.topic(name), self._partition(name, number), size=size, events=events)
             ranges = [self._append(write, is_admitted=True) for write in writes]
@@ -178,7 +180,8 @@ class MemoryStore:
         with self._changed:
             topic = self.topic(name)
             partitions = [self._partition(name, number) for number in range(topic.partitions)]
-            removed = sum(self._expire(topic, partition) for partition in partitions)
+            removed = sum(self._free_acked(topic, number) for number in range(topic.partitions))
+            removed += sum(self._expire(topic, partition) for partition in partitions)
             if topic.compact:
                 removed += sum(self._compact(topic, partition) for partition in partitions)
             return removed
@@ -257,6 +260,7 @@ class MemoryStore:
         self._check_place(write)
         if not is_admitted:
             size = write.rows().nbytes
+            self._free_acked(self.topic(write.topic.name), write.partition)
             self._admit(self.topic(write.topic.name), partition, size=size, events=count)
         if stamp.producer != NO_PRODUCER:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
@@ -279,11 +283,28 @@ class MemoryStore:
             old = keep_us is not None and (oldest.appended or 0) < self._clock() - keep_us
             if not old and (keep_bytes is None or partition.bytes - oldest.batch.nbytes < keep_bytes):
                 break
-            partition.chunks.pop(0)
-            partition.bytes -= oldest.batch.nbytes
-            partition.first = oldest.end_offset
+            self._give_up_oldest(partition)
         self._counters["expired"] += partition.first - before
         return partition.first - before
+
+    def _free_acked(self, topic: Topic, number: int) -> int:
+        """With retain="until_acked": what no queue group needs any more goes."""
+        partition = self._partition(topic.name, number)
+        before = partition.first
+        if topic.retain == "until_acked":
+            acked = acked_in_memory(list(self._queues.values()), topic, number, end=partition.end)
+            while acked is not None and partition.chunks and partition.chunks[0].end_offset <= acked.end:
+                if acked.ids_us and (partition.chunks[0].appended or 0) >= self._clock() - acked.ids_us:
+                    break
+                self._give_up_oldest(partition)
+        self._counters["expired"] += partition.first - before
+        return partition.first - before
+
+    def _give_up_oldest(self, partition: _Partition) -> Chunk:
+        oldest = partition.chunks.pop(0)
+        partition.bytes -= oldest.batch.nbytes
+        partition.first = oldest.end_offset
+        return oldest
 
     def _check_place(self, write: Write) -> None:
         if write.at is not None:
@@ -302,10 +323,7 @@ class MemoryStore:
         if size <= topic.bytes_max:
             self._expire(topic, partition)
             while topic.overload == "drop_oldest" and partition.bytes + size > topic.bytes_max:
-                oldest = partition.chunks.pop(0)
-                partition.bytes -= oldest.batch.nbytes
-                partition.first = oldest.end_offset
-                self._counters["dropped"] += oldest.batch.num_rows
+                self._counters["dropped"] += self._give_up_oldest(partition).batch.num_rows
             if partition.bytes + size <= topic.bytes_max:
                 return
             if topic.overload == "block":

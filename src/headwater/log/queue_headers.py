@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from headwater.log.placement import key_bytes, murmur2
 from headwater.log.store import Chunk, Store
+from headwater.model.errors import EventsMissed
 
 DELIVER_AT = "_deliver_at"
 ID = "_id"
@@ -95,7 +96,13 @@ class Ids:
             self._upto = min(at, chunk.base_offset)
         cursor = self._store.cursor(self._topic, self._partition, offset=self._upto)
         while self._upto < chunk.base_offset:
-            for before in cursor.read(chunk.base_offset, events_max=_FEED_EVENTS):
+            try:
+                found = cursor.read(chunk.base_offset, events_max=_FEED_EVENTS)
+            except EventsMissed as missed:  # they were removed since, and their ids are no longer asked for
+                self._upto = missed.last + 1
+                cursor = self._store.cursor(self._topic, self._partition, offset=self._upto)
+                continue
+            for before in found:
                 self._feed(before)
             self._upto = cursor.offset
 

@@ -359,6 +359,10 @@ class MemoryStates:
                 self._windows[partition] = self._make(CAPACITY_MIN, floor)
             yield self._windows[partition]
 
+    def windows(self) -> dict[int, Window]:
+        """Those there are, by partition; what one says without its lock may be a moment old."""
+        return dict(self._windows)
+
     def grow(self, partition: int) -> Window:
         window = self._windows[partition]
         larger = self._make(2 * window.capacity, window.floor)

@@ -14,6 +14,7 @@ from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
 Overload = Literal["block", "drop_oldest", "reject"]
+Retain = Literal["all", "until_acked"]
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
@@ -48,6 +49,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int | None = None
     overload: Overload = "block"
     archive: str | None = None
+    retain: Retain = "all"
 
     @property
     def schema(self) -> pa.Schema:
@@ -57,7 +59,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_kept_small(self) -> bool:
         """Whether anything is ever to be removed from it."""
-        return self.compact or self.retention_us is not None or self.retention_bytes is not None
+        limits = (self.retention_us, self.retention_bytes)
+        return self.compact or self.retain == "until_acked" or limits != (None, None)
 
     @property
     def schema_id(self) -> int:
@@ -112,6 +115,11 @@ def check_topic(topic: Topic) -> Topic:
         raise InvalidInput(
             f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
             advice='Use "block" (the default), "reject", or "drop_oldest" for a topic that is not compacted.',
+        )
+    if topic.retain not in get_args(Retain) or (topic.compact and topic.retain == "until_acked"):
+        raise InvalidInput(
+            f"retain={topic.retain!r} does not fit topic {topic.name!r}.",
+            advice='Use "all" (the default), or "until_acked" for a topic that is not compacted.',
         )
     limits = {"retention": topic.retention_us, "retention_bytes": topic.retention_bytes, "bytes_max": topic.bytes_max}
     for setting, limit in limits.items():

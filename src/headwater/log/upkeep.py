@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from headwater.log.acked import Acked
 from headwater.log.compaction import DIRTY_SHARE_MIN, compact_partition, remove_covered
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
@@ -26,7 +27,17 @@ from headwater.model.errors import Damaged, HeadwaterError
 class Upkeep:
     """Sealing, retention and compaction of the topics of one log; `has_thread` if a thread may do it by itself."""
 
-    def __init__(self, handles: Handles, gate: Gate, *, clock: Clock, counters: Counter[str], has_thread: bool) -> None:
+    def __init__(
+        self,
+        handles: Handles,
+        gate: Gate,
+        *,
+        clock: Clock,
+        counters: Counter[str],
+        acked: Callable[[Partition], Acked | None],
+        has_thread: bool,
+    ) -> None:
+        self._acked = acked
         self._handles = handles
         self._gate = gate
         self._clock = clock
@@ -122,8 +133,9 @@ class Upkeep:
         return expired + compacted
 
     def _expire(self, partition: Partition) -> int:
-        if partition.topic.compact:
+        acked = self._acked(partition) if partition.topic.retain == "until_acked" else None
+        if partition.topic.compact or acked is not None:
             remove_covered(self._handles.disk, partition)
-        expired = expire_partition(self._handles.disk, partition, now_us=self._clock())
+        expired = expire_partition(self._handles.disk, partition, now_us=self._clock(), acked=acked)
         self._counters["expired"] += expired
         return expired
