@@ -51,11 +51,15 @@ Tombstones = Annotated[
 
 BytesMax = Annotated[int | None, typer.Option(metavar="BYTES", help="The most a partition may hold; 0 for no limit.")]
 Policy = Annotated[
-    Literal["block", "drop_oldest", "reject"] | None, typer.Option(help="What an append to a full partition does.")
+    Literal["block", "buffer", "drop_oldest", "reject"] | None,
+    typer.Option(help="What an append to a full partition does."),
 ]
 
 ArchiveUrl = Annotated[
     str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
+]
+BufferBytes = Annotated[
+    int | None, typer.Option(metavar="BYTES", help="What a partition takes above its limit with --overload buffer.")
 ]
 Retained = Annotated[
     Literal["all", "until_acked"] | None,
@@ -85,6 +89,7 @@ def create(
     overload: Policy = None,
     archive: ArchiveUrl = None,
     retain: Retained = None,
+    buffer_bytes: BufferBytes = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -107,6 +112,7 @@ def create(
         "overload": overload,
         "archive": archive,
         "retain": retain,
+        "buffer_bytes": buffer_bytes,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -152,6 +158,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "overload": topic.overload,
         "archive": topic.archive,
         "retain": topic.retain,
+        "buffer_bytes": topic.buffer_bytes if topic.overload == "buffer" else None,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -192,6 +199,7 @@ def alter(
     overload: Policy = None,
     archive: ArchiveUrl = None,
     retain: Retained = None,
+    buffer_bytes: BufferBytes = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -207,6 +215,7 @@ def alter(
         "overload": overload,
         "archive": archive,
         "retain": retain,
+        "buffer_bytes": buffer_bytes,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

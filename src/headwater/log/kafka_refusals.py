@@ -52,8 +52,11 @@ def topic_settings(topic: Topic) -> dict[str, str]:
     """Retention and compaction as Kafka calls them; refuses what it cannot do."""
     if topic.archive is not None:
         _refuse(f"Topic {topic.name!r} cannot have an archive on Kafka.", "Use the brokers' own tiered storage.")
-    if topic.bytes_max is not None:
-        _refuse(f"Topic {topic.name!r} cannot have bytes_max= on Kafka.", "Use retention_bytes=, or quotas.")
+    if topic.bytes_max is not None or topic.overload == "buffer":
+        _refuse(
+            f"Topic {topic.name!r} cannot have bytes_max= or overload='buffer' on Kafka.",
+            "Use retention_bytes=, or quotas.",
+        )
     if topic.retain != "all":
         _refuse(
             f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not look at what was done.",

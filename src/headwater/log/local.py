@@ -50,7 +50,6 @@ from headwater.log.wait import PollingWaiter, file_waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Damaged,
-    DiskFull,
     HeadwaterError,
     LogNotFound,
     NoAccess,
@@ -161,9 +160,14 @@ class LocalStore:
             for number in ordered:
                 write = writes[number]
                 merged.setdefault((write.topic.name, write.partition, write.topic.id), []).extend(_payloads(write))
-            for (name, number, _), payloads in merged.items():
-                self._gauge.admit(self.handles.usable_partition(name, number), payloads)
+            buffered = [
+                payloads
+                for (name, number, _), payloads in merged.items()
+                if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
+            ]
             starts = self._transactions.append(merged, offsets)
+            for payloads in buffered:
+                self._gauge.count_buffered(payloads)
             for name in sorted({name for name, _, _ in merged}):
                 self.handles.signal(name)
         ranges: dict[int, range] = {}
@@ -426,13 +430,7 @@ class LocalStore:
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(_payloads(write))
             epoch = fence.epoch if fence else None
-            if partition.topic.bytes_max is not None:
-                self._gauge.admit(partition, payloads)
-            try:
-                return partition, partition.append(payloads, epoch=epoch)
-            except DiskFull as error:
-                self._gauge.disk_is_full(partition, payloads, error)
-                return partition, partition.append(payloads, epoch=epoch)
+            return partition, self._gauge.append(partition, payloads, epoch=epoch)
         except HeadwaterError as error:
             return error
 

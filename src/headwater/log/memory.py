@@ -320,11 +320,13 @@ class MemoryStore:
         """What the topic's overload policy says where there is no room."""
         if topic.bytes_max is None:
             return
-        if size <= topic.bytes_max:
+        limit = topic.bytes_max + (topic.buffer_bytes if topic.overload == "buffer" else 0)
+        if size <= limit:
             self._expire(topic, partition)
             while topic.overload == "drop_oldest" and partition.bytes + size > topic.bytes_max:
                 self._counters["dropped"] += self._give_up_oldest(partition).batch.num_rows
-            if partition.bytes + size <= topic.bytes_max:
+            if partition.bytes + size <= limit:
+                self._counters["buffered"] += events if partition.bytes + size > topic.bytes_max else 0
                 return
             if topic.overload == "block":
                 self._counters["blocked"] += 1

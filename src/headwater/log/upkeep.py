@@ -17,6 +17,7 @@ from headwater.log.gate import Gate
 from headwater.log.handles import Handles
 from headwater.log.keeper import Keeper, holding
 from headwater.log.partition import Partition
+from headwater.log.reserve import fill
 from headwater.log.retention import expire_partition
 from headwater.log.seal import seal_partition
 from headwater.log.topic import Topic
@@ -125,11 +126,13 @@ class Upkeep:
     def _tidy(self, partition: Partition, *, dirty_share_min: float) -> int:
         expired = self._expire(partition)
         if not partition.topic.compact:
+            fill(self._handles.disk, partition)
             return expired
         compacted = compact_partition(
             self._handles.disk, partition, now_us=self._clock(), dirty_share_min=dirty_share_min
         )
         self._counters["compacted"] += compacted
+        fill(self._handles.disk, partition)
         return expired + compacted
 
     def _expire(self, partition: Partition) -> int:
