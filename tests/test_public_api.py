@@ -38,6 +38,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
         "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, retain='all', buffer_bytes=67108864, "
         "exist_ok=False)",
+        "delete_group": "(self, name)",
+        "delete_queue": "(self, topic, *, group='default')",
         "delete_topic": "(self, name)",
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
         "group": "(self, name)",

@@ -20,7 +20,7 @@ import msgspec
 
 from headwater.log.disk import Disk
 from headwater.log.queue_states import MemoryStates, local_queues
-from headwater.log.queue_window import HEADER_BYTES, Window
+from headwater.log.queue_window import Window, opened_window
 from headwater.log.queue_work import acks_name
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
@@ -91,21 +91,7 @@ def _least(found: list[Acked]) -> Acked | None:
 def _with_window(disk: Disk, path: str, ask: Callable[[Window], int]) -> int | None:
     """What a window says; None where it cannot be read."""
     try:
-        file = disk.open(path)
-        try:
-            size = file.size()
-        finally:
-            file.close()
-        if size < HEADER_BYTES:
-            return None
-        mapped = disk.map(path, size)
-        try:
-            window = Window(mapped.view, path)
-            try:
-                return ask(window)
-            finally:
-                window.release()
-        finally:
-            mapped.close()
+        with opened_window(disk, path) as window:
+            return ask(window)
     except (HeadwaterError, FileNotFoundError):
         return None

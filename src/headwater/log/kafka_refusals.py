@@ -31,6 +31,9 @@ class KafkaRefusals:
         """There are none."""
         return []
 
+    def delete_queue(self, group: str, topic: str) -> None:
+        _refuse("Queues on Kafka are not removed from here.", "Use the broker's own kafka-share-groups.")
+
     def groups(self) -> list[str]:
         """There are none of ours."""
         return []

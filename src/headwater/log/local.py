@@ -40,6 +40,7 @@ from headwater.log.handles import Handles
 from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
 from headwater.log.partition import Appended, Partition, create_partition
+from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
@@ -258,6 +259,11 @@ class LocalStore:
     def queues(self) -> list[dict[str, Any]]:
         with self.gate:
             return local_queues(self._disk, f"{self.folder}/queues")
+
+    def delete_queue(self, group: str, topic: str) -> None:
+        with self.gate:
+            self._check_writable()
+            delete_local_queue(self._disk, f"{self.folder}/queues", group, topic)
 
     def groups(self) -> list[str]:
         with self.gate:

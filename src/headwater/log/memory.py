@@ -23,6 +23,7 @@ from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
+from headwater.log.queue_removal import no_queue
 from headwater.log.queue_states import MemoryStates
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
 from headwater.log.topic import Topic
@@ -214,19 +215,28 @@ class MemoryStore:
 
     def queues(self) -> list[dict[str, Any]]:
         with self._changed:
-            return [self._queues[place].made or {} for place in sorted(self._queues)]
+            found = [self._queues[place].made for place in sorted(self._queues)]
+            return [made for made in found if made is not None]
+
+    def delete_queue(self, group: str, topic: str) -> None:
+        with self._changed:
+            found = self._queues.get((group, topic))
+            if found is None or found.made is None:
+                raise no_queue(group, topic)
+            found.delete()
+            del self._queues[group, topic]
 
     def groups(self) -> list[str]:
         self._check_open()
-        return sorted(self._groups)
+        return sorted(name for name, group in self._groups.items() if not group.is_deleted)
 
     def group(self, name: str, *, create: bool) -> MemoryGroup:
         with self._changed:
             self._check_open()
+            if not create and name not in self.groups():
+                known = ", ".join(self.groups()[:10]) or "none yet"
+                raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
             if name not in self._groups:
-                if not create:
-                    known = ", ".join(self.groups()[:10]) or "none yet"
-                    raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
                 self._groups[name] = MemoryGroup(name, self._changed)
             return self._groups[name]
 

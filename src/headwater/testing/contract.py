@@ -27,6 +27,7 @@ from headwater.testing.contract_overload import OverloadContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
+from headwater.testing.contract_removal import RemovalContract
 from headwater.testing.contract_retention import RetentionContract
 from headwater.testing.contract_sequence import SequenceContract
 from headwater.testing.contract_table import TableContract
@@ -59,5 +60,6 @@ class WholeLogContract(
     GroupsContract,
     GroupReadingContract,
     GroupTransactionsContract,
+    RemovalContract,
 ):
     """And what a log promises that keeps its events itself: retention, compaction, limits and groups."""

@@ -10,12 +10,14 @@ _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
+_REMOVAL = ("removal:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    return [point for point in _all_points() if not point.startswith((*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES))]
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_REMOVAL)
+    return [point for point in _all_points() if not point.startswith(others)]
 
 
 def keeping_points() -> list[str]:
@@ -36,6 +38,11 @@ def group_points() -> list[str]:
 def copy_points() -> list[str]:
     """Every point of backups and restores."""
     return _beginning(_COPIES)
+
+
+def removal_points() -> list[str]:
+    """Every point at which a group or a queue is removed."""
+    return _beginning(_REMOVAL)
 
 
 def _beginning(prefixes: tuple[str, ...]) -> list[str]:
