@@ -38,6 +38,7 @@ from headwater.log.gate import Gate
 from headwater.log.group import Committed, Owner, Presence, Roster, not_owner
 from headwater.log.group_removal import forget_offsets, is_marked, mark, unmark
 from headwater.log.slots import SlotFile, create_slot_file
+from headwater.model.clock import system_clock
 from headwater.model.errors import Damaged, GroupNotFound
 
 FORMAT = 1
@@ -370,8 +371,11 @@ def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
 def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
     """For the doctor: every file of every group, how to look at it, and how to mend it when no member lives."""
     gate = Gate("The group", "")
-    for name in group_names(disk, f"{folder}/groups"):
+    for name in sorted(disk.names(f"{folder}/groups")) if disk.exists(f"{folder}/groups") else ():
         path = f"{folder}/groups/{name}"
+        if not disk.exists(f"{path}/offsets"):
+            continue
+        yield f"{path}/generation", partial(_check_generation, disk, path), partial(_mend_generation, disk, path)
 
         def roster(path: str = path, name: str = name) -> None:
             group = FileGroup(disk, path, name, gate=gate, settle=lambda: None, writable=False)
@@ -384,6 +388,23 @@ def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], ob
         for place in group_places(disk, path):
             slot = _slot_path(path, place)
             yield slot, partial(_check_slot, disk, slot), partial(_mend_slot, disk, slot)
+
+
+def _check_generation(disk: Disk, folder: str) -> None:
+    path = f"{folder}/generation"
+    slot = SlotFile(disk, path, magic=_GENERATION_MAGIC, format_max=FORMAT, shapes=(_GENERATION,), writable=False)
+    try:
+        slot.read(0)
+    finally:
+        slot.close()
+
+
+def _mend_generation(disk: Disk, folder: str) -> None:
+    """One that is later than any that was counted; the roster of an unknown generation is nobody's."""
+    disk.remove(f"{folder}/roster")
+    facts = ((_GENERATION, (system_clock(),)),)
+    create_slot_file(disk, f"{folder}/generation", magic=_GENERATION_MAGIC, version=FORMAT, facts=facts)
+    disk.sync_folder(folder)
 
 
 def _check_slot(disk: Disk, path: str) -> None:
