@@ -216,8 +216,8 @@ class LocalStore:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile."""
-        with self.gate, self._catalog():
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
+        with self.gate.staying(), self._catalog():
             yield
 
     @contextmanager
