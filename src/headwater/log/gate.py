@@ -37,7 +37,7 @@ class Gate:
 
     def __enter__(self) -> None:
         self._inside.add(threading.get_ident())
-        if self._closed:
+        if self._closed and _stay() not in self._inside:
             self._inside.discard(threading.get_ident())
             raise Closed(f"{self._what} was closed.", advice=self._advice)
 
@@ -48,7 +48,7 @@ class Gate:
 
     @contextmanager
     def staying(self) -> Iterator[None]:
-        """Stays inside for several passes of this thread; not itself twice by one thread."""
+        """Stays inside for several passes of this thread, also when it is being closed; not itself twice by one thread."""
         with self:
             try:
                 self._inside.add(_stay())
