@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from children import Child
 from headwater.log.kafka_refusals import topic_settings
 from headwater.model.errors import LeaseExpired, Unsupported
 from headwater.testing import SimDisk
-from headwater.testing.contract_case import refused
+from headwater.testing.contract_case import refused, values_of
 from headwater.testing.crashdisk import CrashingDisk
 from headwater.testing.points import keeping_points, queue_points
 
@@ -107,6 +108,57 @@ def fire(folder: Path, seed: int) -> None:
         log.tidy("tasks")
         assert all(len(offsets) == 0 for offsets in log.offsets("tasks").values()), f"seed {seed}: all was done"
         assert len(list(Path(where, "topics", "tasks").glob("*/0*.*"))) <= 3 * PARTITIONS
+
+
+def work_in_units(folder: str, seed: int, point: str | None) -> None:
+    """Writes a result for each event in the transaction that acknowledges it, and frees what is done and noted."""
+    chance = random.Random(seed)
+    disk = None if point is None else CrashingDisk(point, chance.choice([1, 2, 5]))
+    with hw.open_log(folder, disk=disk) as log, log.queue("tasks", lease_s=0.3, deliveries_max=None) as queue:
+        while not os.path.exists(f"{folder}.done"):
+            leases = queue.lease(events_max=chance.choice([1, 5, 20]), timeout_s=0.05)
+            if leases:
+                with suppress(LeaseExpired), log.transaction() as unit:
+                    unit.append("results", [lease.event.value[:6] for lease in leases])
+                    unit.ack(leases)
+            for topic in ("tasks", "tasks.default.acks"):
+                if chance.random() < 0.4 and topic in log.topics():
+                    log.tidy(topic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.bench) for n in range(100, 140))])
+def test_units_of_work_happen_once_though_their_notes_are_freed(tmp_path: Path, seed: int) -> None:
+    """Whoever finds a unit half done looks for its note: it must not be gone before."""
+    print(f"seed {seed}")
+    chance, where = random.Random(seed), str(tmp_path / "log")
+    with hw.open_log(where, durability="os") as log:
+        log.create_topic("tasks", partitions=PARTITIONS, segment_bytes=4096, retain="until_acked")
+        log.create_topic("results", partitions=1)
+        log.append("tasks", [b"%06d" % number + b"x" * 200 for number in range(EVENTS)])
+        alive = list[Child[None]]()
+        try:
+            for step in range(60):
+                alive = [child for child in alive if child.is_running()]
+                while len(alive) < 4:
+                    point = chance.choice(POINTS) if chance.random() < 0.7 and step < 50 else None
+                    worker_seed = chance.randrange(1 << 30)
+                    alive.append(Child(lambda s=worker_seed, p=point: work_in_units(where, s, p)))
+                time.sleep(0.03)
+                if chance.random() < 0.3:
+                    chance.choice(alive).kill()
+            with log.queue("tasks", lease_s=0.3, deliveries_max=None) as queue:
+                while (depth := queue.depth()).ready + depth.leased and any(child.is_running() for child in alive):
+                    time.sleep(0.05)
+        finally:
+            Path(f"{where}.done").touch()
+            for child in alive:
+                child.wait()
+        results = sorted(int(value) for value in values_of(log, "results"))
+        assert results == list(range(EVENTS)), f"seed {seed}"
+        for topic in ("tasks", "tasks.default.acks"):
+            log.tidy(topic)
+            assert all(len(held) == 0 for held in log.offsets(topic).values()), f"seed {seed}: {topic}"
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def _by_place(leases: Iterable[Lease]) -> dict[Place, tuple[Queue, dict[int, lis
 
 def _acks_topic(log: Log, queue: Queue) -> Any:
     name = acks_name(queue.topic, queue.group)
-    return log.create_topic(
+    note = log.create_topic(
         name,
         partitions=1,
         durability=log.store.topic(queue.topic).durability,
@@ -104,3 +104,4 @@ def _acks_topic(log: Log, queue: Queue) -> Any:
         retain="until_acked",
         exist_ok=True,
     )
+    return note if note.retain == "until_acked" else log.alter_topic(name, retain="until_acked")
