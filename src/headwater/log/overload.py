@@ -48,7 +48,8 @@ class Gauge:
         self, partition: Partition, payloads: Sequence[Payload], *, epoch: Callable[[], int] | None = None
     ) -> Appended:
         """Appends, and does what the topic says where there is no room."""
-        buffered, end = self.admit(partition, payloads), partition.written().end
+        buffered = self.admit(partition, payloads)
+        end = partition.written().end if partition.topic.overload == "buffer" else 0
         try:
             appended = partition.append(payloads, epoch=epoch)
         except DiskFull as error:
