@@ -18,7 +18,9 @@ from commands import Command, refused
 from copying import check_equal
 from headwater.log.backup import BackedUp
 from headwater.log.doctor import examine
+from headwater.log.local import LocalStore
 from headwater.model.errors import (
+    Closed,
     Conflict,
     Damaged,
     DiskFull,
@@ -394,3 +396,27 @@ def test_the_commands_tell_in_json_and_refuse_in_words(command: Command) -> None
     refused(command("backup", "memory://", "new"), "unsupported")
     flip(max(Path("backup").rglob("*.frames")))
     refused(command("restore", "backup", "new"), "damaged", ".frames", "Nothing was restored")
+
+
+def test_a_close_waits_for_a_backup_that_stands_still(tmp_path: Path) -> None:
+    """Though that passes the gate again and again; and a thread that closes what it holds itself does not wait for itself."""
+    log = hw.open_log(str(tmp_path / "log"))
+    log.create_topic("t")
+    store = log.store
+    assert isinstance(store, LocalStore)
+    closing = threading.Thread(target=log.close)
+    with store.standing_still():
+        assert store.topics() == ["t"]
+        closing.start()
+        closing.join(0.3)
+        assert closing.is_alive()
+        with store.between_transactions() as state:
+            assert state.incarnation == 0
+    closing.join(30)
+    assert not closing.is_alive()
+    with pytest.raises(Closed), store.standing_still():
+        raise AssertionError("it was closed")
+    log = hw.open_log(str(tmp_path / "log"))
+    assert isinstance(log.store, LocalStore)
+    with log.store.gate.staying():
+        log.close()

@@ -68,6 +68,18 @@ def test_a_topic_is_kept_small_by_its_settings(orders: Command) -> None:
     assert (shown["retention_us"], shown["retention_bytes"], shown["compact"]) == (None, None, False)
     assert (shown["bytes_max"], shown["archive"], shown["hours_to_overtaken"]) == (None, None, None)
     refused(orders("topics", "create", "x", "--compact", "--overload", "drop_oldest"), "invalid_input")
+    refused(
+        orders("topics", "create", "x", "--schema", "id INT", "--key", "id", "--compact", "--retain", "until_acked"),
+        "invalid_input",
+        "retain",
+    )
+    orders("topics", "create", "work", "--retain", "until_acked", "--overload", "buffer", "--buffer-bytes", 1 << 20)
+    shown = json.loads(orders("topics", "show", "work", "--json").out)
+    assert (shown["retain"], shown["overload"], shown["buffer_bytes"]) == ("until_acked", "buffer", 1 << 20)
+    orders("topics", "alter", "work", "--retain", "all", "--overload", "block")
+    shown = json.loads(orders("topics", "show", "work", "--json").out)
+    assert (shown["retain"], shown["overload"], shown["buffer_bytes"]) == ("all", "block", None)
+    refused(orders("topics", "alter", "work", "--buffer-bytes", 0), "invalid_input", "buffer_bytes")
     orders("topics", "alter", "orders", "--retention", "1 us")
     assert orders("topics", "tidy", "orders").out == "removed 3 events of topic orders\n"
     assert orders("topics", "tidy", "orders").out == "removed 0 events of topic orders\n"

@@ -35,6 +35,20 @@ def test_tail_shows_the_last_events_or_all_from_a_place(command: Command) -> Non
     assert {"_partition", "_time", "_appended", "_key", "n"} <= command("tail", "n", "-n", "1", "--meta").rows[0].keys()
 
 
+def test_tail_counts_events_and_not_the_gaps_of_compaction(command: Command, tmp_path: Path) -> None:
+    """The last N of them, however far apart their offsets are."""
+    with hw.open_log(str(tmp_path / "data")) as log:
+        log.create_topic("t", "id STRING, n INT", key="id", partitions=1, segment_bytes=4096, compact=True)
+        log.append("t", [{"id": f"k{n}", "n": n} for n in range(5)])
+        for number in range(300):
+            log.append("t", [{"id": "busy", "n": number}])
+        log.tidy("t")
+        held = log.read("t")["n"].to_pylist()
+    assert held[:5] == list(range(5)) and 5 < len(held) < 200
+    for count in (1, 3, len(held) - 3, len(held), len(held) + 3):
+        assert [row["n"] for row in command("tail", "t", "-n", str(count)).rows] == held[-count:]
+
+
 def test_what_tail_prints_produce_takes_back(orders: Command) -> None:
     """Deletions and headers travel too."""
     with hw.open_log("data") as log, log.producer() as producer:

@@ -348,3 +348,21 @@ def test_the_command_follows_until_it_is_interrupted(tmp_path: Path) -> None:
             running.send_signal(signal.SIGINT)
             assert running.stdout.read() == b"" and running.stderr.read() == b""
             assert running.wait(timeout=20) == 0
+
+
+def test_what_queues_keep_for_themselves_is_not_copied(tmp_path: Path) -> None:
+    """Notes of units of work belong to queues that the copy has not; and a copy keeps what was acknowledged here."""
+    with hw.open_log(str(tmp_path / "a")) as log, hw.open_log(str(tmp_path / "b")) as copy:
+        log.create_topic("tasks", partitions=1, retain="until_acked")
+        log.append("tasks", [b"%d" % number for number in range(10)])
+        log.mirror(copy)
+        with log.queue("tasks") as queue, log.transaction() as unit:
+            unit.ack(queue.lease())
+        assert log.tidy("tasks.default.acks") == 1 and log.tidy("tasks") == 10
+        log.append("tasks", [b"10"])
+        assert log.mirror(copy).events == 1
+        assert copy.topics() == ["tasks"] and copy.topic("tasks").retain == "all"
+        with copy.queue("tasks") as queue:
+            queue.ack(queue.lease())
+        assert copy.tidy("tasks") == 0
+        assert copy.offsets("tasks") == {0: range(11)} and log.offsets("tasks") == {0: range(10, 11)}

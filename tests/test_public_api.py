@@ -26,7 +26,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
         "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
         "retention=None, retention_bytes=None, compact=None, tombstones=None, "
-        "bytes_max=None, overload=None, archive=None, partitions=None)",
+        "bytes_max=None, overload=None, archive=None, partitions=None, retain=None, buffer_bytes=None)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
         "clock": "property",
@@ -36,8 +36,10 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
         "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
-        "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, "
+        "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, retain='all', buffer_bytes=67108864, "
         "exist_ok=False)",
+        "delete_group": "(self, name)",
+        "delete_queue": "(self, topic, *, group='default')",
         "delete_topic": "(self, name)",
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
         "group": "(self, name)",

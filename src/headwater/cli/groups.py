@@ -1,15 +1,15 @@
-"""`headwater groups …`: lists and shows groups, and lets one begin again elsewhere."""
+"""`headwater groups …`: lists and shows groups, lets one begin again elsewhere, and deletes one."""
 
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.confirm import confirm
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import events_text, print_table, printable
 from headwater.model.clock import duration_us, system_clock, time_us
@@ -18,7 +18,7 @@ from headwater.model.errors import InvalidInput
 if TYPE_CHECKING:
     from headwater.log.group_progress import GroupProgress, Lag
 
-groups = typer.Typer(help="List and show groups of consumers, and reset one.", no_args_is_help=True)
+groups = typer.Typer(help="List and show groups of consumers, reset and delete one.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -87,13 +87,24 @@ def reset(
     start = _start(to)
     with open_existing(log) as opened:
         before = {(part.topic, part.partition): part.committed for part in opened.group(name).partitions}
-        if not yes:
-            if not sys.stdin.isatty():
-                raise InvalidInput(f"Resetting group {name!r} needs a confirmation.", advice="Pass --yes.")
-            typer.confirm(f"Move group {name} to {to} in {len(before)} partitions?", abort=True)
+        confirm(f"Move group {name} to {to} in {len(before)} partitions?", yes=yes)
         for (topic, number), offset in sorted(opened.reset_group(name, to=start).items()):
             old = before.get((topic, number))
             typer.echo(f"{topic}/{number}: {'-' if old is None else old} -> {offset}")
+
+
+@groups.command()
+def delete(
+    name: Group,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Forget a group with all its offsets. Refused while it has members that live."""
+    with open_existing(log) as opened:
+        committed = [part for part in opened.group(name).partitions if part.committed is not None]
+        confirm(f"Forget group {name} with its offsets in {len(committed)} partitions?", yes=yes)
+        opened.delete_group(name)
+        typer.echo(printable(f"deleted group {name} with its offsets in {len(committed)} partitions"))
 
 
 def summary(group: GroupProgress) -> dict[str, Any]:

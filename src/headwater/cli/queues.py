@@ -1,4 +1,6 @@
-"""`headwater queues …`: lists and shows queues, looks into them without leasing, and sends dead letters back."""
+"""`headwater queues …`: lists and shows queues, looks into them without leasing, sends dead letters back, and
+deletes one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from headwater.cli.confirm import confirm
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import events_text, print_table, printable, to_cell, write_json
 from headwater.model.errors import InvalidInput
@@ -25,7 +28,9 @@ EVENTS = 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTS = ("ready", "leased", "scheduled", "dead")
 
-queues = typer.Typer(help="List and show queues, look into them, and send dead letters back.", no_args_is_help=True)
+queues = typer.Typer(
+    help="List and show queues, look into them, send dead letters back, and delete one.", no_args_is_help=True
+)
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The queue's topic.")]
 Group = Annotated[str | None, typer.Option(metavar="GROUP", help="The queue's group, where the topic has several.")]
@@ -95,6 +100,21 @@ def redrive(
     with open_existing(log) as opened, _open(opened, _chosen(opened, topic, group)) as queue:
         sent = queue.redrive(events_max=limit)
         typer.echo(printable(f"{events_text(sent)} sent back to {topic}, for group {queue.group}"))
+
+
+@queues.command()
+def delete(
+    topic: Topic,
+    group: Group = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Forget what a queue's group has done. Events and dead letters stay; refused while its consumers live."""
+    with open_existing(log) as opened:
+        made = _chosen(opened, topic, group)
+        confirm(f"Forget what group {made['group']} has done of topic {topic}?", yes=yes)
+        opened.delete_queue(topic, group=made["group"])
+        typer.echo(printable(f"deleted the queue of group {made['group']} on topic {topic}"))
 
 
 def _made(log: Log) -> list[dict[str, Any]]:

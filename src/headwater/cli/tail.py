@@ -32,6 +32,7 @@ META = ("_partition", "_offset", "_time", "_appended", "_key")
 OPTIONAL = ("_headers", "_deleted")
 
 _BATCH_ROWS = 16_384
+_FURTHER = 8
 _CHUNK_ROWS = 1_000
 
 Row = tuple[Any, ...]
@@ -107,8 +108,18 @@ class _Events:
         return self._schema.field(column).type
 
     def before_end(self, count: int) -> dict[int, int]:
-        """In each partition the offset from which `count` events are left."""
-        return {number: max(self.firsts[number], end - count) for number, end in self.ends.items()}
+        """In each partition an offset from which at least `count` events are left: compaction leaves gaps, which are none."""
+        return {number: self._before_end(number, end, count) for number, end in self.ends.items()}
+
+    def _before_end(self, number: int, end: int, count: int) -> int:
+        offsets = count
+        while (start := max(self.firsts[number], end - offsets)) > self.firsts[number]:
+            places = (self.ends | {number: start}, self.ends)
+            found = self._log.scan(self._topic.name, start=places[0], end=places[1], columns=["_offset"])
+            if sum(batch.num_rows for batch in found) >= count:
+                break
+            offsets *= _FURTHER
+        return start
 
     def until_now(self, starts: dict[int, int]) -> Iterator[Row]:
         """What stands between the starts and the ends, in the order of append times."""

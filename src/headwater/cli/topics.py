@@ -51,11 +51,19 @@ Tombstones = Annotated[
 
 BytesMax = Annotated[int | None, typer.Option(metavar="BYTES", help="The most a partition may hold; 0 for no limit.")]
 Policy = Annotated[
-    Literal["block", "drop_oldest", "reject"] | None, typer.Option(help="What an append to a full partition does.")
+    Literal["block", "buffer", "drop_oldest", "reject"] | None,
+    typer.Option(help="What an append to a full partition does."),
 ]
 
 ArchiveUrl = Annotated[
     str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
+]
+BufferBytes = Annotated[
+    int | None, typer.Option(metavar="BYTES", help="What a partition takes above its limit with --overload buffer.")
+]
+Retained = Annotated[
+    Literal["all", "until_acked"] | None,
+    typer.Option(help="Whether events go as soon as every queue group has acknowledged them."),
 ]
 
 
@@ -80,6 +88,8 @@ def create(
     bytes_max: BytesMax = None,
     overload: Policy = None,
     archive: ArchiveUrl = None,
+    retain: Retained = None,
+    buffer_bytes: BufferBytes = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
     log: LogOption = None,
 ) -> None:
@@ -101,6 +111,8 @@ def create(
         "bytes_max": bytes_max,
         "overload": overload,
         "archive": archive,
+        "retain": retain,
+        "buffer_bytes": buffer_bytes,
     }
     given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
@@ -145,6 +157,8 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "bytes_max": topic.bytes_max,
         "overload": topic.overload,
         "archive": topic.archive,
+        "retain": topic.retain,
+        "buffer_bytes": topic.buffer_bytes if topic.overload == "buffer" else None,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
         "schema_versions": len(topic.schemas),
     }
@@ -187,6 +201,8 @@ def alter(
     partitions: Annotated[
         int | None, typer.Option(help="A multiple of what it has; programs go on, and keys keep their order.")
     ] = None,
+    retain: Retained = None,
+    buffer_bytes: BufferBytes = None,
     log: LogOption = None,
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
@@ -202,6 +218,8 @@ def alter(
         "overload": overload,
         "archive": archive,
         "partitions": partitions,
+        "retain": retain,
+        "buffer_bytes": buffer_bytes,
     }
     if schema is None and not add_column and all(value is None for value in settings.values()):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")

@@ -6,7 +6,7 @@
 A file has the topic's columns, `_headers` and `_deleted` where any event has them, `_appended` and `_offset`, in row groups of
 64 k rows, with Parquet's own checksums of its pages. The manifest lists the files that count, in order, each with its offsets,
 the greatest append and event times up to its end, and the crc32c of Parquet's footer, which has no checksum of its own. It is
-JSON, replaced as a whole after the file it names is there.
+JSON with a format number and the crc32c of that list, replaced as a whole after the file it names is there.
 
 A segment is archived before the partition's head gives it up, under the `seal` lock. A process killed in between leaves a file that
 the next one writes again, or one that stands in both places and is read from the partition. On a local disk file and manifest are
@@ -19,6 +19,7 @@ Thread-safety: an archive may be used by many threads; one at a time adds to a p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,10 +34,16 @@ from headwater.log.frame import flags_of, physical_schema
 from headwater.log.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
 from headwater.log.store import Chunk
 from headwater.log.topic import Topic
-from headwater.model.errors import Damaged, InvalidInput, StorageError
+from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, StorageError
 from headwater.model.schema import project
 
+FORMAT = 1
+
 _MANIFEST = "manifest.json"
+_NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
+_EVER_US = 1 << 62
+_RESTORE = "Restore this file of the archive from a copy."
+_LIST_AGAIN = "Run `headwater doctor --repair`: it is written anew from the files of the archive."
 
 
 class Archived(msgspec.Struct, frozen=True):
@@ -49,6 +56,14 @@ class Archived(msgspec.Struct, frozen=True):
     running_after: int
     appended_after: int
     footer_crc: int
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    """The manifest as it is written; one without a checksum is from before there was one."""
+
+    files: list[Archived]
+    crc: int
+    format: int = FORMAT
 
 
 class Archive:
@@ -76,7 +91,7 @@ class Archive:
             with self._files.open_input_file(path) as file:
                 footer_crc = _footer_crc(file)
             entry = Archived(name, base, end, events, last.running_after, last.appended_after, footer_crc)
-            self._write_manifest(partition, [*known, entry])
+            self.write_manifest(partition, [*known, entry])
 
     def open(self, partition: int, offset: int) -> ArchivedSegment:
         """The file that holds an offset."""
@@ -97,6 +112,43 @@ class Archive:
     def entries(self, partition: int) -> list[Archived]:
         """All files of a partition, in order."""
         return self._manifest(partition, at_least=1 << 62)
+
+    def manifest_path(self, partition: int) -> str:
+        """Where the list of a partition's files stands."""
+        return f"{self._folder}/{partition}/{_MANIFEST}"
+
+    def found(self, partition: int, *, topic: Topic) -> list[Archived]:
+        """What a manifest would list of the files that are there; `Damaged` unless all are whole and follow each other."""
+        from pyarrow.fs import FileSelector
+
+        with self._translated(self._folder):
+            names = [info.base_name for info in self._files.get_file_info(FileSelector(f"{self._folder}/{partition}"))]
+        entries: list[Archived] = []
+        for found in sorted(filter(None, map(_NAME.fullmatch, names)), key=lambda found: found[0]):
+            path = f"{self._folder}/{partition}/{found[0]}"
+            with self._translated(path), self._files.open_input_file(path) as file:
+                crc = _footer_crc(file)
+            entry = Archived(found[0], int(found[1]), int(found[2]), 0, _EVER_US, _EVER_US, crc)
+            if entries and entries[-1].end != entry.base:
+                raise Damaged(f"{path} does not begin where the file before it ends.", advice="Restore the manifest.")
+            events = self.check(partition, entry, topic=topic)
+            entries.append(msgspec.structs.replace(entry, events=events))
+        return entries
+
+    def check(self, partition: int, entry: Archived, *, topic: Topic) -> int:
+        """Reads every byte of a file; how many events it holds. `Damaged` where it is not what its name says."""
+        segment, events, last, place = self.open_entry(partition, entry), 0, entry.base - 1, 0
+        try:
+            while found := segment.read(place, topic=topic, partition=partition):
+                chunk, place = found
+                offsets = chunk.all_offsets()
+                if len(offsets) and (offsets[0] <= last or offsets[-1] >= entry.end or (np.diff(offsets) <= 0).any()):
+                    raise Damaged(f"{segment.path} holds offsets that are not its own.", advice=_RESTORE)
+                last = int(offsets[-1]) if len(offsets) else last
+                events += len(offsets)
+        finally:
+            segment.close()
+        return events
 
     def _write_events(self, path: str, pieces: list[Piece], topic: Topic) -> int:
         flags = 0
@@ -122,10 +174,12 @@ class Archive:
         self._put(f"{path}.new", path)
         return count
 
-    def _write_manifest(self, partition: int, entries: list[Archived]) -> None:
+    def write_manifest(self, partition: int, entries: list[Archived]) -> None:
+        """Replaces the list of a partition's files."""
         path = f"{self._folder}/{partition}/{_MANIFEST}"
         with self._files.open_output_stream(f"{path}.new") as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(entries)))
+            crc = crc32c(msgspec.json.encode(entries))
+            stream.write(msgspec.json.format(msgspec.json.encode(_Manifest(entries, crc))))
         self._put(f"{path}.new", path)
         self._manifests[partition] = entries
 
@@ -152,7 +206,8 @@ class Archive:
             if not self._files.get_file_info(path).is_file:
                 return []
             with self._files.open_input_stream(path) as stream:
-                entries = msgspec.json.decode(stream.read(), type=list[Archived])
+                raw = stream.read()
+        entries = _decoded(raw, path)
         self._manifests[partition] = entries
         return entries
 
@@ -219,7 +274,23 @@ class ArchivedSegment:
             raise self._damaged(str(error)) from error
 
     def _damaged(self, why: str) -> Damaged:
-        return Damaged(f"{self.path} is damaged ({why}).", advice="Restore this file of the archive from a copy.")
+        return Damaged(f"{self.path} is damaged ({why}).", advice=_RESTORE)
+
+
+def _decoded(raw: bytes, path: str) -> list[Archived]:
+    try:
+        manifest = msgspec.json.decode(raw, type=_Manifest | list[Archived])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path} is damaged ({error}).", advice=_LIST_AGAIN) from error
+    if isinstance(manifest, list):
+        return manifest
+    if manifest.format > FORMAT:
+        raise FormatTooNew(
+            f"{path} has format {manifest.format}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+        )
+    if manifest.crc != crc32c(msgspec.json.encode(manifest.files)):
+        raise Damaged(f"{path} is damaged: its checksum does not hold.", advice=_LIST_AGAIN)
+    return manifest.files
 
 
 def _footer_crc(file: Any) -> int:

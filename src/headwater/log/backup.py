@@ -60,7 +60,7 @@ SPOOL_BYTES = 16 << 20
 
 _LOG_FILES = {"headwater", "state", "commits", "commit.lock", "catalog.lock", "incarnations", "topics", "producers"}
 _TOPIC_FILES = {"topic", "signal"}
-_PARTITION_FILES = {"head", "lock", "sync", "seal"}
+_PARTITION_FILES = {"head", "lock", "sync", "seal", "reserve"}
 _SEGMENT_FILE = re.compile(r"\d{20}\.(frames|arrow|index)")
 _LEFTOVER = re.compile(r".*\.new|\..*")
 _LOOKS_MAX = 10

@@ -1,8 +1,9 @@
 """The doctor: looks at every byte of a local log, says what is wrong, and repairs what is safe.
 
 Safe means: what can be made again from what is whole. A head or the shared state from the frames, an index by deleting it,
-Arrow's footer of a sealed segment from its batches, leftovers of a crash by removing them. Events that fail their checksum
-are named and left alone: only a mirror or a backup has them.
+Arrow's footer of a sealed segment from its batches, the manifest of an archive from its files, leftovers of a crash by removing them. A
+queue's window that cannot be right is removed: its events come again, which loses nothing. Events that fail their checksum are named and
+left alone: only a mirror or a backup has them.
 
 Repairs expect that no other program has the log open; examining does not.
 """
@@ -13,6 +14,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -21,6 +23,8 @@ from headwater.log.catalog import read_text, topic_from_json
 from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk, RealDisk
+from headwater.log.doctor_archive import archive_checks
+from headwater.log.doctor_queues import queue_checks
 from headwater.log.fence import check_fence
 from headwater.log.group_files import group_checks
 from headwater.log.head import Head, Mark
@@ -111,7 +115,7 @@ class _Examination:
             if not name.endswith(".lock"):
                 path = f"{self._folder}/producers/{name}"
                 self._check(path, partial(check_fence, self._disk, path))
-        for path, look, mend in group_checks(self._disk, self._folder):
+        for path, look, mend in chain(group_checks(self._disk, self._folder), queue_checks(self._disk, self._folder)):
             self._check(path, look, mend=mend)
 
     def _topic(self, name: str) -> None:
@@ -137,9 +141,12 @@ class _Examination:
         if not marks and self._repair:
             with suppress(HeadwaterError):
                 self._read_head(folder, marks, firsts)
+        if topic.archive is not None and firsts:
+            for path, look, mend in archive_checks(topic, number, first=firsts[0], oldest=firsts[1]):
+                self._check(path, look, mend=mend)
         kinds = segments(self._disk, folder)
         names = set(self._disk.names(folder))
-        expected: int | None = max(firsts, default=0)
+        expected: int | None = firsts[0] if firsts else 0
         before = folder
         for base in sorted(kinds):
             if firsts and base < firsts[0]:
@@ -328,7 +335,7 @@ class _Examination:
             head.written()
             head.is_poisoned()
             head.is_deleted()
-            firsts.append(head.firsts()[0])
+            firsts += head.firsts()
             marks.append(head.durable())
         finally:
             head.close()

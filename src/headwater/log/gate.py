@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, _GeneratorContextManager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ _LOOK_AGAIN_S = 0.001
 
 
 class Gate:
-    """Knows which threads are inside; not to be passed twice by one thread."""
+    """Knows which threads are inside; not to be passed twice by one thread, but while it is `staying`."""
 
     def __init__(self, what: str, advice: str) -> None:
         self._what = what
@@ -37,7 +37,7 @@ class Gate:
 
     def __enter__(self) -> None:
         self._inside.add(threading.get_ident())
-        if self._closed:
+        if self._closed and _stay() not in self._inside:
             self._inside.discard(threading.get_ident())
             raise Closed(f"{self._what} was closed.", advice=self._advice)
 
@@ -46,14 +46,29 @@ class Gate:
     ) -> None:
         self._inside.discard(threading.get_ident())
 
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Stays inside for several passes of this thread, also when it is being closed; not itself twice by one thread."""
+        with self:
+            try:
+                self._inside.add(_stay())
+                yield
+            finally:
+                self._inside.discard(_stay())
+
     def close(self) -> bool:
         """Waits until nobody else is inside; False when it was closed before."""
         if not self._closing.acquire(blocking=False):
             return False
         self._closed = True
-        while self._inside - {threading.get_ident()}:
+        while self._inside - {threading.get_ident(), _stay()}:
             time.sleep(_LOOK_AGAIN_S)
         return True
+
+
+def _stay() -> int:
+    """How the gate knows a thread that stays: no thread has such a number."""
+    return -threading.get_ident()
 
 
 Held = list[Generator[Any, None, None]]

@@ -2,6 +2,7 @@
 
     groups/<group>/lock             the group's lock
     groups/<group>/generation       slot file (magic "HWGENR"): the generation of the roster
+    groups/<group>/deleted          there if the group was removed (see `group_removal`)
     groups/<group>/roster           the roster (a text file as in `catalog`, but not synced)
     groups/<group>/members/<name>   magic "HWMEMB", format u16, then a u64: when the member polled last. Locked by it while it lives
     groups/<group>/offsets/<topic>/<n>   slot file (magic "HWOFFS") with the facts `committed` and `owner` of one partition
@@ -35,7 +36,9 @@ from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate
 from headwater.log.group import Committed, Owner, Presence, Roster, not_owner
+from headwater.log.group_removal import forget_offsets, is_marked, mark, unmark
 from headwater.log.slots import SlotFile, create_slot_file
+from headwater.model.clock import system_clock
 from headwater.model.errors import Damaged, GroupNotFound
 
 FORMAT = 1
@@ -66,7 +69,8 @@ class GroupFiles:
 
     def names(self) -> list[str]:
         """The names of all groups, sorted."""
-        return group_names(self._disk, self._folder)
+        names = group_names(self._disk, self._folder)
+        return [name for name in names if not is_marked(self._disk, f"{self._folder}/{name}")]
 
     def group(self, name: str, *, create: bool) -> FileGroup:
         """One group; `GroupNotFound`, unless it is to be made."""
@@ -76,14 +80,19 @@ class GroupFiles:
                 folder = f"{self._folder}/{name}"
                 if not self._disk.exists(f"{folder}/generation"):
                     if not (create and self._writable):
-                        known = ", ".join(self.names()[:10]) or "none yet"
-                        raise GroupNotFound(f"There is no group {name!r} in this log.", advice=f"Groups here: {known}.")
+                        raise self._not_found(name)
                     _create_group(self._disk, self._folder, name)
                 found = FileGroup(
                     self._disk, folder, name, gate=self._gate, settle=self._settle, writable=self._writable
                 )
                 self._groups[name] = found
+            if not create and is_marked(self._disk, f"{self._folder}/{name}"):
+                raise self._not_found(name)
             return found
+
+    def _not_found(self, name: str) -> GroupNotFound:
+        known = ", ".join(self.names()[:10]) or "none yet"
+        return GroupNotFound(f"There is no group {name!r} in this log.", advice=f"Groups here: {known}.")
 
     def check(self, offsets: Iterable[OffsetPart]) -> None:
         """Refuses a transaction whose offsets are not its member's to commit; the caller holds the groups' locks."""
@@ -195,8 +204,16 @@ class FileGroup:
 
     # Members
 
+    def mark_deleted(self) -> None:
+        """It is removed; the caller holds the lock."""
+        mark(self._disk, self._folder)
+
     def enter(self, member: str, now_us: int) -> Presence:
         self._sweep()
+        if is_marked(self._disk, self._folder):
+            forget_offsets(self)
+            self.sync()
+            unmark(self._disk, self._folder)
         file = self._disk.open(f"{self._folder}/members/{member}", "create")
         file.lock()
         file.write_at(0, [_MEMBER.pack(_MEMBER_MAGIC, FORMAT, now_us)])
@@ -354,8 +371,11 @@ def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
 def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
     """For the doctor: every file of every group, how to look at it, and how to mend it when no member lives."""
     gate = Gate("The group", "")
-    for name in group_names(disk, f"{folder}/groups"):
+    for name in sorted(disk.names(f"{folder}/groups")) if disk.exists(f"{folder}/groups") else ():
         path = f"{folder}/groups/{name}"
+        if not disk.exists(f"{path}/offsets"):
+            continue
+        yield f"{path}/generation", partial(_check_generation, disk, path), partial(_mend_generation, disk, path)
 
         def roster(path: str = path, name: str = name) -> None:
             group = FileGroup(disk, path, name, gate=gate, settle=lambda: None, writable=False)
@@ -368,6 +388,23 @@ def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], ob
         for place in group_places(disk, path):
             slot = _slot_path(path, place)
             yield slot, partial(_check_slot, disk, slot), partial(_mend_slot, disk, slot)
+
+
+def _check_generation(disk: Disk, folder: str) -> None:
+    path = f"{folder}/generation"
+    slot = SlotFile(disk, path, magic=_GENERATION_MAGIC, format_max=FORMAT, shapes=(_GENERATION,), writable=False)
+    try:
+        slot.read(0)
+    finally:
+        slot.close()
+
+
+def _mend_generation(disk: Disk, folder: str) -> None:
+    """One that is later than any that was counted; the roster of an unknown generation is nobody's."""
+    disk.remove(f"{folder}/roster")
+    facts = ((_GENERATION, (system_clock(),)),)
+    create_slot_file(disk, f"{folder}/generation", magic=_GENERATION_MAGIC, version=FORMAT, facts=facts)
+    disk.sync_folder(folder)
 
 
 def _check_slot(disk: Disk, path: str) -> None:

@@ -19,6 +19,7 @@ class MemoryGroup:
     def __init__(self, name: str, lock: threading.Condition) -> None:
         self.name = name
         self._lock = lock
+        self.is_deleted = False
         self._roster = Roster()
         self._polls: dict[str, int] = {}
         self._owners: dict[Place, Owner] = {}
@@ -42,7 +43,12 @@ class MemoryGroup:
     def write_roster(self, roster: Roster) -> None:
         self._roster = roster
 
+    def mark_deleted(self) -> None:
+        """It is removed; whoever enters begins it anew."""
+        self.is_deleted = True
+
     def enter(self, member: str, now_us: int) -> Presence:
+        self.is_deleted = False
         self._polls[member] = now_us
         return _MemoryPresence(self._polls, member)
 

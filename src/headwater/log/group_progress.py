@@ -13,9 +13,10 @@ import msgspec
 from headwater.log.assignment import Place
 from headwater.log.events import to_events
 from headwater.log.group import NO_OFFSET, Committed, Owner, Roster, boot_us, living, next_roster
+from headwater.log.group_removal import check_unused
 from headwater.log.reader import Reader, Start
 from headwater.log.store import Store
-from headwater.model.errors import EventsMissed, GroupInUse, PositionLost, TopicNotFound
+from headwater.model.errors import EventsMissed, PositionLost, TopicNotFound
 from headwater.model.position import Position
 
 
@@ -125,15 +126,8 @@ def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, in
             if place in places and _is_named(to, place):
                 offsets[place] = (topic.id, position.offset)
     with shared.locked():
-        roster = shared.roster()
-        alive = living(shared, roster, boot_us())
-        if alive:
-            pids = sorted({member.pid for member in alive.values()})
-            raise GroupInUse(
-                f"Group {group!r} has {len(alive)} members that live (processes {pids}).",
-                advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
-            )
-        shared.write_roster(next_roster(roster, {}))
+        check_unused(shared, group)
+        shared.write_roster(next_roster(shared.roster(), {}))
         for place in places:
             shared.set_owner(place, Owner())
         for place, (topic_id, offset) in offsets.items():

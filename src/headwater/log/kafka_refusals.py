@@ -37,6 +37,9 @@ class KafkaRefusals:
         """There are none."""
         return []
 
+    def delete_queue(self, group: str, topic: str) -> None:
+        _refuse("Queues on Kafka are not removed from here.", "Use the broker's own kafka-share-groups.")
+
     def groups(self) -> list[str]:
         """There are none of ours."""
         return []
@@ -58,8 +61,16 @@ def topic_settings(topic: Topic) -> dict[str, str]:
     """Retention and compaction as Kafka calls them; refuses what it cannot do."""
     if topic.archive is not None:
         _refuse(f"Topic {topic.name!r} cannot have an archive on Kafka.", "Use the brokers' own tiered storage.")
-    if topic.bytes_max is not None:
-        _refuse(f"Topic {topic.name!r} cannot have bytes_max= on Kafka.", "Use retention_bytes=, or quotas.")
+    if topic.bytes_max is not None or topic.overload == "buffer":
+        _refuse(
+            f"Topic {topic.name!r} cannot have bytes_max= or overload='buffer' on Kafka.",
+            "Use retention_bytes=, or quotas.",
+        )
+    if topic.retain != "all":
+        _refuse(
+            f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not look at what was done.",
+            "Use retention=.",
+        )
     return {
         "retention.ms": "-1" if topic.retention_us is None else str(topic.retention_us // 1000),
         "retention.bytes": "-1" if topic.retention_bytes is None else str(topic.retention_bytes),

@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, OffsetPart, State, create_commits, create_state
@@ -39,6 +40,7 @@ from headwater.log.handles import Handles
 from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
 from headwater.log.partition import Appended, Partition, create_partition
+from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.split import split_topic
@@ -50,7 +52,6 @@ from headwater.log.wait import PollingWaiter, file_waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Damaged,
-    DiskFull,
     HeadwaterError,
     LogNotFound,
     NoAccess,
@@ -169,9 +170,14 @@ class LocalStore:
                 if placed.setdefault(name, generation) != generation:  # it was split between two of them
                     raise repartitioned(self.handles.refresh(name))
                 merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(_payloads(write))
-            for (name, number, *_), payloads in merged.items():
-                self._gauge.admit(self.handles.usable_partition(name, number), payloads)
+            buffered = [
+                payloads
+                for (name, number, *_), payloads in merged.items()
+                if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
+            ]
             starts = self._transactions.append(merged, offsets)
+            for payloads in buffered:
+                self._gauge.count_buffered(payloads)
             for name in sorted(placed):
                 self.handles.signal(name)
         ranges: dict[int, range] = {}
@@ -223,8 +229,8 @@ class LocalStore:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile."""
-        with self.gate, self._catalog():
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
+        with self.gate.staying(), self._catalog():
             yield
 
     @contextmanager
@@ -266,6 +272,11 @@ class LocalStore:
     def queues(self) -> list[dict[str, Any]]:
         with self.gate:
             return local_queues(self._disk, f"{self.folder}/queues")
+
+    def delete_queue(self, group: str, topic: str) -> None:
+        with self.gate:
+            self._check_writable()
+            delete_local_queue(self._disk, f"{self.folder}/queues", group, topic)
 
     def groups(self) -> list[str]:
         with self.gate:
@@ -341,6 +352,7 @@ class LocalStore:
             self.gate,
             clock=self._clock,
             counters=self._counters,
+            acked=self._acked,
             has_thread=self._is_real and self._writable,
         )
         self._gauge = Gauge(self._disk, self._counters, self._upkeep.expire)
@@ -407,6 +419,17 @@ class LocalStore:
             self._transactions.replace_failed_commits()
             partition.heal()
 
+    def _acked(self, partition: Partition) -> Acked | None:
+        name, number, end = partition.topic.name, partition.number, partition.visible().end
+        return acked_in_folder(
+            self._disk,
+            f"{self.folder}/queues",
+            partition.topic,
+            number,
+            end=end,
+            lost_after=lambda incarnation: self.lost_after(name, number, incarnation=incarnation),
+        )
+
     def _is_half_deleted(self, name: str) -> bool:
         folder = f"{self.folder}/topics/{name}"
         if not self._disk.exists(folder):
@@ -429,13 +452,7 @@ class LocalStore:
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(_payloads(write))
             epoch, generation = fence.epoch if fence else None, write.topic.generation
-            if partition.topic.bytes_max is not None:
-                self._gauge.admit(partition, payloads)
-            try:
-                return partition, partition.append(payloads, generation=generation, epoch=epoch)
-            except DiskFull as error:
-                self._gauge.disk_is_full(partition, payloads, error)
-                return partition, partition.append(payloads, generation=generation, epoch=epoch)
+            return partition, self._gauge.append(partition, payloads, generation=generation, epoch=epoch)
         except HeadwaterError as error:
             return error
 

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from time import monotonic, sleep
 from types import TracebackType
@@ -17,11 +18,13 @@ from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.group_progress import GroupProgress, progress_of, reset
+from headwater.log.group_removal import delete_group
 from headwater.log.log_topics import LogTopics
 from headwater.log.placement import place
 from headwater.log.producer import Producer
 from headwater.log.queue import Queue
 from headwater.log.queue_settings import Order
+from headwater.log.queue_work import acks_name
 from headwater.log.reader import Missed, Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
@@ -31,7 +34,16 @@ from headwater.log.table import Newest
 from headwater.log.topic import Durability, check_name
 from headwater.log.transaction import Transaction
 from headwater.model.clock import Clock, system_clock, time_us
-from headwater.model.errors import EventsMissed, InvalidInput, Repartitioned, SchemaMismatch, TopicFull, Unsupported
+from headwater.model.errors import (
+    EventsMissed,
+    GroupNotFound,
+    InvalidInput,
+    Repartitioned,
+    SchemaMismatch,
+    TopicFull,
+    TopicNotFound,
+    Unsupported,
+)
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -207,6 +219,10 @@ class Log(LogTopics):
         """
         return reset(self._store, check_name(name, of="group"), to, now_us=self._clock())
 
+    def delete_group(self, name: str) -> None:
+        """Forgets a group with all its offsets; refused while it has members that live."""
+        delete_group(self._store, check_name(name, of="group"))
+
     def read(
         self,
         topic: str,
@@ -298,6 +314,20 @@ class Log(LogTopics):
         )
         self._queues.add(queue)
         return queue
+
+    def delete_queue(self, topic: str, *, group: str = "default") -> None:
+        """Forgets what a group has done of a topic, as if it had never been; refused while consumers of it live.
+
+        Events and dead letters stay. With `retain="until_acked"` nothing is kept for the group any more.
+        """
+        notes = acks_name(check_name(topic), check_name(group, of="group"))
+        try:
+            self._store.delete_queue(group, topic)
+        except GroupNotFound:
+            if notes not in self._store.topics():  # left by a process that was killed in between
+                raise
+        with suppress(TopicNotFound):
+            self._store.delete(notes)
 
     def acked_floor(self, topic: str) -> dict[int, int]:
         """In each partition the offset below which every queue group has acknowledged everything; empty without queues."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from headwater.log.placement import key_bytes
 from headwater.log.split import check_split
 from headwater.log.store import Store, TimeKind
-from headwater.log.topic import Durability, Overload, Topic, check_name, check_topic, retention_us
+from headwater.log.topic import BUFFER_BYTES, Durability, Overload, Retain, Topic, check_name, check_topic, retention_us
 from headwater.model.clock import Clock, duration_us, time_us
 from headwater.model.errors import InvalidInput, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
@@ -52,14 +52,18 @@ class LogTopics:
         bytes_max: int = 0,
         overload: Overload = "block",
         archive: str | None = None,
+        retain: Retain = "all",
+        buffer_bytes: int = BUFFER_BYTES,
         exist_ok: bool = False,
     ) -> Topic:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
 
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
         larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
-        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says. What retention
-        removes goes to `archive` first, where it is still read (see docs/keeping.md).
+        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says; with
+        "buffer" it takes `buffer_bytes` more, for which room is set aside on the disk. What retention
+        removes goes to `archive` first, where it is still read. With `retain="until_acked"` what every queue group has
+        acknowledged is removed too (see docs/keeping.md).
         """
         if schema is None and (key not in (None, "key") or time is not None):
             raise InvalidInput(
@@ -91,6 +95,8 @@ class LogTopics:
                 bytes_max=bytes_max or None,
                 overload=overload,
                 archive=archive,
+                retain=retain,
+                buffer_bytes=buffer_bytes,
             )
         )
         try:
@@ -116,6 +122,8 @@ class LogTopics:
         overload: Overload | None = None,
         archive: str | None = None,
         partitions: int | None = None,
+        retain: Retain | None = None,
+        buffer_bytes: int | None = None,
     ) -> Topic:
         """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
 
@@ -149,13 +157,17 @@ class LogTopics:
                 changes["overload"] = overload
             if archive is not None:
                 changes["archive"] = archive or None
+            if retain is not None:
+                changes["retain"] = retain
+            if buffer_bytes is not None:
+                changes["buffer_bytes"] = buffer_bytes
             return check_topic(msgspec.structs.replace(topic, **changes))
 
         if partitions is None:
             return self._store.change(check_name(name), change)
         check_split(self.topic(name), partitions)
         others = (schema, lateness, future_max, event_bytes_max, retention, retention_bytes, compact, tombstones)
-        if any(setting is not None for setting in (*others, bytes_max, overload, archive)):
+        if any(setting is not None for setting in (*others, bytes_max, overload, archive, retain, buffer_bytes)):
             self._store.change(check_name(name), change)
         return self._store.split(check_name(name), partitions)
 

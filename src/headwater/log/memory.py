@@ -17,11 +17,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.acked import acked_in_memory
 from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
+from headwater.log.queue_removal import no_queue
 from headwater.log.queue_states import MemoryStates
 from headwater.log.split import after_split, check_fences, check_split
 from headwater.log.store import (
@@ -147,6 +149,7 @@ class MemoryStore:
             for write in writes:
                 sizes[write.topic.name, write.partition] += write.rows().nbytes
             for (name, number), size in sizes.items():
+                self._free_acked(self.topic(name), number)
                 events = sum(w.count for w in writes if (w.topic.name, w.partition) == (name, number))
                 self._admit(self.topic(name), self._partition(name, number), size=size, events=events)
             ranges = [self._append(write, is_admitted=True) for write in writes]
@@ -204,7 +207,8 @@ class MemoryStore:
         with self._changed:
             topic = self.topic(name)
             partitions = [self._partition(name, number) for number in range(topic.partitions)]
-            removed = sum(self._expire(topic, partition) for partition in partitions)
+            removed = sum(self._free_acked(topic, number) for number in range(topic.partitions))
+            removed += sum(self._expire(topic, partition) for partition in partitions)
             if topic.compact:
                 for number, partition in enumerate(partitions):
                     older = [partitions[ancestor] for ancestor, _ in topic.ancestors(number)]
@@ -239,19 +243,28 @@ class MemoryStore:
 
     def queues(self) -> list[dict[str, Any]]:
         with self._changed:
-            return [self._queues[place].made or {} for place in sorted(self._queues)]
+            found = [self._queues[place].made for place in sorted(self._queues)]
+            return [made for made in found if made is not None]
+
+    def delete_queue(self, group: str, topic: str) -> None:
+        with self._changed:
+            found = self._queues.get((group, topic))
+            if found is None or found.made is None:
+                raise no_queue(group, topic)
+            found.delete()
+            del self._queues[group, topic]
 
     def groups(self) -> list[str]:
         self._check_open()
-        return sorted(self._groups)
+        return sorted(name for name, group in self._groups.items() if not group.is_deleted)
 
     def group(self, name: str, *, create: bool) -> MemoryGroup:
         with self._changed:
             self._check_open()
+            if not create and name not in self.groups():
+                known = ", ".join(self.groups()[:10]) or "none yet"
+                raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
             if name not in self._groups:
-                if not create:
-                    known = ", ".join(self.groups()[:10]) or "none yet"
-                    raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
                 self._groups[name] = MemoryGroup(name, self._changed)
             return self._groups[name]
 
@@ -286,6 +299,7 @@ class MemoryStore:
         self._check_place(write)
         if not is_admitted:
             size = write.rows().nbytes
+            self._free_acked(self.topic(write.topic.name), write.partition)
             self._admit(self.topic(write.topic.name), partition, size=size, events=count)
         if stamp.producer != NO_PRODUCER:
             partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
@@ -308,9 +322,7 @@ class MemoryStore:
             old = keep_us is not None and (oldest.appended or 0) < self._clock() - keep_us
             if not old and (keep_bytes is None or partition.bytes - oldest.batch.nbytes < keep_bytes):
                 break
-            partition.chunks.pop(0)
-            partition.bytes -= oldest.batch.nbytes
-            partition.first = oldest.end_offset
+            self._give_up_oldest(partition)
         self._counters["expired"] += partition.first - before
         return partition.first - before
 
@@ -318,6 +330,25 @@ class MemoryStore:
         topic = self.topic(write.topic.name)
         if write.topic.generation != topic.generation:
             raise repartitioned(topic)
+
+    def _free_acked(self, topic: Topic, number: int) -> int:
+        """With retain="until_acked": what no queue group needs any more goes."""
+        partition = self._partition(topic.name, number)
+        before = partition.first
+        if topic.retain == "until_acked":
+            acked = acked_in_memory(list(self._queues.values()), topic, number, end=partition.end)
+            while acked is not None and partition.chunks and partition.chunks[0].end_offset <= acked.end:
+                if acked.ids_us and (partition.chunks[0].appended or 0) >= self._clock() - acked.ids_us:
+                    break
+                self._give_up_oldest(partition)
+        self._counters["expired"] += partition.first - before
+        return partition.first - before
+
+    def _give_up_oldest(self, partition: _Partition) -> Chunk:
+        oldest = partition.chunks.pop(0)
+        partition.bytes -= oldest.batch.nbytes
+        partition.first = oldest.end_offset
+        return oldest
 
     def _check_place(self, write: Write) -> None:
         if write.at is not None:
@@ -333,14 +364,13 @@ class MemoryStore:
         """What the topic's overload policy says where there is no room."""
         if topic.bytes_max is None:
             return
-        if size <= topic.bytes_max:
+        limit = topic.bytes_max + (topic.buffer_bytes if topic.overload == "buffer" else 0)
+        if size <= limit:
             self._expire(topic, partition)
             while topic.overload == "drop_oldest" and partition.bytes + size > topic.bytes_max:
-                oldest = partition.chunks.pop(0)
-                partition.bytes -= oldest.batch.nbytes
-                partition.first = oldest.end_offset
-                self._counters["dropped"] += oldest.batch.num_rows
-            if partition.bytes + size <= topic.bytes_max:
+                self._counters["dropped"] += self._give_up_oldest(partition).batch.num_rows
+            if partition.bytes + size <= limit:
+                self._counters["buffered"] += events if partition.bytes + size > topic.bytes_max else 0
                 return
             if topic.overload == "block":
                 self._counters["blocked"] += 1

@@ -13,7 +13,8 @@ Invariants:
 - one mirror at a time for each topic of a target: it registers as the producer `mirror:<topic>`, which fences the one before;
 - before the first event of a topic the last events of both sides are compared (`CHECKED_EVENTS`), so a target that holds other
   events is refused, not continued;
-- a topic's settings and schema versions reach the target before the events that need them;
+- a topic's settings and schema versions reach the target before the events that need them; but a copy keeps what it has, whatever
+  its queues acknowledge (`retain`). Notes of units of work stay behind with the queues to which they belong;
 - a topic that was split is split in the target at the same fences: nothing behind them is copied before the target has all that
   lies below, and has been split.
 
@@ -37,6 +38,7 @@ from crc32c import crc32c
 from headwater.log.columns import values_of
 from headwater.log.events import output_schema, to_batch_of
 from headwater.log.frame import HAS_DELETED, HAS_HEADERS, Stamp, physical_schema
+from headwater.log.queue_work import acks_name
 from headwater.log.store import Bounds, Chunk, Cursor, Store, Waiter, Write
 from headwater.log.topic import Split, Topic, check_name
 from headwater.model.errors import Diverged, InvalidInput, TopicExists, TopicNotFound, Unsupported
@@ -152,7 +154,8 @@ class Mirror:
     def _names(self) -> list[str]:
         if self._named is not None:
             return self._named
-        names = self._source.topics()
+        notes = {acks_name(made["topic"], made["group"]) for made in self._source.queues()}
+        names = [name for name in self._source.topics() if name not in notes]
         return names if self._pattern is None else [name for name in names if re.fullmatch(self._pattern, name)]
 
     def _drop(self, name: str) -> None:
@@ -231,7 +234,7 @@ class _CopiedTopic:
             self._topic = target.refresh(topic.name)
         except TopicNotFound:
             try:
-                self._topic = target.create(topic)
+                self._topic = target.create(msgspec.structs.replace(topic, retain="all"))
             except TopicExists:
                 self._topic = target.refresh(topic.name)
         self._splits: tuple[Split, ...] = ()

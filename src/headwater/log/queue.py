@@ -32,7 +32,14 @@ from headwater.log.queue_depth import Depth, Entry, browse, count
 from headwater.log.queue_headers import DELIVER_AT, ID
 from headwater.log.queue_partition import Granted, QueuePartition
 from headwater.log.queue_send import send_event
-from headwater.log.queue_settings import Order, check_agrees, check_lease, check_seconds, to_settings
+from headwater.log.queue_settings import (
+    Order,
+    check_agrees,
+    check_ids_are_kept,
+    check_lease,
+    check_seconds,
+    to_settings,
+)
 from headwater.log.queue_window import FAR_US
 from headwater.log.reader import Start
 from headwater.log.split import is_held
@@ -91,9 +98,11 @@ class Queue:
             "topic_id": self._described.id,
             "order": order,
             "dead": None if is_dead else check_name(dead or f"{topic}.dead"),
+            "duplicates_us": settings.duplicates_us,
         }
         made = self._states.settings(wanted)
         check_agrees(made, order=order, dead=dead)
+        check_ids_are_kept(made, settings, topic=self._described)
         self._dead = DeadLetters(log, topic=topic, group=group, dead=made["dead"])
         self._settings = settings
         if made["dead"] is None:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from headwater.log.placement import key_bytes, murmur2
 from headwater.log.store import Chunk, Store
+from headwater.model.errors import EventsMissed
 
 DELIVER_AT = "_deliver_at"
 ID = "_id"
@@ -100,7 +101,12 @@ class Ids:
     def _read(self, partition: int, start: int, end: int) -> None:
         cursor = self._store.cursor(self._topic, partition, offset=start)
         while cursor.offset < end:
-            for before in cursor.read(end, events_max=_FEED_EVENTS):
+            try:
+                found = cursor.read(end, events_max=_FEED_EVENTS)
+            except EventsMissed as missed:  # they were removed since, and their ids are no longer asked for
+                cursor = self._store.cursor(self._topic, partition, offset=missed.last + 1)
+                continue
+            for before in found:
                 self._feed(before)
             self._upto = cursor.offset
 

@@ -28,7 +28,7 @@ from headwater.log.queue_states import QueueStates
 from headwater.log.queue_window import CAPACITY_MAX, FAR_US, Offsets, Window
 from headwater.log.queue_work import acks_name, decoded
 from headwater.log.store import Bounds, Chunk, Cursor, Store
-from headwater.model.errors import Overloaded, TopicNotFound
+from headwater.model.errors import EventsMissed, Overloaded, TopicNotFound
 from headwater.model.event import Event
 
 KEYED_EVENTS_MAX = 16_384
@@ -256,8 +256,8 @@ class QueuePartition:
         """A dead process had begun a unit of work: does what was committed of it."""
         name = acks_name(self._topic, self._group)
         with suppress(TopicNotFound):
-            end = self._store.bounds([name])[name, 0].end
-            for chunk in Feed(self._store, name, 0).read(window.acks_from - 1, end):
+            bounds = self._store.bounds([name])[name, 0]
+            for chunk in Feed(self._store, name, 0).read(max(window.acks_from - 1, bounds.first), bounds.end):
                 for value in chunk.batch.column("value").to_pylist():
                     number, token, offsets = decoded(value)
                     if number == self.number:
@@ -385,15 +385,26 @@ class Feed:
         return 0 if self._cursor is None else self._cursor.offset
 
     def read(self, start: int, end: int) -> list[Chunk]:
-        """The events between two offsets."""
+        """The events between two offsets, without those that are gone: they count as done."""
         cursor = self._cursor
         if cursor is None or not start - _SKIP_MAX <= cursor.offset <= start:
             cursor = self._store.cursor(self._topic, self._partition, offset=start)
         self._cursor = None  # whatever fails below, the next read begins anew
-        while cursor.offset < start and cursor.read(start, events_max=start - cursor.offset):
-            pass
+        try:
+            while cursor.offset < start and cursor.read(start, events_max=start - cursor.offset):
+                pass
+        except EventsMissed:
+            cursor = self._store.cursor(self._topic, self._partition, offset=start)
         chunks: list[Chunk] = []
-        while cursor.offset < end and (found := cursor.read(end, events_max=end - cursor.offset)):
+        while cursor.offset < end:
+            try:
+                found = cursor.read(end, events_max=end - cursor.offset)
+            except EventsMissed as missed:
+                offset = min(missed.last + 1, end)
+                cursor = self._store.cursor(self._topic, self._partition, offset=offset)
+                continue
+            if not found:
+                break
             chunks += found
         self._cursor = cursor
         return chunks

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from headwater.log.queue_window import DELIVERIES_MAX
+from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
 
 Order = Literal["none", "key", "sticky"]
@@ -63,6 +64,17 @@ def check_agrees(made: Mapping[str, Any], *, order: str, dead: str | None) -> No
         raise InvalidInput(f"{where} has order={made['order']!r}.", advice="Open it so, or use another group.")
     if dead is not None and made["dead"] != dead:
         raise InvalidInput(f"{where} has dead={made['dead']!r}.", advice="Open it so, or use another group.")
+
+
+def check_ids_are_kept(made: Mapping[str, Any], settings: Settings, *, topic: Topic) -> None:
+    """Where acknowledged events are freed, the queue has to know from its first handle on how long their ids are needed."""
+    known = made.get("duplicates_us") or 0
+    if topic.retain == "until_acked" and (settings.duplicates_us or 0) > known:
+        raise InvalidInput(
+            f"Queue {made['group']!r} on topic {topic.name!r} was made with duplicates_s={known / 1e6:g}, and ids of freed "
+            "events are not remembered for longer.",
+            advice="Open it so, or use another group.",
+        )
 
 
 def check_lease(events_max: int, timeout_s: float) -> None:

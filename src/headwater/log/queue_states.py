@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from headwater.log.catalog import read_text, write_text
 from headwater.log.disk import Disk, File, Map, RealDisk
+from headwater.log.queue_removal import forget_windows, in_use, was_deleted
 from headwater.log.queue_window import CAPACITY_MIN, DELETE_IT, HEADER_BYTES, Window, empty_header, window_bytes
 from headwater.log.topic import Topic
 from headwater.model.errors import Closed, Damaged
@@ -97,6 +98,8 @@ class LocalStates:
                     found: dict[str, Any] = read_text(self._disk, path, _KIND)
                     if found["topic_id"] == wanted["topic_id"]:
                         return found
+                else:
+                    forget_windows(self._disk, self._folder)
                 for above in (
                     self._folder,
                     os.path.dirname(self._folder),
@@ -136,6 +139,8 @@ class LocalStates:
                 return self._member[0]
             try:
                 self._lock.lock()
+                if not self._disk.exists(f"{self._folder}/queue"):
+                    raise was_deleted()
                 number, path = _new_member(self._folder)
                 while self._disk.exists(path):
                     number, path = _new_member(self._folder)
@@ -339,6 +344,7 @@ class MemoryStates:
         self.topic = topic
         self._has_keys = has_keys
         self.made: dict[str, Any] | None = None
+        self.is_deleted = False
         self._mutex = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._windows: dict[int, Window] = {}
@@ -359,6 +365,10 @@ class MemoryStates:
                 self._windows[partition] = self._make(CAPACITY_MIN, floor)
             yield self._windows[partition]
 
+    def windows(self) -> dict[int, Window]:
+        """Those there are, by partition; what one says without its lock may be a moment old."""
+        return dict(self._windows)
+
     def grow(self, partition: int) -> Window:
         window = self._windows[partition]
         larger = self._make(2 * window.capacity, window.floor)
@@ -366,8 +376,17 @@ class MemoryStates:
         self._windows[partition] = larger
         return larger
 
+    def delete(self) -> None:
+        """It is forgotten, and so are those who hold it; `GroupInUse` while some member lives."""
+        with self._mutex:
+            if self._members:
+                raise in_use(len(self._members))
+            self.is_deleted = True
+
     def join(self) -> int:
         with self._mutex:
+            if self.is_deleted:
+                raise was_deleted()
             self._last_member += 1
             self._members.add(self._last_member)
             return self._last_member

@@ -30,12 +30,14 @@ Thread-safety: none; every method is called under the partition's queue lock.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headwater.log.disk import Disk
 from headwater.model.errors import Damaged, FormatTooNew
 
 FORMAT = 1
@@ -349,6 +351,27 @@ class Window:
         if start + count <= self.capacity:
             return ring[start : start + count]
         return np.concatenate([ring[start:], ring[: start + count - self.capacity]])
+
+
+@contextmanager
+def opened_window(disk: Disk, path: str) -> Iterator[Window]:
+    """A window for one who holds no lock, to read single words of it; `Damaged`, `FileNotFoundError`."""
+    file = disk.open(path)
+    try:
+        size = file.size()
+    finally:
+        file.close()
+    if size < HEADER_BYTES:
+        raise _damaged(path, f"it has {size} bytes, less than its header")
+    mapped = disk.map(path, size)
+    try:
+        window = Window(mapped.view, path)
+        try:
+            yield window
+        finally:
+            window.release()
+    finally:
+        mapped.close()
 
 
 def window_bytes(capacity: int, *, has_keys: bool) -> int:

@@ -3,7 +3,8 @@
 The acknowledgements are events of the same atomic append: one for each partition, in the topic `<topic>.<group>.acks` (partition
 u64, token u64, then the offsets). The locks of all windows concerned are held from the moment the leases are checked until the
 windows are told. Before the append each window notes where in that topic the acknowledgement will stand or later; whoever
-next holds its lock and finds the note knows that its writer is dead, looks there, and does what was committed.
+next holds its lock and finds the note knows that its writer is dead, looks there, and does what was committed. That topic is kept as
+long as some window has a note (see `acked`).
 
 Lock order: the windows' locks in the order of (topic, group, partition), then the locks of the log.
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from headwater.log.queue import Queue
 
 Place = tuple[str, str, int]
+
+_SEGMENT_BYTES = 1 << 20
 
 
 def commit_work(
@@ -99,4 +102,12 @@ def _by_place(leases: Iterable[Lease]) -> dict[Place, tuple[Queue, dict[int, lis
 
 def _acks_topic(log: Log, queue: Queue) -> Any:
     name = acks_name(queue.topic, queue.group)
-    return log.create_topic(name, partitions=1, durability=log.store.topic(queue.topic).durability, exist_ok=True)
+    note = log.create_topic(
+        name,
+        partitions=1,
+        durability=log.store.topic(queue.topic).durability,
+        segment_bytes=_SEGMENT_BYTES,
+        retain="until_acked",
+        exist_ok=True,
+    )
+    return note if note.retain == "until_acked" else log.alter_topic(name, retain="until_acked")

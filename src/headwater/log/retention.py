@@ -1,8 +1,10 @@
-"""Retention: gives up a partition's oldest segments, by the time of their newest event or by the partition's size.
+"""Retention: gives up a partition's oldest segments, by the time of their newest event, by the partition's size, or because all of
+it was acknowledged.
 
 As in Kafka, whole closed segments go, and never the active one; but an active segment whose events are all expired is closed
 first. By time: a segment goes when its newest event was appended longer than `retention` ago. By size: the oldest segment
-goes as long as what is left is still at least `retention_bytes`.
+goes as long as what is left is still at least `retention_bytes`. With `retain="until_acked"` a segment goes, besides, when no queue
+group needs any of its events (see `acked`).
 
 Where the topic has an archive they are put there first. Then the partition's head says where it begins now, on disk; then the
 files go, the frames of a segment before its sealed form, which stands for them. Killed in between, the next one removes what lies
@@ -11,6 +13,7 @@ below the first offset; nobody reads there any more.
 
 from __future__ import annotations
 
+from headwater.log.acked import Acked
 from headwater.log.archive import Archive
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk
@@ -19,16 +22,23 @@ from headwater.log.seal import segment_pieces
 from headwater.log.sealed import Sealed, sealed_name
 from headwater.log.segment import Segment, index_name, segment_name
 
+_EVER_US = 1 << 62
 
-def expire_partition(disk: Disk, partition: Partition, *, now_us: int) -> int:
-    """Gives up what the topic's settings no longer keep; returns how many offsets. The caller holds the lock `seal`."""
+
+def expire_partition(disk: Disk, partition: Partition, *, now_us: int, acked: Acked | None) -> int:
+    """Gives up what the topic's settings no longer keep, and what was `acked`; returns how many offsets.
+
+    The caller holds the lock `seal`.
+    """
     topic = partition.topic
     remove_given_up(disk, partition)
     oldest_us = None if topic.retention_us is None else now_us - topic.retention_us
     if oldest_us is not None and partition.written().appended < oldest_us:
         partition.roll_older_than(oldest_us)
+    if acked is not None and acked.end >= partition.visible().end:
+        partition.roll_older_than(now_us - acked.ids_us if acked.ids_us else _EVER_US)
     before = partition.first()
-    first = _first_kept(disk, partition, oldest_us=oldest_us, keep_bytes=topic.retention_bytes)
+    first = _first_kept(disk, partition, now_us=now_us, oldest_us=oldest_us, acked=acked)
     return give_up(disk, partition, first) - before
 
 
@@ -102,19 +112,27 @@ def segment_sizes(disk: Disk, partition: Partition) -> dict[int, int]:
     return sizes
 
 
-def _first_kept(disk: Disk, partition: Partition, *, oldest_us: int | None, keep_bytes: int | None) -> int:
+def _first_kept(disk: Disk, partition: Partition, *, now_us: int, oldest_us: int | None, acked: Acked | None) -> int:
     """The base of the first segment that stays."""
     sizes = segment_sizes(disk, partition)
     active = partition.durable_base()
-    total = sum(sizes.values())
+    total, keep_bytes = sum(sizes.values()), partition.topic.retention_bytes
     following = [*sizes][1:]
     for base, size, after in zip(sizes, sizes.values(), [*following, active], strict=True):
         too_old = oldest_us is not None and base < active and appended_before(disk, partition, after) < oldest_us
         too_much = keep_bytes is not None and total - size >= keep_bytes
-        if base >= active or not (too_old or too_much):
+        is_done = acked is not None and base < active and _is_done(disk, partition, after, acked, now_us=now_us)
+        if base >= active or not (too_old or too_much or is_done):
             return base
         total -= size
     return partition.first()
+
+
+def _is_done(disk: Disk, partition: Partition, base: int, acked: Acked, *, now_us: int) -> bool:
+    """Whether no queue needs anything before a segment any more, its ids neither."""
+    if base > acked.end:
+        return False
+    return not acked.ids_us or appended_before(disk, partition, base) < now_us - acked.ids_us
 
 
 def appended_before(disk: Disk, partition: Partition, base: int) -> int:

@@ -254,6 +254,9 @@ class Store(Protocol):
     def queues(self) -> list[dict[str, Any]]:
         """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
 
+    def delete_queue(self, group: str, topic: str) -> None:
+        """Forgets what a group has done of a topic; `GroupNotFound`, `GroupInUse` while some member lives."""
+
     def groups(self) -> list[str]:
         """The names of all groups, sorted."""
 

@@ -13,11 +13,13 @@ from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
-Overload = Literal["block", "drop_oldest", "reject"]
+Overload = Literal["block", "buffer", "drop_oldest", "reject"]
+Retain = Literal["all", "until_acked"]
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
 TOMBSTONES_US = 86_400_000_000
+BUFFER_BYTES = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -60,6 +62,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     overload: Overload = "block"
     archive: str | None = None
     splits: tuple[Split, ...] = ()
+    retain: Retain = "all"
+    buffer_bytes: int = BUFFER_BYTES
 
     @property
     def generation(self) -> int:
@@ -90,8 +94,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_kept_small(self) -> bool:
-        """Whether anything is ever to be removed from it."""
-        return self.compact or self.retention_us is not None or self.retention_bytes is not None
+        """Whether it is to be looked after: something is to be removed from it, or room set aside for it."""
+        limits = (self.retention_us, self.retention_bytes)
+        is_asked_for = self.compact or self.retain == "until_acked" or self.overload == "buffer"
+        return is_asked_for or limits != (None, None)
 
     @property
     def schema_id(self) -> int:
@@ -145,9 +151,15 @@ def check_topic(topic: Topic) -> Topic:
     if topic.overload not in get_args(Overload) or (topic.compact and topic.overload == "drop_oldest"):
         raise InvalidInput(
             f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
-            advice='Use "block" (the default), "reject", or "drop_oldest" for a topic that is not compacted.',
+            advice='Use "block" (the default), "buffer", "reject", or "drop_oldest" for a topic that is not compacted.',
+        )
+    if topic.retain not in get_args(Retain) or (topic.compact and topic.retain == "until_acked"):
+        raise InvalidInput(
+            f"retain={topic.retain!r} does not fit topic {topic.name!r}.",
+            advice='Use "all" (the default), or "until_acked" for a topic that is not compacted.',
         )
     limits = {"retention": topic.retention_us, "retention_bytes": topic.retention_bytes, "bytes_max": topic.bytes_max}
+    limits["buffer_bytes"] = topic.buffer_bytes
     for setting, limit in limits.items():
         if limit is not None and not _is_whole(limit, 1, 1 << 62):
             raise InvalidInput(

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from headwater.log.acked import Acked
 from headwater.log.compaction import DIRTY_SHARE_MIN, compact_partition, keys_of, remove_covered
 from headwater.log.cursor import ancestors_chunks
 from headwater.log.gate import Gate
 from headwater.log.handles import Handles
 from headwater.log.keeper import Keeper, holding
 from headwater.log.partition import Partition
+from headwater.log.reserve import fill
 from headwater.log.retention import expire_partition
 from headwater.log.seal import seal_partition
 from headwater.log.topic import Topic
@@ -27,7 +29,17 @@ from headwater.model.errors import Damaged, HeadwaterError
 class Upkeep:
     """Sealing, retention and compaction of the topics of one log; `has_thread` if a thread may do it by itself."""
 
-    def __init__(self, handles: Handles, gate: Gate, *, clock: Clock, counters: Counter[str], has_thread: bool) -> None:
+    def __init__(
+        self,
+        handles: Handles,
+        gate: Gate,
+        *,
+        clock: Clock,
+        counters: Counter[str],
+        acked: Callable[[Partition], Acked | None],
+        has_thread: bool,
+    ) -> None:
+        self._acked = acked
         self._handles = handles
         self._gate = gate
         self._clock = clock
@@ -115,6 +127,7 @@ class Upkeep:
     def _tidy(self, partition: Partition, *, dirty_share_min: float) -> int:
         expired = self._expire(partition)
         if not partition.topic.compact:
+            fill(self._handles.disk, partition)
             return expired
         compacted = compact_partition(
             self._handles.disk,
@@ -124,11 +137,13 @@ class Upkeep:
             older_keys=lambda: map(keys_of, ancestors_chunks(self._handles, partition)),
         )
         self._counters["compacted"] += compacted
+        fill(self._handles.disk, partition)
         return expired + compacted
 
     def _expire(self, partition: Partition) -> int:
-        if partition.topic.compact:
+        acked = self._acked(partition) if partition.topic.retain == "until_acked" else None
+        if partition.topic.compact or acked is not None:
             remove_covered(self._handles.disk, partition)
-        expired = expire_partition(self._handles.disk, partition, now_us=self._clock())
+        expired = expire_partition(self._handles.disk, partition, now_us=self._clock(), acked=acked)
         self._counters["expired"] += expired
         return expired

@@ -27,6 +27,7 @@ from headwater.testing.contract_overload import OverloadContract
 from headwater.testing.contract_producer import ProducerContract
 from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
+from headwater.testing.contract_removal import RemovalContract
 from headwater.testing.contract_retention import RetentionContract
 from headwater.testing.contract_sequence import SequenceContract
 from headwater.testing.contract_split import SplitContract
@@ -61,5 +62,6 @@ class WholeLogContract(
     GroupReadingContract,
     GroupTransactionsContract,
     SplitContract,
+    RemovalContract,
 ):
     """And what a log promises that keeps its events itself: retention, compaction, limits, groups and added partitions."""

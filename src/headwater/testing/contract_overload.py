@@ -27,6 +27,7 @@ class OverloadContract(LogCase):
         with refused(InvalidInput, "drop_oldest"):
             log.create_topic("kept", compact=True, overload="drop_oldest")
 
+    @pytest.mark.covers("concept: overload")
     def test_reject_refuses_what_does_not_fit_and_counts_it(self, log: Log) -> None:
         """Everything acknowledged is there, and nothing of what was refused."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT, overload="reject")
@@ -48,6 +49,44 @@ class OverloadContract(LogCase):
             with refused(Overloaded):
                 receipt.result()
 
+    @pytest.mark.covers("concept: overload")
+    def test_buffer_takes_a_burst_and_refuses_what_is_more(self, log: Log) -> None:
+        """Offsets, order and durability are as ever; when there is room again, so it is for the next burst."""
+        policy = {"bytes_max": LIMIT, "overload": "buffer", "buffer_bytes": LIMIT // 2}
+        log.create_topic("t", partitions=1, segment_bytes=8192, **policy)  # type: ignore[arg-type]
+        with refused(InvalidInput, "buffer_bytes"):
+            log.alter_topic("t", buffer_bytes=0)
+
+        def fill(events_max: int) -> tuple[list[int], int]:
+            offsets: list[int] = []
+            refusals = 0
+            for _ in range(events_max):
+                try:
+                    offsets += log.append("t", [EVENT])[0]
+                except Overloaded:
+                    refusals += 1
+            return offsets, refusals
+
+        stored, refusals = fill(80)
+        assert stored == list(range(len(stored))) and refusals == 80 - len(stored)
+        counters = log.counters()
+        assert counters["rejected"] == refusals > 10
+        below = len(stored) - counters["buffered"]
+        assert 25 < below <= 40, f"{below} events fit below the limit"
+        assert 10 < counters["buffered"] <= 20
+        assert [event.offset for event in events_of(log, "t")] == stored
+        time.sleep(0.02)
+        log.alter_topic("t", retention="10 ms")
+        assert log.tidy("t") == len(stored)
+        log.alter_topic("t", retention="1 day")
+        again, _ = fill(80)
+        assert again == list(range(len(stored), len(stored) + len(again)))
+        assert abs(len(again) - len(stored)) <= 1
+        assert log.counters()["buffered"] > counters["buffered"]
+        with refused(Overloaded), log.transaction() as transaction:
+            transaction.append("t", [EVENT] * 5)
+
+    @pytest.mark.covers("concept: overload")
     def test_drop_oldest_takes_every_event_and_counts_what_it_forgot(self, log: Log) -> None:
         """What is left is the newest, without a hole, within the limit."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT, overload="drop_oldest")
@@ -58,6 +97,7 @@ class OverloadContract(LogCase):
         assert [event.offset for event in events_of(log, "t")] == list(held)
         assert log.counters()["dropped"] == held.start
 
+    @pytest.mark.covers("concept: overload")
     def test_block_waits_until_there_is_room(self, log: Log, other: Log) -> None:
         """Nothing is lost: an append and a producer go on when somebody makes room; a producer gives up after its time."""
         log.create_topic("t", partitions=1, segment_bytes=8192, bytes_max=LIMIT)

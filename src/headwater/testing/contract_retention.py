@@ -10,8 +10,8 @@ import pytest
 
 from headwater.log.log import Log
 from headwater.log.reader import Reader
-from headwater.model.errors import EventsMissed, InvalidInput
-from headwater.testing.contract_case import ORDERS, LogCase, events_of, order, orders, refused
+from headwater.model.errors import EventsMissed, InvalidInput, TopicFull
+from headwater.testing.contract_case import ORDERS, LogCase, events_of, order, orders, refused, values_of
 
 
 class RetentionContract(LogCase):
@@ -104,6 +104,112 @@ class RetentionContract(LogCase):
         assert reader.missed == 7
         with refused(InvalidInput, "missed"):
             log.reader("orders", missed="ignore")  # type: ignore[arg-type]
+
+    @pytest.mark.covers("concept: acknowledged and deleted")
+    def test_what_every_queue_group_has_acknowledged_is_given_up(self, log: Log, other: Log) -> None:
+        """Up to the first event that some group still needs; who comes later is told what is gone."""
+        log.create_topic("tasks", partitions=1, segment_bytes=4096, retain="until_acked")
+        log.create_topic("kept", partitions=1, segment_bytes=4096)
+        for name in ("tasks", "kept"):
+            for number in range(40):
+                log.append(name, [b"%d" % number + b"x" * 500])
+        assert log.tidy("tasks") == 0, "nobody has said that it may go"
+        with log.queue("tasks", group="a") as a, other.queue("tasks", group="b") as b, log.queue("kept") as c:
+            c.ack(c.lease(events_max=40))
+            a.ack(a.lease(events_max=40))
+            assert log.tidy("tasks") == 0, "the other group has not even begun"
+            held = b.lease(events_max=40)
+            b.ack(held[:21] + held[22:])
+            gone = log.tidy("tasks")
+            assert 0 < gone <= 21
+            assert [event.offset for event in events_of(other, "tasks")] == list(range(gone, 40))
+            with pytest.raises(EventsMissed) as caught:
+                other.read("tasks", start=0)
+            assert (caught.value.first, caught.value.last) == (0, gone - 1)
+            held[21].nack()
+            again = b.lease()
+            assert [lease.event.offset for lease in again] == [21]
+            b.ack(again)
+            assert log.tidy("tasks") == 40 - gone
+            assert log.offsets("tasks") == {0: range(40, 40)}
+            log.append("tasks", [b"one more"])
+            for queue in (a, b):
+                assert [lease.event.value for lease in queue.lease()] == [b"one more"]
+        assert log.tidy("tasks") == log.tidy("kept") == 0
+        assert values_of(log, "tasks") == [b"one more"] and len(values_of(log, "kept")) == 40
+
+    def test_retain_fits_or_is_refused(self, log: Log) -> None:
+        """Acknowledged events cannot be what a compacted topic keeps; age takes also what nobody acknowledged."""
+        assert log.create_topic("tasks", ORDERS, key="id").retain == "all"
+        assert log.alter_topic("tasks", retain="until_acked").retain == "until_acked"
+        with refused(InvalidInput, "until_acked"):
+            log.alter_topic("tasks", compact=True)
+        with refused(InvalidInput, "later"):
+            log.create_topic("other", retain="later")  # type: ignore[arg-type]
+        log.queue("tasks").close()
+        log.append("tasks", orders(8))
+        assert log.tidy("tasks") == 0
+        time.sleep(0.02)
+        log.alter_topic("tasks", retention="10 ms")
+        assert log.tidy("tasks") == 8
+
+    def test_an_acknowledgement_makes_room(self, log: Log) -> None:
+        """A full topic with `overload="block"` is a queue with back-pressure: it takes events as others are done."""
+        log.create_topic("tasks", partitions=1, segment_bytes=4096, bytes_max=20_000, retain="until_acked")
+        with log.queue("tasks") as queue, log.producer(retry_s=0.05, linger_ms=0) as producer:
+            sent, full = 0, False
+            while not full:
+                try:
+                    producer.send("tasks", b"x" * 1000).result()
+                    sent += 1
+                except TopicFull:
+                    full = True
+            with refused(TopicFull):
+                producer.flush()
+            queue.ack(queue.lease())
+            producer.send("tasks", b"x" * 1000).result()
+        assert log.offsets("tasks")[0].stop == sent + 1
+        assert log.counters()["expired"] > 0
+
+    def test_ids_are_remembered_as_long_as_they_may_come_again(self, log: Log, other: Log) -> None:
+        """An acknowledged event stays while its id is in the duplicate window of some group."""
+        log.create_topic("tasks", partitions=1, retain="until_acked")
+        with log.queue("tasks", duplicates_s=60) as queue:
+            queue.send(b"once", id="a")
+            queue.ack(queue.lease())
+            assert log.tidy("tasks") == 0
+        with refused(InvalidInput, "duplicates_s=60"):
+            other.queue("tasks", duplicates_s=600)
+        with other.queue("tasks", duplicates_s=60) as queue:
+            queue.send(b"twice", id="a")
+            queue.send(b"new", id="b")
+            assert [lease.event.value for lease in queue.lease()] == [b"new"]
+        with (
+            log.queue("tasks", group="short", duplicates_s=0.01) as short,
+            log.queue("tasks", duplicates_s=60) as queue,
+        ):
+            short.ack(short.lease())
+            queue.ack(queue.lease())
+            assert log.tidy("tasks") == 0
+
+    def test_the_notes_of_units_of_work_are_given_up(self, log: Log) -> None:
+        """What a queue has applied of its transactions is not needed again."""
+        log.create_topic("tasks", partitions=2)
+        log.create_topic("done")
+        with log.queue("tasks") as queue:
+            for number in range(6):
+                log.append("tasks", [b"%d" % number])
+                with log.transaction() as unit:
+                    leases = queue.lease(events_max=1)
+                    unit.append("done", [leases[0].event.value])
+                    unit.ack(leases)
+            log.tidy("tasks.default.acks")
+            assert log.offsets("tasks.default.acks") == {0: range(6, 6)}
+            log.append("tasks", [b"6"])
+            with log.transaction() as unit:
+                unit.ack(queue.lease())
+            assert queue.lease(timeout_s=0) == []
+        assert sorted(values_of(log, "done")) == [b"%d" % number for number in range(6)]
 
     @pytest.mark.covers("Databus")
     def test_a_consumer_that_fell_behind_goes_on_from_a_snapshot(self, log: Log, other: Log) -> None:

@@ -11,12 +11,13 @@ _QUEUES = ("queue:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
 _SPLITS = ("split:",)
+_REMOVAL = ("removal:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS)
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS, *_REMOVAL)
     return [point for point in _all_points() if not point.startswith(others)]
 
 
@@ -43,6 +44,11 @@ def copy_points() -> list[str]:
 def split_points() -> list[str]:
     """Every point of adding partitions to a topic."""
     return _beginning(_SPLITS)
+
+
+def removal_points() -> list[str]:
+    """Every point at which a group or a queue is removed."""
+    return _beginning(_REMOVAL)
 
 
 def _beginning(prefixes: tuple[str, ...]) -> list[str]:

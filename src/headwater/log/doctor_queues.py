@@ -1,0 +1,120 @@
+"""What the doctor looks at in queues: what each queue is, and whether its windows can be.
+
+A window has no checksums, since each of its words is written by one store of a processor and counts at once. What can be seen is whether
+it contradicts itself, its queue, its topic or the log: sizes, places, states and times that cannot be. One that does is removed, and
+its partition is delivered from the first event there is: nothing is lost by that, some of it is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from headwater.log.catalog import read_text, topic_from_json
+from headwater.log.disk import Disk
+from headwater.log.head import Head
+from headwater.log.queue_window import BURYING, DELETE_IT, opened_window
+from headwater.log.recovery import last_boot_id, read_incarnations
+from headwater.log.topic import Topic
+from headwater.model.errors import Damaged, HeadwaterError
+
+Check = tuple[str, Callable[[], object], Callable[[], object] | None]
+
+_FIELDS = {"group", "topic", "topic_id", "order", "dead"}
+
+
+def queue_checks(disk: Disk, folder: str) -> Iterator[Check]:
+    """Every file of every queue, how to look at it, and how to mend it when no consumer lives."""
+    queues = f"{folder}/queues"
+    for group in _names(disk, queues):
+        for topic in _names(disk, f"{queues}/{group}"):
+            where = f"{queues}/{group}/{topic}"
+            names = _names(disk, where)
+            if "queue" not in names:
+                continue  # it was removed, or is being made
+            yield f"{where}/queue", partial(_read_queue, disk, where, group, topic), None
+            made: dict[str, Any] | None = None
+            with suppress(HeadwaterError):
+                made = _read_queue(disk, where, group, topic)
+            described = _topic(disk, f"{folder}/topics/{topic}")
+            for name in names:
+                if name.endswith(".window"):
+                    path = f"{where}/{name}"
+                    look = partial(_check_window, disk, folder, path, made, described, name.removesuffix(".window"))
+                    yield path, look, partial(disk.remove, path)
+
+
+def _names(disk: Disk, folder: str) -> list[str]:
+    try:
+        return sorted(disk.names(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _read_queue(disk: Disk, where: str, group: str, topic: str) -> dict[str, Any]:
+    made: dict[str, Any] = read_text(disk, f"{where}/queue", "queue")
+    if not made.keys() >= _FIELDS or (made["group"], made["topic"]) != (group, topic):
+        raise Damaged(f"{where}/queue speaks of another queue.", advice="Restore this one file from a backup.")
+    return made
+
+
+def _topic(disk: Disk, folder: str) -> Topic | None:
+    try:
+        return topic_from_json(read_text(disk, f"{folder}/topic", "topic"))
+    except (HeadwaterError, FileNotFoundError):
+        return None
+
+
+def _check_window(
+    disk: Disk, folder: str, path: str, made: dict[str, Any] | None, topic: Topic | None, number: str
+) -> None:
+    with opened_window(disk, path) as window:
+        if made is not None and window.has_keys != (made["order"] != "none"):
+            raise _cannot_be(path, "its order is not that of its queue")
+        if topic is None or made is None or made["topic_id"] != topic.id:
+            return  # of a topic that is gone, or was made anew: nobody reads it
+        if window.topic_id != topic.id:
+            raise _cannot_be(path, "it speaks of another topic")
+        incarnation = _incarnation(disk, folder)
+        if incarnation is not None and window.incarnation > incarnation:
+            raise _cannot_be(path, f"it speaks of the log's incarnation {window.incarnation}")
+        if window.incarnation != incarnation:
+            return  # after a power loss its floor is believed and nothing else
+        if window.next - window.floor > window.capacity:
+            raise _cannot_be(path, f"{window.next - window.floor} events stand in {window.capacity} places")
+        end = _end(disk, f"{folder}/topics/{topic.name}/{number}")
+        if end is not None and window.next > end:
+            raise _cannot_be(path, f"it knows of event {window.next - 1}, and the partition ends before {end}")
+        offsets, states, _, times = window.entries()
+        if len(states) and int(states.max()) > BURYING:
+            raise _cannot_be(path, f"event {offsets[int(states.argmax())]} has a state that there is not")
+        if len(times) and window.hint > int(times.min()):
+            raise _cannot_be(path, f"it says that nothing is due before {window.hint}")
+
+
+def _incarnation(disk: Disk, folder: str) -> int | None:
+    """The log's, if it can be read and the log was put in order since the machine was started."""
+    with suppress(HeadwaterError):
+        if last_boot_id(disk, folder) == disk.boot_id():
+            return max((int(entry["incarnation"]) for entry in read_incarnations(disk, folder)), default=0)
+    return None
+
+
+def _end(disk: Disk, folder: str) -> int | None:
+    """Where a partition ends, as far as anybody has been told."""
+    try:
+        head = Head(disk, f"{folder}/head", writable=False)
+    except (HeadwaterError, FileNotFoundError):
+        return None
+    try:
+        return head.written().end
+    except HeadwaterError:
+        return None
+    finally:
+        head.close()
+
+
+def _cannot_be(path: str, why: str) -> Damaged:
+    return Damaged(f"{path} is damaged: {why}.", advice=DELETE_IT)
