@@ -133,41 +133,33 @@ class LogTopics:
         `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
         """
 
+        plain = {
+            "event_bytes_max": event_bytes_max,
+            "compact": compact,
+            "overload": overload,
+            "retain": retain,
+            "buffer_bytes": buffer_bytes,
+        }
+        durations = {"lateness_us": lateness, "future_us": future_max, "tombstones_us": tombstones}
+        limits = {
+            "retention_bytes": retention_bytes,
+            "bytes_max": bytes_max,
+            "archive": archive,
+        }  # taken away by 0 or ""
+        changes: dict[str, Any] = {setting: value for setting, value in plain.items() if value is not None}
+        changes |= {setting: duration_us(value) for setting, value in durations.items() if value is not None}
+        changes |= {setting: value or None for setting, value in limits.items() if value is not None}
+        if retention is not None:
+            changes["retention_us"] = retention_us(retention)
+
         def change(topic: Topic) -> Topic:
-            changes: dict[str, Any] = {}
-            if schema is not None:
-                changes["schemas"] = _wider(topic, schema)
-            if lateness is not None:
-                changes["lateness_us"] = duration_us(lateness)
-            if future_max is not None:
-                changes["future_us"] = duration_us(future_max)
-            if event_bytes_max is not None:
-                changes["event_bytes_max"] = event_bytes_max
-            if retention is not None:
-                changes["retention_us"] = retention_us(retention)
-            if retention_bytes is not None:
-                changes["retention_bytes"] = retention_bytes or None
-            if compact is not None:
-                changes["compact"] = compact
-            if tombstones is not None:
-                changes["tombstones_us"] = duration_us(tombstones)
-            if bytes_max is not None:
-                changes["bytes_max"] = bytes_max or None
-            if overload is not None:
-                changes["overload"] = overload
-            if archive is not None:
-                changes["archive"] = archive or None
-            if retain is not None:
-                changes["retain"] = retain
-            if buffer_bytes is not None:
-                changes["buffer_bytes"] = buffer_bytes
-            return check_topic(msgspec.structs.replace(topic, **changes))
+            wider = {} if schema is None else {"schemas": _wider(topic, schema)}
+            return check_topic(msgspec.structs.replace(topic, **changes, **wider))
 
         if partitions is None:
             return self._store.change(check_name(name), change)
         check_split(self.topic(name), partitions)
-        others = (schema, lateness, future_max, event_bytes_max, retention, retention_bytes, compact, tombstones)
-        if any(setting is not None for setting in (*others, bytes_max, overload, archive, retain, buffer_bytes)):
+        if changes or schema is not None:
             self._store.change(check_name(name), change)
         return self._store.split(check_name(name), partitions)
 
