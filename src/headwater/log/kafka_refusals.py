@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from headwater.log.commit import OffsetPart
 from headwater.log.group import SharedGroup
-from headwater.log.queue_states import QueueStates
 from headwater.log.topic import Topic
 from headwater.model.errors import Unsupported
 
@@ -23,13 +22,6 @@ class KafkaRefusals:
             "The brokers remove what retention and compaction no longer keep, when they see fit.",
             "Set retention= and compact= on the topic.",
         )
-
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
-        _refuse("Queues are for logs in a folder or in memory.", "Mirror the topic into a folder and work on it there.")
-
-    def queues(self) -> list[dict[str, Any]]:
-        """There are none."""
-        return []
 
     def groups(self) -> list[str]:
         """There are none of ours."""
