@@ -164,7 +164,7 @@ class Cluster:
             },
         )
 
-    def share_consumer(self, group: str, *, poll_interval_ms_max: int) -> Any:
+    def share_consumer(self, group: str, *, poll_interval_ms_max: int, events_max: int) -> Any:
         """A member of a share group that settles each event itself."""
         kind = getattr(self.kafka, "ShareConsumer", None)
         if kind is None:
@@ -177,6 +177,7 @@ class Cluster:
                 "group.id": group,
                 "share.acknowledgement.mode": "explicit",
                 "max.poll.interval.ms": poll_interval_ms_max,
+                "max.poll.records": events_max,
                 "fetch.wait.max.ms": 100,
             },
         )

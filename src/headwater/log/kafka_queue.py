@@ -8,8 +8,8 @@ A crash may deliver again and loses nothing: an event is done only when Kafka ha
 it is appended to the dead letters first, and rejected then. The brokers drop an event at a higher limit of their own: a
 member that is handed one beyond ours makes it a dead letter before it hands out anything.
 
-Lock order: one member's lock, then the locks of the log. Thread-safety: a queue may be used by many threads; those that have
-leases out have a member each.
+Lock order: the lock of gathered acknowledgements, one member's, then the locks of the log. Thread-safety: a queue may be
+used by many threads; those that have leases out have a member each.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 MEMBERS_MAX = 16
 """So many batches one handle may have out; one that leases beyond that waits."""
+
+ASKED_MAX = 5_000
+"""A member asks for at most so many events at once, and for as many as its first caller wanted."""
 
 JOIN_S = 1.5
 """A handle that has just come looks at least so long: it has to join the group first."""
@@ -90,6 +93,7 @@ class KafkaQueue(Queue):
         self._tokens = itertools.count(1)
         self._holders: dict[int, Member] = {}
         super().__init__(log, topic, lease_s=lease_s, deliveries_max=deliveries_max, credit=credit, **names)
+        self._topic_now = self._described
 
     # Leasing
 
@@ -127,14 +131,14 @@ class KafkaQueue(Queue):
             leases = self._hand_out(events_max)
             if leases:
                 return leases
-            member = self._free_member()
+            member = self._free_member(events_max)
             if member is not None:
                 self._fill(member, wait_s)
                 return self._hand_out(events_max)
         time.sleep(max(0.0, min(wait_s, _FULL_S)))
         return []
 
-    def _free_member(self) -> Member | None:
+    def _free_member(self, events_max: int) -> Member | None:
         """The next member that holds nothing; a new one where all hold something, until there are too many."""
         now = self._clock()
         for _ in range(len(self._members)):
@@ -152,7 +156,9 @@ class KafkaQueue(Queue):
             if len(self._members) >= MEMBERS_MAX:
                 return None
             self._states.prepare(self._settings)
-            member = Member(self._states, clock=self._clock, lease_us=self._settings.lease_us)
+            member = Member(
+                self._states, clock=self._clock, lease_us=self._settings.lease_us, events_max=min(events_max, ASKED_MAX)
+            )
             self._members.append(member)
             return member
 
@@ -212,7 +218,7 @@ class KafkaQueue(Queue):
     def _decoded(self, messages: Sequence[Any], number: int) -> tuple[list[Event], list[int], HeadwaterError | None]:
         """Events, the offsets of those for other groups, and why some could not be read."""
         try:
-            chunks = to_chunks(messages, self._described, number)
+            chunks = to_chunks(messages, self._topic_now, number)
         except HeadwaterError as error:
             if len(messages) == 1:
                 return [], [], error
@@ -242,19 +248,21 @@ class KafkaQueue(Queue):
                     member.give_back(waiting_only=True)
                     continue
                 count = min(len(batch.waiting), events_max - len(leases))
-                leases += self._granted(batch, [batch.waiting.popleft() for _ in range(count)])
+                found = [batch.open[batch.waiting.popleft()] for _ in range(count)]
+            leases += self._granted(batch, found)
             if len(leases) >= events_max:
                 break
         return leases
 
-    def _granted(self, batch: Batch, places: Sequence[Place]) -> list[Lease]:
+    def _granted(self, batch: Batch, found: Sequence[tuple[Event, int]]) -> list[Lease]:
+        """Leases of events of a batch; without its member's lock, which is taken by whoever writes acknowledgements."""
         grants: dict[int, Grant] = {}
         leases = []
-        for place in places:
-            event, deliveries = batch.open[place]
-            grant = grants.get(place[0])
+        for event, deliveries in found:
+            grant = grants.get(event.partition)
             if grant is None:
-                grant = grants[place[0]] = Grant(self, self._acks, place[0], batch.token, 0, batch.deadline)
+                grant = Grant(self, self._acks, event.partition, batch.token, 0, batch.deadline)
+                grants[event.partition] = grant
             grant.count += 1
             leases.append(Lease(event, deliveries, grant))
         for grant in grants.values():
@@ -332,7 +340,8 @@ class KafkaQueue(Queue):
                 member.close()
 
     def _check_topic(self) -> None:
-        if self._store.topic(self.topic).id != self._described.id:
+        self._topic_now = self._store.topic(self.topic)
+        if self._topic_now.id != self._described.id:
             self._leave()
             raise TopicNotFound(f"Topic {self.topic!r} was deleted and created again.", advice="Open another queue.")
 

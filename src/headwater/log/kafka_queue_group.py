@@ -14,6 +14,7 @@ Thread-safety: may be used by many threads.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
 
 LIMITS = ("25", "10")
-"""Delivery limits to ask for: the highest that Kafka can be set up to allow, and the highest it allows by default."""
+LOCKS = ("10000", "4000")
+"""Delivery limits, and how many events may follow one that is out, to ask for: the highest that brokers can be set up to
+allow, and the highest they allow by default."""
 
 _SHOWS_SHARES = "share.auto.offset.reset"
 _LIMIT = "share.delivery.count.limit"
@@ -102,11 +105,16 @@ class ShareGroup:
         self._set(now, "share.record.lock.duration.ms", str(max(1, settings.lease_us // 1000)))
         if "share.assignment.interval.ms" in now:
             self._set(now, "share.assignment.interval.ms", "0")
-        for limit in LIMITS if _LIMIT in now else ():
-            if int(now[_LIMIT]) >= int(limit) or self._set(now, _LIMIT, limit, is_needed=False):
-                break
+        self._raise(now, _LIMIT, LIMITS)
+        self._raise(now, "share.partition.max.record.locks", LOCKS)
         self._check_limit(int(self._described().get(_LIMIT, 5)), settings)
         self._is_ready = True
+
+    def _raise(self, now: dict[str, str], name: str, values: Sequence[str]) -> None:
+        """Sets what older brokers do not know as high as these allow."""
+        for value in values if name in now else ():
+            if int(now[name]) >= int(value) or self._set(now, name, value, is_needed=False):
+                return
 
     def _check_limit(self, limit: int, settings: Settings) -> None:
         assert settings.deliveries_max is not None

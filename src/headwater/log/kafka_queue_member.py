@@ -53,13 +53,14 @@ class Batch:
 class Member:
     """One consumer of the group."""
 
-    def __init__(self, group: ShareGroup, *, clock: Clock, lease_us: int) -> None:
+    def __init__(self, group: ShareGroup, *, clock: Clock, lease_us: int, events_max: int) -> None:
         self.lock = threading.Lock()
         self.batch: Batch | None = None
         self._group = group
         self._kafka = group.cluster.kafka
         self._clock = clock
         self._lease_us = lease_us
+        self._events_max = events_max
         self._begun = time.monotonic()
         self._has_come_again = self._has_seen = False
         self._ended = 0
@@ -152,7 +153,9 @@ class Member:
 
     def _new(self) -> Any:
         interval_ms = round(1000 * max(_POLL_INTERVAL_S_MIN, 2 * self._lease_us / 1e6))
-        consumer = self._group.cluster.share_consumer(self._group.id, poll_interval_ms_max=interval_ms)
+        consumer = self._group.cluster.share_consumer(
+            self._group.id, poll_interval_ms_max=interval_ms, events_max=self._events_max
+        )
         consumer.subscribe([self._group.physical])
         return consumer
 
