@@ -2,7 +2,7 @@
 
 What differs, because share groups differ (`docs/kafka.md` has the list): a lease is a setting of the whole group and cannot be
 extended; there is no order by key, no delay, no looking in; an event counts as delivered when the process has it, before anybody
-asked for it. What cannot be done is refused here, in one place.
+asked for it. What cannot be done is refused (`kafka_queue_refusals`).
 
 A crash may deliver again and loses nothing: an event is done only when Kafka has its acknowledgement. At our limit of deliveries
 it is appended to the dead letters first, and rejected then. The brokers drop an event at a higher limit of their own: a
@@ -20,12 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from headwater.log.events import to_events
 from headwater.log.kafka_queue_dead import KafkaDeadLetters
 from headwater.log.kafka_queue_group import ShareGroup
 from headwater.log.kafka_queue_member import ACCEPT, REJECT, RELEASE, Batch, Member, Place
+from headwater.log.kafka_queue_refusals import refuse
 from headwater.log.kafka_reader import to_chunks
 from headwater.log.lease import Grant, Lease
 from headwater.log.queue import Queue
@@ -34,7 +35,7 @@ from headwater.log.queue_headers import is_for_others
 from headwater.log.queue_partition import QueuePartition
 from headwater.log.queue_settings import Order, Settings, check_lease, to_settings
 from headwater.log.reader import Start
-from headwater.model.errors import HeadwaterError, TopicNotFound, Unsupported
+from headwater.model.errors import HeadwaterError, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -81,13 +82,13 @@ class KafkaQueue(Queue):
             lease_s=lease_s, deliveries_max=deliveries_max, order=order, duplicates_s=duplicates_s, credit=credit
         )
         if order != "none":
-            _refuse(f"order={order!r}")
+            refuse(f"order={order!r}")
         if duplicates_s is not None:
-            _refuse("duplicates_s=")
+            refuse("duplicates_s=")
         if where is not None:
-            _refuse("where=")
+            refuse("where=")
         if deliveries_max is None:
-            _refuse("deliveries_max=None")
+            refuse("deliveries_max=None")
         self._members: list[Member] = []
         self._growing = threading.Lock()
         self._tokens = itertools.count(1)
@@ -275,7 +276,7 @@ class KafkaQueue(Queue):
 
     def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
         if delay_s > 0:
-            _refuse("nack(delay_s=…)")
+            refuse("nack(delay_s=…)")
         super().nack(leases, reason=reason)
 
     def send(
@@ -289,7 +290,7 @@ class KafkaQueue(Queue):
         headers: Mapping[str, bytes] | None = None,
     ) -> Position:
         if (delay_s is None) != (at is None):
-            _refuse("send(delay_s=…) and send(at=…)")
+            refuse("send(delay_s=…) and send(at=…)")
         return super().send(value, key=key, delay_s=delay_s, at=at, id=id, headers=headers)
 
     def close(self) -> None:
@@ -305,30 +306,30 @@ class KafkaQueue(Queue):
     # What share groups cannot do
 
     def extend(self, leases: Iterable[Lease], s: float) -> None:
-        _refuse("extend")
+        refuse("extend")
 
     def defer(self, leases: Iterable[Lease]) -> list[Position]:
-        _refuse("defer")
+        refuse("defer")
 
     def recall(self, places: Iterable[Position]) -> int:
-        _refuse("recall")
+        refuse("recall")
 
     def browse(self, *, events_max: int = 100) -> list[Entry]:
         self._check_usable()
-        _refuse("browse")
+        refuse("browse")
 
     def depth(self) -> Depth:
         self._check_usable()
-        _refuse("depth")
+        refuse("depth")
 
     def floors(self) -> dict[int, int]:
-        _refuse("floors")
+        refuse("floors")
 
     def seek(self, start: Start) -> None:
-        _refuse("seek")
+        refuse("seek")
 
     def check_unit_of_work(self) -> None:
-        _refuse("tx.ack")
+        refuse("tx.ack")
 
     # Small things
 
@@ -403,30 +404,3 @@ class _Part(QueuePartition):
                 if not member.settle(places, kind):
                     late += [offset for _, offset in places]
         return late
-
-
-_CANNOT = {
-    "order='key'": ("orders events by key", "Read with a consumer group: log.consumer(…) keeps the order of each key."),
-    "order='sticky'": ("keeps a key with one consumer", "Read with a consumer group: log.consumer(…)."),
-    "duplicates_s=": ("remembers ids", "Use a named producer (id=), which stores a retried event once."),
-    "where=": ("selects events", "Use a topic for each kind of event."),
-    "deliveries_max=None": (
-        "delivers for ever",
-        "Give a limit, below the brokers' group.share.max.delivery.count.limit.",
-    ),
-    "nack(delay_s=…)": ("delays what is given back", "Give it back without a delay, or append it again later."),
-    "send(delay_s=…) and send(at=…)": ("delivers at a time", "Append the event when it is due."),
-    "extend": ("extends a lease with this client", "Use a longer lease_s= (up to 60 s unless the brokers allow more)."),
-    "defer": ("lays events aside", "Append the event to a topic of its own and acknowledge it."),
-    "recall": ("lays events aside", "Append the event to a topic of its own and acknowledge it."),
-    "browse": ("shows what waits", "Read the topic; `kafka-share-groups.sh --describe` shows the group's place."),
-    "depth": ("counts what waits for this client", "Ask `kafka-share-groups.sh --describe --offsets` of Kafka."),
-    "floors": ("tells this client its place", "Ask `kafka-share-groups.sh --describe --offsets` of Kafka."),
-    "seek": ("moves for this client", "Use `kafka-share-groups.sh --reset-offsets` of Kafka, or another group."),
-    "tx.ack": ("takes part in transactions", "Acknowledge after the transaction; make what it appends idempotent."),
-}
-
-
-def _refuse(what: str) -> NoReturn:
-    does, advice = _CANNOT[what]
-    raise Unsupported(f"{what} is not for queues on Kafka: no share group {does}.", advice=advice)
