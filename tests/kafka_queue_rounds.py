@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import headwater as hw
 from headwater.log.queue import Queue
@@ -79,7 +81,7 @@ class KafkaRound(Round):
             if sent < EVENTS:
                 log.append("tasks", [self._row(sent + n) for n in range(20)])
                 sent += 20
-            working = [name for name in self._programs if (self._accounts / name).exists()]
+            working = [name for name in self._programs if self._has_leased(name)]
             if working and strikes and self._chance.random() < 0.5:
                 name = self._chance.choice(working)
                 if strikes.pop() == "kill":
@@ -87,6 +89,10 @@ class KafkaRound(Round):
                 else:
                     self._strike_down(name)
             time.sleep(self._chance.uniform(0.02, 0.25))
+
+    def _has_leased(self, name: str) -> bool:
+        path = self._accounts / name
+        return path.exists() and path.stat().st_size > 0
 
     def _strike_dead(self, name: str) -> None:
         program = self._programs.pop(name)
@@ -130,6 +136,25 @@ class KafkaRound(Round):
                 done, perhaps = self._done_places(queue)
                 if len(done) == EVENTS or (len(done | perhaps) == EVENTS and time.monotonic() > quiet_at):
                     return
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Kafka says yes to an acknowledgement of what another has acknowledged meanwhile, and then we do: of two such the one
+        whose lease ended while it was asking does not count."""
+        lines = super()._lines()
+        acked: dict[Place, list[dict[str, Any]]] = defaultdict(list)
+        for line in lines:
+            if line["what"] == "acked":
+                acked[tuple(line["place"])].append(line)
+        for place, some in acked.items():
+            for line in some if len(some) > 1 else ():
+                untils = [
+                    other["until"]
+                    for other in lines
+                    if (other["what"], other["worker"]) == ("lease", line["worker"]) and tuple(other["place"]) == place
+                ]
+                if max(untils) < line["at"]:
+                    line["what"] = "late"
+        return lines
 
     def _done_places(self, queue: Queue) -> tuple[set[Place], set[Place]]:
         """What was acknowledged or is a dead letter, and what a worker that died may have acknowledged."""

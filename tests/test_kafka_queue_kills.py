@@ -13,7 +13,7 @@ from kafka_queue_rounds import KILLS, STOPS, KafkaRound
 
 pytestmark = pytest.mark.service("kafka")
 
-ROUNDS = 1
+ROUNDS = 2
 BENCH_ROUNDS = 40
 
 

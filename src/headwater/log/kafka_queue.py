@@ -175,13 +175,15 @@ class KafkaQueue(Queue):
                 others = {known: holder for known, holder in self._holders.items() if holder is not member}
                 self._holders = {token: member} | others
                 try:
-                    self._sort(member, messages)
+                    unread = self._sort(member, messages)
                 except Exception:
                     member.give_back(waiting_only=True)
                     raise
+                if unread is not None:
+                    raise unread
 
-    def _sort(self, member: Member, messages: Sequence[Any]) -> None:
-        """Puts a batch in order; raises when some of it cannot be read, and that is given back until the brokers drop it."""
+    def _sort(self, member: Member, messages: Sequence[Any]) -> HeadwaterError | None:
+        """Puts a batch in order; what cannot be read is given back until the brokers drop it, and the reason returned."""
         batch = member.batch
         assert batch is not None
         unread: HeadwaterError | None = None
@@ -213,8 +215,7 @@ class KafkaQueue(Queue):
             member.settle(over, REJECT)
         if not_mine:
             member.settle(not_mine, ACCEPT)
-        if unread is not None:
-            raise unread
+        return unread
 
     def _decoded(self, messages: Sequence[Any], number: int) -> tuple[list[Event], list[int], HeadwaterError | None]:
         """Events, the offsets of those for other groups, and why some could not be read."""
@@ -389,6 +390,10 @@ class _Part(QueuePartition):
         with member.lock:
             batch = member.batch
             if batch is None or batch.token != token:
+                return list(offsets)
+            if batch.deadline <= self._queue._clock():
+                # Kafka would say yes if somebody else has acknowledged it meanwhile.
+                member.give_back()
                 return list(offsets)
             late = [offset for offset in offsets if (self.number, offset) not in batch.open]
             by_kind: dict[int, list[Place]] = {}

@@ -71,7 +71,7 @@ class LeaseContract(QueueCase):
             begun = time.time()
             first = one(queue)
             assert second.lease(timeout_s=0.05) == []
-            again = one(second, timeout_s=10)
+            again = one(second)
             assert time.time() - begun >= lease_s
             assert (again.event, again.deliveries) == (first.event, 2)
             with refused(LeaseExpired, "1 lease"):
@@ -87,7 +87,7 @@ class LeaseContract(QueueCase):
         log.append("tasks", [b"x"])
         with log.queue("tasks", lease_s=self.lease_s_min) as queue, other.queue("tasks") as second:
             late = one(queue)
-            again = one(second, timeout_s=10)
+            again = one(second)
             late.ack()
             with refused(LeaseExpired):
                 queue.flush()
@@ -143,7 +143,7 @@ class LeaseContract(QueueCase):
         log.append("tasks", [b"a", b"b"])
         with log.queue("tasks", credit=1, lease_s=self.lease_s_min) as queue:
             assert one(queue).event.value == b"a"
-            assert one(queue, timeout_s=10).deliveries == 2
+            assert one(queue).deliveries == 2
 
     def test_closing_gives_back_what_was_not_settled(self, log: Log, other: Log) -> None:
         """At once, not when the leases end; and the handle is of no use any more."""
@@ -180,7 +180,7 @@ class LeaseContract(QueueCase):
             assert time.monotonic() - begun >= 0.1
             timer = threading.Timer(0.05, lambda: other.append("tasks", [b"x"]))
             timer.start()
-            assert one(queue, timeout_s=10).event.value == b"x"
+            assert one(queue).event.value == b"x"
             timer.join()
 
     def test_tasks_of_asyncio_lease_and_acknowledge(self, log: Log) -> None:

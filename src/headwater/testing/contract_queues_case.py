@@ -41,7 +41,7 @@ def drain(queue: Queue) -> list[bytes]:
     return values
 
 
-def one(queue: Queue, *, timeout_s: float = 2.0) -> Lease:
+def one(queue: Queue, *, timeout_s: float = 10.0) -> Lease:
     """The one lease there is."""
     (lease,) = queue.lease(timeout_s=timeout_s)
     return lease

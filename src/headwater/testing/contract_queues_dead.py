@@ -51,7 +51,7 @@ class DeadLetterContract(QueueCase):
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"hangs"])
         with log.queue("tasks", deliveries_max=2, lease_s=self.lease_s_min) as queue:
-            assert [one(queue, timeout_s=10).deliveries for _ in range(2)] == [1, 2]
+            assert [one(queue).deliveries for _ in range(2)] == [1, 2]
             assert queue.lease(timeout_s=self.lease_s_min + 0.5) == []
             (dead,) = queue.dead()
             assert dead.headers is not None and dead.headers["_dead_reason"] == b"lease expired"
