@@ -36,25 +36,27 @@ def queue(options: Options) -> list[Figure]:
             log = stack.enter_context(HeadwaterSide(folder).new_log())
             send_all(log, payload)
 
-        def beside(peer: Callable[[], float]) -> Pair:
-            return measure(options, lambda: lease_and_ack(log, len(payload)), peer)
+        def beside(peer: Callable[[], float], *, out: int = queue_peers.PREFETCH) -> Pair:
+            return measure(options, lambda: lease_and_ack(log, len(payload), out=out), peer)
 
-        kafka, rabbitmq, redis, nats = _peers(options, stack, folder)
+        kafka, kafka_large, rabbitmq, redis, nats = _peers(options, stack, folder)
+        large = queue_peers.PREFETCH_LARGE
         return [
             _figure("queue_ack", beside(kafka), "Kafka share group, explicit", Target(">=", 2)),
+            _figure("queue_ack_5000", beside(kafka_large, out=large), "Kafka share group, explicit", out=large),
             _figure("queue_ack_rabbitmq", beside(rabbitmq), "RabbitMQ classic queue", Target(">=", 20)),
             _figure("queue_ack_redis", beside(redis), "Redis Streams group"),
             _figure("queue_ack_nats", beside(nats), "NATS JetStream pull consumer"),
         ]
 
 
-def lease_and_ack(log: hw.Log, events: int) -> float:
+def lease_and_ack(log: hw.Log, events: int, *, out: int = queue_peers.PREFETCH) -> float:
     """Take every event of the topic by a new group; events per second."""
     with log.queue(TOPIC, group=f"workers-{next(_GROUPS)}") as tasks:
         left = events
         start = time.perf_counter()
         while left:
-            leases = tasks.lease(events_max=queue_peers.PREFETCH, timeout_s=queue_peers.WAIT_S)
+            leases = tasks.lease(events_max=out, timeout_s=queue_peers.WAIT_S)
             assert leases, f"{left} events did not arrive"
             for lease in leases:
                 lease.ack()
@@ -65,7 +67,7 @@ def lease_and_ack(log: hw.Log, events: int) -> float:
 
 def _peers(options: Options, stack: ExitStack, folder: Path) -> list[Callable[[], float]]:
     if not options.wants("peer"):
-        return [lambda: 0.0] * 4
+        return [lambda: 0.0] * 5
     kafka = stack.enter_context(KafkaServer(size="bench", parent_folder=folder))
     rabbitmq = stack.enter_context(RabbitMqServer(parent_folder=folder))
     redis = stack.enter_context(RedisServer(parent_folder=folder))
@@ -74,6 +76,9 @@ def _peers(options: Options, stack: ExitStack, folder: Path) -> list[Callable[[]
     few, fewest = _payload(options, EVENTS_NATS), _payload(options, EVENTS_RABBITMQ)
     return [
         lambda: queue_peers.kafka_share_group(kafka.bootstrap, many, name=f"tasks-{next(_GROUPS)}"),
+        lambda: queue_peers.kafka_share_group(
+            kafka.bootstrap, many, name=f"tasks-{next(_GROUPS)}", out=queue_peers.PREFETCH_LARGE
+        ),
         lambda: queue_peers.rabbitmq(rabbitmq.port, fewest),
         lambda: queue_peers.redis_streams(redis.port, some),
         lambda: queue_peers.nats_jetstream(nats.port, few),
@@ -84,6 +89,8 @@ def _payload(options: Options, events: int) -> Payload:
     return make_payload(events // QUICK if options.quick else events)
 
 
-def _figure(name: str, pair: Pair, peer: str, target: Target | None = None) -> Figure:
-    what = f"each event leased and acknowledged by a call of its own, {queue_peers.PREFETCH} out at a time"
+def _figure(
+    name: str, pair: Pair, peer: str, target: Target | None = None, *, out: int = queue_peers.PREFETCH
+) -> Figure:
+    what = f"each event leased and acknowledged by a call of its own, {out:,} out at a time"
     return Figure(name, what, "events/s", pair, peer, target)

@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,30 +48,36 @@ class Account:
 
 
 def work(folder: str, path: Path, seed: int, *, keyed: bool, point: str | None, nth: int) -> None:
+    """A worker on a log in a folder, which may kill itself at a point."""
+    disk = None if point is None else CrashingDisk(point, nth)
+    with hw.open_log(folder, disk=disk) as log, open_queue(log, keyed=keyed) as queue:
+        work_on(queue, path, seed, done=f"{folder}.done")
+
+
+def work_on(queue: Any, path: Path, seed: int, *, done: str, delays: Sequence[float] = (0, 0.02)) -> None:
     """Leases, and acknowledges, gives back, hangs or fails by its dice, until it is killed or told to end."""
     chance = random.Random(seed)
     account = Account(path)
-    disk = None if point is None else CrashingDisk(point, nth)
-    with hw.open_log(folder, disk=disk) as log, open_queue(log, keyed=keyed) as queue:
-        while not os.path.exists(f"{folder}.done"):
-            begun = time.time()
-            leases = queue.lease(events_max=chance.choice([1, 5, 40]), timeout_s=0.05)
-            ended = time.time()
-            for lease in leases:
-                place = [lease.event.partition, lease.event.offset]
-                account.say("lease", place=place, begun=begun, at_us=ended, deliveries=lease.deliveries)
-            for lease in leases:
-                place = [lease.event.partition, lease.event.offset]
-                dice = chance.random()
-                is_poison = lease.event.value["kind"] == POISON
-                if is_poison or dice < 0.1:
-                    delay_s = 0.0 if is_poison else chance.choice([0, 0.02])
-                    settle(account, "nack", place, lambda lease=lease, delay_s=delay_s: lease.nack(delay_s=delay_s))
-                elif dice < 0.13:
-                    account.say("left", place=place)
-                else:
-                    settle(account, "ack", place, lambda lease=lease: queue.ack([lease]))
-        account.say("closing", place=[-1, -1])
+    while not os.path.exists(done):
+        begun = time.time()
+        leases = queue.lease(events_max=chance.choice([1, 5, 40]), timeout_s=0.05)
+        ended = time.time()
+        for lease in leases:
+            place = [lease.event.partition, lease.event.offset]
+            until = lease._grant.deadline / 1e6
+            account.say("lease", place=place, begun=begun, at_us=ended, until=until, deliveries=lease.deliveries)
+        for lease in leases:
+            place = [lease.event.partition, lease.event.offset]
+            dice = chance.random()
+            is_poison = lease.event.value["kind"] == POISON
+            if is_poison or dice < 0.1:
+                delay_s = 0.0 if is_poison else chance.choice(delays)
+                settle(account, "nack", place, lambda lease=lease, delay_s=delay_s: lease.nack(delay_s=delay_s))
+            elif dice < 0.13:
+                account.say("left", place=place)
+            else:
+                settle(account, "ack", place, lambda lease=lease: queue.ack([lease]))
+    account.say("closing", place=[-1, -1])
 
 
 def settle(account: Account, what: str, place: list[int], step: Any) -> None:
@@ -92,8 +99,11 @@ def open_queue(log: hw.Log, *, keyed: bool) -> Any:
 class Round:
     """One round in an empty folder."""
 
+    lease_s = LEASE_S
+    dead_letters_are_there_once = True
+
     def __init__(self, folder: Path, seed: int, *, phase_s: float = 1.0) -> None:
-        self.folder = str(folder / "log")
+        self.folder = self.address = str(folder / "log")
         self._accounts = folder / "accounts"
         self._accounts.mkdir()
         self._chance = random.Random(seed)
@@ -199,7 +209,7 @@ class Round:
 
     def check(self) -> None:
         """Raises at the first promise that was not kept."""
-        with hw.open_log(self.folder) as log, log.reader("tasks") as reader:
+        with hw.open_log(self.address) as log, log.reader("tasks") as reader:
             events = {(e.partition, e.offset): e for e in reader.poll(events_max=10 * EVENTS, timeout_s=0)}
             letters = []
             if "tasks.dead" in log.topics():
@@ -207,14 +217,15 @@ class Round:
                     letters = of_dead.poll(events_max=10 * EVENTS, timeout_s=0)
         assert len(events) == EVENTS
         lines = self._lines()
-        dead: dict[Place, int] = {}
+        dead: dict[Place, float] = {}
         for letter in letters:
             headers = letter.headers
             place = (int(headers["_dead_partition"]), int(headers["_dead_offset"]))
-            assert place not in dead, f"{place} is twice among the dead letters"
+            assert place not in dead or not self.dead_letters_are_there_once, f"{place} is twice among the dead letters"
             assert events[place].value == letter.value
             assert int(headers["_dead_deliveries"]) == DELIVERIES_MAX, f"{place}: {headers}"
-            dead[place] = int(headers["_dead_at"]) / 1e6
+            died = int(headers["_dead_at"]) / 1e6
+            dead[place] = min(died, dead.get(place, died))
         by_place: dict[Place, list[dict[str, Any]]] = defaultdict(list)
         for line in sorted(lines, key=lambda line: line["at"]):
             by_place[tuple(line["place"])].append(line)
@@ -257,7 +268,8 @@ class Round:
             if line["what"] == "lease":
                 place, worker, start = tuple(line["place"]), line["worker"], line["at_us"]
                 settled = [end for end in ends[worker, place] if end >= start]
-                end = min([line["begun"] + LEASE_S, *settled[:1], closed.get(worker, FOR_EVER)])
+                until = min(line["begun"] + self.lease_s, line.get("until", FOR_EVER))
+                end = min([until, *settled[:1], closed.get(worker, FOR_EVER)])
                 if worker in self._killed:
                     end = min(end, self._killed[worker] or last[worker])
                 spans[events[place].key if self.keyed else place].append((start, end, worker))

@@ -19,12 +19,20 @@ RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
+SHARES = {
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.min.heartbeat.interval.ms": "500",
+    "group.share.heartbeat.interval.ms": "500",
+    "group.share.min.session.timeout.ms": "2000",
+    "group.share.session.timeout.ms": "2000",
+}
+"""Share groups at a pace for tests: short leases, and dead members that are missed soon."""
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
     """A real Kafka broker, where everybody may do everything that no rule forbids."""
-    server = KafkaServer(settings=RIGHTS)
+    server = KafkaServer(settings=RIGHTS | SHARES)
     try:
         server.start()
     except ServerError as error:

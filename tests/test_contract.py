@@ -12,12 +12,12 @@ from headwater.log.memory import MemoryStore
 from headwater.model.clock import system_clock
 from headwater.testing.contract import WholeLogContract
 from headwater.testing.contract_case import OpenLog
-from headwater.testing.contract_queues import QueueContract
+from headwater.testing.contract_queues import WholeQueueContract
 
 
 def test_every_test_of_the_contract_is_run_and_says_its_rule() -> None:
     """Two parts with a test of the same name would hide one of them."""
-    contracts = {*WholeLogContract.__mro__, *QueueContract.__mro__}
+    contracts = {*WholeLogContract.__mro__, *WholeQueueContract.__mro__}
     parts = [part for part in contracts if part.__module__.startswith("headwater.")]
     tests = [(name, test) for part in parts for name, test in vars(part).items() if name.startswith("test")]
     assert len({name for name, _ in tests}) == len(tests) > 90
@@ -55,7 +55,7 @@ class TestMemoryLog(WholeLogContract):
         return lambda: Log(store, "fsync", system_clock)
 
 
-class TestFileQueues(QueueContract):
+class TestFileQueues(WholeQueueContract):
     """Queues over a folder, shared by handles as by processes."""
 
     backend = "file"
@@ -65,7 +65,7 @@ class TestFileQueues(QueueContract):
         return lambda: headwater.open_log(str(tmp_path / "log"), durability="os")
 
 
-class TestMemoryQueues(QueueContract):
+class TestMemoryQueues(WholeQueueContract):
     """Queues in memory."""
 
     backend = "memory"

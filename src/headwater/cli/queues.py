@@ -15,7 +15,7 @@ from rich.table import Table
 from headwater.cli.confirm import confirm
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import events_text, print_table, printable, to_cell, write_json
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from headwater.log.log import Log
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NUMBERS = ("partition", "offset", "deliveries", "ready", "leased", "scheduled", "dead", "floor", "end")
 EVENTS = 20
+COUNTED_MAX = 1_000_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTS = ("ready", "leased", "scheduled", "dead")
@@ -45,9 +46,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
     with open_existing(log) as opened:
         for made in _made(opened):
             with _open(opened, made) as queue:
-                depth = queue.depth()
-                counts = [getattr(depth, name) for name in _COUNTS]
-                rows.append((made["topic"], made["group"], made["order"], *counts))
+                rows.append((made["topic"], made["group"], made["order"], *_counts(queue)))
     _print(("topic", "group", "order", *_COUNTS), rows, json=json)
 
 
@@ -115,6 +114,15 @@ def delete(
         confirm(f"Forget what group {made['group']} has done of topic {topic}?", yes=yes)
         opened.delete_queue(topic, group=made["group"])
         typer.echo(printable(f"deleted the queue of group {made['group']} on topic {topic}"))
+
+
+def _counts(queue: Queue) -> list[int | None]:
+    """What is in a queue; on Kafka only the dead letters can be counted."""
+    try:
+        depth = queue.depth()
+    except Unsupported:
+        return [None, None, None, len(queue.dead(events_max=COUNTED_MAX))]
+    return [getattr(depth, name) for name in _COUNTS]
 
 
 def _made(log: Log) -> list[dict[str, Any]]:

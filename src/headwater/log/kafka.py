@@ -33,6 +33,7 @@ from headwater.log.frame import NO_PRODUCER
 from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, alter_topic, make_topic, remove_topic
 from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka_json import to_records
+from headwater.log.kafka_queue_group import QueueRecords, ShareGroup
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka_refusals import KafkaRefusals, check_offsets, topic_settings
 from headwater.log.kafka_writer import Parcel, Transactor
@@ -65,6 +66,8 @@ _T = TypeVar("_T")
 class KafkaStore(KafkaRefusals):
     """One log on a Kafka cluster."""
 
+    has_share_groups = True
+
     def __init__(self, rest: str, *, clock: Clock, read_only: bool = False) -> None:
         address = read_address(rest)
         if len(address.prefix) + NAME_CHARACTERS_MAX > KAFKA_NAME_CHARACTERS_MAX:
@@ -79,6 +82,7 @@ class KafkaStore(KafkaRefusals):
         self._cluster = join(msgspec.structs.replace(address, prefix=""))
         self._catalog = Catalog(self._cluster, self._prefix)
         self._sequences = Sequences(self._cluster, self._prefix)
+        self._queues = QueueRecords(self._cluster, self._prefix)
         self._seen: dict[str, int] = {}
         self._foreign: dict[str, Topic] = {}
         self._firsts: dict[str, tuple[float, list[int]]] = {}
@@ -280,6 +284,16 @@ class KafkaStore(KafkaRefusals):
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         return KafkaWaiter()
+
+    # Queues
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> ShareGroup:
+        self._check_writable()
+        return ShareGroup(self._cluster, self._queues, topic=topic, physical=self._physical(topic.name), group=group)
+
+    def queues(self) -> list[dict[str, Any]]:
+        self._check_open()
+        return self._queues.all()
 
     # What Kafka keeps for itself
 

@@ -164,6 +164,24 @@ class Cluster:
             },
         )
 
+    def share_consumer(self, group: str, *, poll_interval_ms_max: int, events_max: int) -> Any:
+        """A member of a share group that settles each event itself."""
+        kind = getattr(self.kafka, "ShareConsumer", None)
+        if kind is None:
+            raise Unsupported(
+                "Queues on Kafka need confluent-kafka 2.16 or newer.", advice='Run: pip install -U "headwater[kafka]".'
+            )
+        return self._made(
+            kind,
+            {
+                "group.id": group,
+                "share.acknowledgement.mode": "explicit",
+                "max.poll.interval.ms": poll_interval_ms_max,
+                "max.poll.records": events_max,
+                "fetch.wait.max.ms": 100,
+            },
+        )
+
     def producer(self, **settings: Any) -> Any:
         """A producer whose events are stored once and by all replicas in sync."""
         return self._made(
@@ -309,6 +327,10 @@ class Cluster:
     def forget(self, client: Any) -> None:
         """The client is gone; another may get its place in memory."""
         self._known = {known for known in self._known if known[0] != id(client)}
+
+    def passes(self, error: Any) -> bool:
+        """Whether an error of Kafka's client passes by itself."""
+        return error.code() in _passing()
 
     def as_ours(self, error: Any, *, what: str) -> HeadwaterError:
         """An error of Kafka's client as one of ours."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from headwater.log.commit import OffsetPart
 from headwater.log.group import SharedGroup
-from headwater.log.queue_states import QueueStates
 from headwater.log.topic import Topic
 from headwater.model.errors import Unsupported
 
@@ -29,13 +28,6 @@ class KafkaRefusals:
             f"Topic {name!r} cannot get more partitions on Kafka without its keys losing their order.",
             "Create another topic with more partitions and copy the events to it in order.",
         )
-
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
-        _refuse("Queues are for logs in a folder or in memory.", "Mirror the topic into a folder and work on it there.")
-
-    def queues(self) -> list[dict[str, Any]]:
-        """There are none."""
-        return []
 
     def delete_queue(self, group: str, topic: str) -> None:
         _refuse("Queues on Kafka are not removed from here.", "Use the broker's own kafka-share-groups.")

@@ -68,6 +68,8 @@ WRITERS = 4
 class LocalStore:
     """One local log opened by one process."""
 
+    has_share_groups = False
+
     def __init__(self, folder: str, *, disk: Disk | None = None, clock: Clock, create: bool, read_only: bool) -> None:
         self.folder = os.path.abspath(folder)
         self.url = f"file://{self.folder}"

@@ -22,7 +22,7 @@ from headwater.log.group_removal import delete_group
 from headwater.log.log_topics import LogTopics
 from headwater.log.placement import place
 from headwater.log.producer import Producer
-from headwater.log.queue import Queue
+from headwater.log.queue import Queue, open_queue
 from headwater.log.queue_settings import Order
 from headwater.log.queue_work import acks_name
 from headwater.log.reader import Missed, Reader, Start
@@ -300,7 +300,7 @@ class Log(LogTopics):
         `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered; `where` picks
         the events that this handle wants, the others are left to the rest of the group.
         """
-        queue = Queue(
+        queue = open_queue(
             self,
             topic,
             group=group,
@@ -334,7 +334,7 @@ class Log(LogTopics):
         described, floors = self.topic(topic), dict[int, int]()
         for made in self._store.queues():
             if made["topic"] == topic and made["topic_id"] == described.id:
-                with Queue(
+                with open_queue(
                     self, topic, group=made["group"], order=made["order"], is_dead=made["dead"] is None
                 ) as queue:
                     for number, floor in queue.floors().items():

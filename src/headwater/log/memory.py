@@ -57,6 +57,8 @@ from headwater.model.schema import project
 class MemoryStore:
     """One log in memory."""
 
+    has_share_groups = False
+
     def __init__(self, *, clock: Clock) -> None:
         self.url = "memory://"
         self._clock = clock

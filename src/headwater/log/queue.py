@@ -62,6 +62,15 @@ _LOOK_AGAIN_S = 0.02
 _WAIT_S_MAX = 0.25
 
 
+def open_queue(log: Log, topic: str, **settings: Any) -> Queue:
+    """A queue of the kind that the log's store has."""
+    if log.store.has_share_groups:
+        from headwater.log.kafka_queue import KafkaQueue
+
+        return KafkaQueue(log, topic, **settings)
+    return Queue(log, topic, **settings)
+
+
 class Queue:
     """One consumer's handle on a queue."""
 
@@ -103,7 +112,7 @@ class Queue:
         made = self._states.settings(wanted)
         check_agrees(made, order=order, dead=dead)
         check_ids_are_kept(made, settings, topic=self._described)
-        self._dead = DeadLetters(log, topic=topic, group=group, dead=made["dead"])
+        self._dead = self._letters(made["dead"])
         self._settings = settings
         if made["dead"] is None:
             self._settings = msgspec.structs.replace(settings, deliveries_max=None)
@@ -156,6 +165,9 @@ class Queue:
             refused += late
         if refused:
             raise _too_late(refused)
+
+    def check_unit_of_work(self) -> None:
+        """Refuses where a transaction cannot acknowledge leases."""
 
     def ack_committed(self, leases: Sequence[Lease]) -> None:
         """A transaction has acknowledged these."""
@@ -469,16 +481,22 @@ class Queue:
     def _part(self, number: int) -> QueuePartition:
         found = self._parts.get(number)
         if found is None:
-            found = self._parts[number] = QueuePartition(
-                self._store,
-                self._states,
-                topic=self.topic,
-                number=number,
-                group=self.group,
-                settings=self._settings,
-                bury=self._dead.bury,
-            )
+            found = self._parts[number] = self._new_part(number)
         return found
+
+    def _new_part(self, number: int) -> QueuePartition:
+        return QueuePartition(
+            self._store,
+            self._states,
+            topic=self.topic,
+            number=number,
+            group=self.group,
+            settings=self._settings,
+            bury=self._dead.bury,
+        )
+
+    def _letters(self, dead: str | None) -> DeadLetters:
+        return DeadLetters(self._log, topic=self.topic, group=self.group, dead=dead)
 
     def _all_parts(self) -> list[tuple[QueuePartition, Bounds]]:
         return [(self._part(number), bounds) for number, bounds in self._bounds().items()]

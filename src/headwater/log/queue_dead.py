@@ -101,12 +101,7 @@ class DeadLetters:
             leases = queue.lease(events_max=wanted, timeout_s=0)
             if not leases:
                 break
-            rows = []
-            for lease in leases:
-                old = lease.event.headers or {}
-                headers = {name: raw for name, raw in old.items() if not name.startswith(DEAD_PREFIX)}
-                rows.append(row_again(target, lease.event, headers))
-            self._log.append(self._topic, rows)
+            self._send_back(target, [lease.event for lease in leases])
             queue.ack(leases)
             sent += len(leases)
         return sent
@@ -115,6 +110,15 @@ class DeadLetters:
         """Frees what it opened."""
         if self._queue is not None:
             self._queue.close()
+
+    def _send_back(self, target: Topic, letters: Sequence[Event]) -> None:
+        """Appends dead letters to the queue's topic as they were, for the group that they name."""
+        rows = []
+        for letter in letters:
+            old = letter.headers or {}
+            headers = {name: raw for name, raw in old.items() if not name.startswith(DEAD_PREFIX)}
+            rows.append(row_again(target, letter, headers))
+        self._log.append(target.name, rows)
 
     def _as_queue(self) -> Queue | None:
         from headwater.log.queue import Queue

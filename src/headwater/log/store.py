@@ -179,6 +179,8 @@ class Store(Protocol):
     """A kind of log."""
 
     url: str
+    has_share_groups: bool
+    """Whether its queues are share groups of Kafka, and not windows that we keep."""
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

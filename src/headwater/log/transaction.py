@@ -45,7 +45,10 @@ class Transaction:
 
     def ack(self, leases: Iterable[Lease]) -> None:
         """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
-        self._leases += leases
+        some = list(leases)
+        for queue in {lease._grant.queue for lease in some}:
+            queue.check_unit_of_work()
+        self._leases += some
 
     def commit(self) -> None:
         """Appends everything, commits the offsets and acknowledges the leases."""

@@ -9,37 +9,18 @@ from collections import Counter
 
 import pytest
 
-from headwater.log.lease import Lease
 from headwater.log.log import Log
-from headwater.log.queue import Queue
-from headwater.log.queue_depth import Depth
 from headwater.model.errors import Closed, InvalidInput, InvalidName, LeaseExpired, TopicNotFound
-from headwater.testing.contract_case import ORDERS, LogCase, order, orders, refused, values_of
-from headwater.testing.contract_queues_dead import DeadLetterContract
+from headwater.testing.contract_case import ORDERS, order, refused, values_of
+from headwater.testing.contract_queues_case import QueueCase, drain, one, take
+from headwater.testing.contract_queues_dead import DeadLetterContract, WholeDeadLetterContract
 from headwater.testing.contract_queues_order import QueueOrderContract
 from headwater.testing.contract_queues_request import RequestContract
+from headwater.testing.contract_queues_whole import WholeLeaseContract
 from headwater.testing.contract_split import QueueSplitContract
 
-SOON_S = 0.05
 
-
-def drain(queue: Queue) -> list[bytes]:
-    """The values of everything there is, acknowledged."""
-    values = []
-    while leases := queue.lease(timeout_s=0):
-        for lease in leases:
-            values.append(lease.event.value)
-            lease.ack()
-    return values
-
-
-def one(queue: Queue, *, timeout_s: float = 2.0) -> Lease:
-    """The one lease there is."""
-    (lease,) = queue.lease(timeout_s=timeout_s)
-    return lease
-
-
-class LeaseContract(LogCase):
+class LeaseContract(QueueCase):
     """What holds for leases and acknowledgements."""
 
     def test_what_is_acknowledged_does_not_come_again(self, log: Log) -> None:
@@ -53,7 +34,7 @@ class LeaseContract(LogCase):
             for lease in leases:
                 lease.ack()
             assert drain(queue) == [b"%d" % n for n in range(500, 1_200)]
-            assert queue.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
+            assert self.is_left(queue)
         with log.queue("tasks", group="workers") as again:
             assert again.lease(timeout_s=0) == []
             log.append("tasks", [b"new"])
@@ -63,12 +44,14 @@ class LeaseContract(LogCase):
     def test_groups_are_given_every_event_and_share_it_among_themselves(self, log: Log, other: Log) -> None:
         """Two groups of three consumers: every event once per group, and no consumer idle."""
         log.create_topic("tasks", partitions=2)
-        log.append("tasks", [{"key": b"%d" % n, "value": b"%d" % n} for n in range(600)])
+        for start in range(0, 600, 20):
+            log.append("tasks", [{"key": b"%d" % n, "value": b"%d" % n} for n in range(start, start + 20)])
         seen: dict[str, list[list[bytes]]] = {}
         for group in ("a", "b"):
             handles = [handle.queue("tasks", group=group) for handle in (log, other, log)]
             seen[group] = [[] for _ in handles]
-            for _ in range(20):
+            deadline = time.monotonic() + 60
+            while sum(map(len, seen[group])) < 600 and time.monotonic() < deadline:
                 for number, handle in enumerate(handles):
                     leases = handle.lease(events_max=20, timeout_s=0)
                     seen[group][number] += [lease.event.value for lease in leases]
@@ -84,25 +67,26 @@ class LeaseContract(LogCase):
         """Then the event comes again with a higher count, and the late acknowledgement is refused and changes nothing."""
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"x"])
-        with log.queue("tasks", lease_s=0.6) as queue, other.queue("tasks", lease_s=30) as second:
+        lease_s = 0.6 if self.lease_s_min < 0.6 else 2 * self.lease_s_min
+        with log.queue("tasks", lease_s=lease_s) as queue, other.queue("tasks", lease_s=30) as second:
             begun = time.time()
             first = one(queue)
             assert second.lease(timeout_s=0.05) == []
             again = one(second)
-            assert time.time() - begun >= 0.6
+            assert time.time() - begun >= lease_s
             assert (again.event, again.deliveries) == (first.event, 2)
             with refused(LeaseExpired, "1 lease"):
                 queue.ack([first])
             assert queue.counters()["expired"] == 1
-            assert second.depth().leased == 1
+            assert self.is_left(second, leased=1)
             second.ack([again])
-            assert second.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
+            assert self.is_left(second)
 
     def test_a_gathered_acknowledgement_that_came_too_late_is_told_by_flush(self, log: Log, other: Log) -> None:
         """Once; the event belongs to the other consumer."""
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"x"])
-        with log.queue("tasks", lease_s=SOON_S) as queue, other.queue("tasks") as second:
+        with log.queue("tasks", lease_s=self.lease_s_min) as queue, other.queue("tasks") as second:
             late = one(queue)
             again = one(second)
             late.ack()
@@ -111,18 +95,6 @@ class LeaseContract(LogCase):
             queue.flush()
             again.ack()
             second.flush()
-
-    def test_acknowledgements_are_written_a_moment_later_by_themselves(self, log: Log, other: Log) -> None:
-        """A consumer that is busy with other things need not call anything."""
-        log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"x", b"y"])
-        with log.queue("tasks") as queue, other.queue("tasks") as second:
-            for lease in queue.lease():
-                lease.ack()
-            deadline = time.monotonic() + 5
-            while second.depth().leased and time.monotonic() < deadline:
-                time.sleep(0.005)
-            assert second.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
 
     def test_acknowledging_twice_is_acknowledging_once(self, log: Log) -> None:
         """By the lease or by the queue."""
@@ -136,74 +108,20 @@ class LeaseContract(LogCase):
             queue.flush()
             assert queue.counters()["acked"] == 1
 
-    @pytest.mark.covers("Google Cloud Pub/Sub")
-    def test_a_lease_can_be_extended(self, log: Log, other: Log) -> None:
-        """As often as needed; nobody else is given the event meanwhile."""
-        log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"x"])
-        with log.queue("tasks", lease_s=0.5) as queue, other.queue("tasks") as second:
-            lease = one(queue)
-            for _ in range(3):
-                lease.extend(1.0)
-                assert second.lease(timeout_s=0.2) == []
-            lease.ack()
-            queue.flush()
-            assert second.lease(timeout_s=0.2) == []
-            with refused(InvalidInput, "makes no sense"):
-                lease.extend(0)
-
-    @pytest.mark.covers("Google Cloud Pub/Sub")
-    def test_seeking_to_a_time_delivers_again(self, log: Log) -> None:
-        """Everything from there on, acknowledged or not; leases from before count no more."""
-        log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"old"])
-        time.sleep(0.002)
-        log.append("tasks", [b"new"])
-        time.sleep(0.002)
-        with log.queue("tasks") as queue:
-            assert drain(queue) == [b"old", b"new"]
-            log.append("tasks", [b"newest"])
-            lease = one(queue)
-            queue.seek(log.read("tasks", columns=["_appended"])["_appended"][1].as_py())
-            with refused(LeaseExpired):
-                queue.ack([lease])
-            assert drain(queue) == [b"new", b"newest"]
-            queue.seek("earliest")
-            assert len(drain(queue)) == 3
-            queue.seek("earliest")
-            queue.seek("latest")
-            assert drain(queue) == []
-
-    def test_what_is_given_back_comes_again_after_its_delay(self, log: Log) -> None:
-        """Not before, and others are not held up."""
-        log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"a", b"b"])
-        with log.queue("tasks") as queue:
-            first, second = queue.lease()
-            begun = time.time()
-            first.nack(delay_s=0.6)
-            second.nack()
-            at_once = one(queue)
-            assert (at_once.event.value, at_once.deliveries) == (b"b", 2)
-            assert queue.depth() == Depth(ready=0, leased=1, scheduled=1, dead=0)
-            later = one(queue)
-            assert (later.event.value, later.deliveries) == (b"a", 2)
-            assert time.time() - begun >= 0.6
-            with refused(LeaseExpired):
-                queue.extend([second, later], 5)
-
     @pytest.mark.covers("concept: head-of-line blocking")
     def test_one_slow_event_delays_nobody(self, log: Log, other: Log) -> None:
         """Its consumer sits on it; everything behind it in the same partition is done by others."""
         log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"slow", *(b"%d" % n for n in range(9_000))])
+        log.append("tasks", [b"slow"])
+        log.append("tasks", [b"%d" % n for n in range(1_500)])
         with log.queue("tasks") as queue, other.queue("tasks") as second:
             (slow,) = queue.lease(events_max=1)
-            assert drain(second) == [b"%d" % n for n in range(9_000)]
-            assert second.floors() == {0: 0}
+            assert drain(second) == [b"%d" % n for n in range(1_500)]
+            assert not self.queues_can_be_counted or second.floors() == {0: 0}
             slow.ack()
             queue.flush()
-            assert second.floors() == {0: 9_001}
+            assert not self.queues_can_be_counted or second.floors() == {0: 1_501}
+            assert second.lease(timeout_s=0) == []
 
     @pytest.mark.covers("Qpid")
     def test_credit_limits_what_a_handle_has_out(self, log: Log, other: Log) -> None:
@@ -211,22 +129,20 @@ class LeaseContract(LogCase):
         log.create_topic("tasks", partitions=2)
         log.append("tasks", [{"key": b"%d" % n, "value": b"%d" % n} for n in range(50)])
         with log.queue("tasks", credit=7) as queue, other.queue("tasks") as unlimited:
-            leases = queue.lease(events_max=500, timeout_s=0)
-            assert len(leases) == 7
+            leases = take(queue, 7)
             assert queue.lease(timeout_s=0.02) == []
             leases[0].ack()
             leases[1].nack()
             leases[2].ack()
-            more = queue.lease(timeout_s=0)
-            assert len(more) == 3
+            assert len(take(queue, 3)) == 3
             assert queue.lease(timeout_s=0) == []
-            assert len(unlimited.lease(timeout_s=0)) == 50 - 2 - 7
+            assert not self.queues_can_be_counted or len(unlimited.lease(timeout_s=0)) == 50 - 2 - 7
 
     def test_credit_comes_back_when_leases_expire(self, log: Log) -> None:
         """A lease that ran out is not out any more."""
         log.create_topic("tasks", partitions=1)
         log.append("tasks", [b"a", b"b"])
-        with log.queue("tasks", credit=1, lease_s=SOON_S) as queue:
+        with log.queue("tasks", credit=1, lease_s=self.lease_s_min) as queue:
             assert one(queue).event.value == b"a"
             assert one(queue).deliveries == 2
 
@@ -265,7 +181,7 @@ class LeaseContract(LogCase):
             assert time.monotonic() - begun >= 0.1
             timer = threading.Timer(0.05, lambda: other.append("tasks", [b"x"]))
             timer.start()
-            assert one(queue, timeout_s=10).event.value == b"x"
+            assert one(queue).event.value == b"x"
             timer.join()
 
     def test_tasks_of_asyncio_lease_and_acknowledge(self, log: Log) -> None:
@@ -305,61 +221,35 @@ class LeaseContract(LogCase):
                 thread.join(60)
             queue.flush()
             assert Counter(map(int, done)) == Counter(range(3_000))
-            assert queue.depth() == Depth(ready=0, leased=0, scheduled=0, dead=0)
+            assert self.is_left(queue)
 
-    def test_browsing_leases_nothing(self, log: Log) -> None:
-        """It shows what is ready, leased and scheduled, and how often it was delivered."""
-        log.create_topic("orders", ORDERS, key="id", partitions=1)
-        log.append("orders", orders(5))
-        with log.queue("orders") as queue:
-            first, second, third = queue.lease(events_max=3)
-            first.ack()
-            second.nack(delay_s=60)
-            for _ in range(2):
-                entries = queue.browse()
-                assert [entry.event.value["amount"] for entry in entries] == [1.0, 2.0, 3.0, 4.0]
-                assert [entry.state for entry in entries] == ["scheduled", "leased", "ready", "ready"]
-                assert [entry.deliveries for entry in entries] == [1, 1, 0, 0]
-            assert len(queue.browse(events_max=3)) == 3
-            assert queue.depth() == Depth(ready=2, leased=1, scheduled=1, dead=0)
-            queue.ack([third])
-            assert [lease.event.value["amount"] for lease in queue.lease()] == [3.0, 4.0]
-
-    def test_the_floor_says_what_every_group_has_acknowledged(self, log: Log) -> None:
-        """Retention may free what stands below; a group that acknowledged less holds it back."""
-        log.create_topic("tasks", partitions=2)
-        assert log.acked_floor("tasks") == {}
-        for partition_key in (b"a", b"b", b"c", b"d"):
-            log.append("tasks", [{"key": partition_key, "value": b"%d" % n} for n in range(10)])
-        ends = {number: offsets.stop for number, offsets in log.offsets("tasks").items()}
-        with log.queue("tasks", group="quick") as quick, log.queue("tasks", group="slow") as slow:
-            drain(quick)
-            assert quick.floors() == ends
-            assert log.acked_floor("tasks") == dict.fromkeys(ends, 0)
-            leases = slow.lease(timeout_s=0)
-            held = next(lease for lease in leases if lease.event.offset == 5)
-            slow.ack(lease for lease in leases if lease is not held)
-            number = held.event.partition
-            assert log.acked_floor("tasks") == ends | {number: 5}
-            held.ack()
-            slow.flush()
-            assert log.acked_floor("tasks") == ends
-
-    def test_a_window_grows_with_what_is_out(self, log: Log, other: Log) -> None:
-        """Far more leases than a window has places at first, settled in any order."""
+    def test_what_is_given_back_comes_again(self, log: Log, other: Log) -> None:
+        """To anybody of the group, with a higher count; what was given back is not to be acknowledged any more."""
         log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"%d" % n for n in range(20_000)])
+        log.append("tasks", [b"a", b"b"])
         with log.queue("tasks") as queue, other.queue("tasks") as second:
-            early = second.lease(events_max=10)
-            leases = queue.lease(events_max=15_000)
-            assert len(leases) == 15_000
-            rest = second.lease(events_max=10_000)
-            queue.ack(leases[::2])
-            queue.nack(leases[1::2])
-            second.ack(early)
-            second.ack(rest)
-            assert [int(value) for value in drain(second)] == list(range(11, 15_010, 2))
-            assert queue.floors() == {0: 20_000}
+            first, last = take(queue, 2)
+            first.nack()
+            again = one(second)
+            assert (again.event, again.deliveries) == (first.event, 2)
+            with refused(LeaseExpired):
+                queue.nack([first])
+            queue.ack([last])
+            again.ack()
+            second.flush()
+            assert queue.lease(timeout_s=0) == []
+            assert self.is_left(queue)
+
+    @pytest.mark.covers("ActiveMQ")
+    def test_a_subscription_outlives_its_consumers(self, log: Log, other: Log) -> None:
+        """What came while nobody was there is delivered to whoever comes next, from where the group had stopped."""
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [b"a", b"b"])
+        with log.queue("tasks", group="durable") as queue:
+            queue.ack(queue.lease(events_max=1))
+        log.append("tasks", [b"c"])
+        with other.queue("tasks", group="durable") as queue:
+            assert [lease.event.value for lease in take(queue, 2)] == [b"b", b"c"]
 
     def test_a_topic_made_anew_has_a_queue_that_knows_nothing(self, log: Log) -> None:
         """The old handle says so; the new one begins with the first event."""
@@ -411,5 +301,11 @@ class LeaseContract(LogCase):
             assert [lease.event for lease in queue.lease()] == reader.poll()
 
 
-class QueueContract(LeaseContract, DeadLetterContract, QueueOrderContract, RequestContract, QueueSplitContract):
-    """Everything a queue promises."""
+class QueueContract(LeaseContract, DeadLetterContract, RequestContract):
+    """What every queue promises, whoever keeps its state."""
+
+
+class WholeQueueContract(
+    QueueContract, WholeLeaseContract, WholeDeadLetterContract, QueueOrderContract, QueueSplitContract
+):
+    """And what a queue promises whose state we keep: order, delays, looking in, going back, units of work, partitions added."""

@@ -229,14 +229,3 @@ class QueueOrderContract(LogCase):
             first.ack(leases)
         first.close()
         assert done[0] | done[1] == {f"u{user}": list(range(user, 400, 40)) for user in range(40)}
-
-    @pytest.mark.covers("ActiveMQ")
-    def test_a_subscription_outlives_its_consumers(self, log: Log, other: Log) -> None:
-        """What came while nobody was there is delivered to whoever comes next, from where the group had stopped."""
-        log.create_topic("tasks", partitions=1)
-        log.append("tasks", [b"a", b"b"])
-        with log.queue("tasks", group="durable") as queue:
-            queue.ack(queue.lease(events_max=1))
-        log.append("tasks", [b"c"])
-        with other.queue("tasks", group="durable") as queue:
-            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"b", b"c"]
