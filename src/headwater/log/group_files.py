@@ -34,7 +34,7 @@ from headwater.log.catalog import read_text
 from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate
-from headwater.log.group import Committed, Owner, Presence, Roster, not_owner
+from headwater.log.group import Committed, Owner, Presence, Roster, SharedGroup, not_owner
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.errors import Damaged, GroupNotFound
 
@@ -117,7 +117,7 @@ class GroupFiles:
             group.close()
 
 
-class FileGroup:
+class FileGroup(SharedGroup):
     """One group, opened by one process."""
 
     def __init__(

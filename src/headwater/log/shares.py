@@ -80,7 +80,11 @@ class Shares:
                 except EventsMissed as missed:  # since the bounds were asked for
                     self._move_on(place, missed.last + 1)
                     continue
-                events_max -= sum(chunk.batch.num_rows for chunk in found)
+                count = sum(chunk.batch.num_rows for chunk in found)
+                if not count:  # a gap holds nothing to be handed out, and is passed
+                    self.by_place[place].handed = self.by_place[place].cursor.offset
+                    continue
+                events_max -= count
                 chunks += found
                 if events_max <= 0:
                     break
