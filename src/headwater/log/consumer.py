@@ -318,7 +318,7 @@ class Consumer:
     def _begin(self, place: Place, owner: Owner, committed: Committed) -> Share:
         """A partition that is this member's own from now on, from its committed offset or from the consumer's start."""
         topic = self._store.topic(place[0])
-        if committed.offset < 0 or committed.topic_id != topic.id:
+        if not committed.holds_for(topic.id):
             offset = self._first_offset(place)
             return Share(topic.id, owner, self._store.cursor(*place, offset=offset), committed=-1)
         offset = committed.offset

@@ -57,6 +57,10 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     at_us: int = 0
     topic_id: str = ""
 
+    def holds_for(self, topic_id: str) -> bool:
+        """Whether there is one, and it is of this topic, not of one that had its name before; not every log knows which."""
+        return self.offset != NO_OFFSET and self.topic_id in ("", topic_id)
+
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
     """Who reads a partition, and since which generation; nobody where the member is empty."""

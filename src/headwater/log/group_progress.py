@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.log.assignment import Place
 from headwater.log.events import to_events
-from headwater.log.group import NO_OFFSET, Committed, MemberProgress
+from headwater.log.group import Committed, MemberProgress
 from headwater.log.reader import Reader, Start
 from headwater.log.store import Store
 from headwater.model.errors import EventsMissed, PositionLost, TopicNotFound
@@ -128,7 +128,7 @@ def _partition(
         bound = store.bounds([place[0]]).get(place)
         if bound is None:
             return None
-        known = committed.offset != NO_OFFSET and committed.topic_id == topic.id
+        known = committed.holds_for(topic.id)
         offset = committed.offset if known else bound.first
         lag = lag_of(store, {place: offset}, now_us)
     except TopicNotFound:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.kafka_cluster import BEGINNING
 from headwater.log.kafka_json import Records, to_columns
-from headwater.log.store import Chunk
+from headwater.log.store import Chunk, check_not_missed
 from headwater.log.topic import Topic
-from headwater.model.errors import Closed, Unreachable
+from headwater.model.errors import Closed, PositionLost, Unreachable
 
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
@@ -55,7 +56,12 @@ class KafkaCursor:
             return []
         fetchers = self._cluster.fetchers
         fetcher = fetchers.take(topic, name, self._partition, self.offset)
-        events, self.offset = fetcher.read(end, min(events_max, CHUNK_EVENTS_MAX))
+        try:
+            events, self.offset = fetcher.read(end, min(events_max, CHUNK_EVENTS_MAX))
+        except PositionLost:
+            [first] = self._cluster.offsets([(name, self._partition)], BEGINNING)
+            check_not_missed(topic.name, self._partition, self.offset, first=first)
+            raise
         fetchers.give_back(fetcher)
         return to_chunks(events, topic, self._partition)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from headwater.log.commit import OffsetPart
-from headwater.log.group import SharedGroup
 from headwater.log.queue_states import QueueStates
 from headwater.log.topic import Topic
 from headwater.model.errors import Unsupported
@@ -30,22 +27,6 @@ class KafkaRefusals:
     def queues(self) -> list[dict[str, Any]]:
         """There are none."""
         return []
-
-    def groups(self) -> list[str]:
-        """There are none of ours."""
-        return []
-
-    def group(self, name: str, *, create: bool) -> SharedGroup:
-        _refuse(
-            "Groups are for logs in a folder or in memory.",
-            "Read with log.reader and save its positions, or mirror the topic into a folder.",
-        )
-
-
-def check_offsets(offsets: Sequence[OffsetPart]) -> None:
-    """A transaction on Kafka holds no offsets of groups that it does not have."""
-    if offsets:
-        _refuse("A transaction on Kafka cannot commit a group's offsets.", "Save the positions with the results.")
 
 
 def topic_settings(topic: Topic) -> dict[str, str]:

@@ -47,6 +47,9 @@ class LogContract(
     TableContract,
     ReaderContract,
     ClosingContract,
+    GroupsContract,
+    GroupReadingContract,
+    GroupTransactionsContract,
 ):
     """What every log promises, whatever it is kept in."""
 
@@ -56,8 +59,5 @@ class WholeLogContract(
     RetentionContract,
     CompactionContract,
     OverloadContract,
-    GroupsContract,
-    GroupReadingContract,
-    GroupTransactionsContract,
 ):
-    """And what a log promises that keeps its events itself: retention, compaction, limits and groups."""
+    """And what a log promises that keeps its events itself: retention, compaction and limits."""
