@@ -39,7 +39,6 @@ from headwater.testing.servers.kafka import KafkaServer
 pytestmark = pytest.mark.service("kafka")
 
 MODES = ("transactions", "manual", "auto")
-STRIKES = 6
 CI_ROUNDS = range(3)
 BENCH_ROUNDS = range(100, 220)
 QUICK = "heartbeat.interval.ms=50"
@@ -54,9 +53,9 @@ class KafkaStorm(Storm):
 
     poll_interval_s = 1.5
     finish_s = 60.0
-    pause_s = (0.05, 0.6)
 
-    def __init__(self, kafka: KafkaServer, folder: Path, seed: int) -> None:
+    def __init__(self, kafka: KafkaServer, folder: Path, seed: int, *, pause_s_max: float) -> None:
+        self.pause_s = (0.1, pause_s_max)
         prefix = f"storm{os.getpid()}-{seed}-{next(_ROUNDS)}."
         self.bootstrap, self.prefix = kafka.bootstrap, prefix
         self._rolling_back = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": prefix})
@@ -112,11 +111,11 @@ class KafkaStorm(Storm):
 _ROUNDS = itertools.count()
 
 
-def run_storm(kafka: KafkaServer, folder: Path, seed: int) -> None:
+def run_storm(kafka: KafkaServer, folder: Path, seed: int, *, strikes: int, pause_s_max: float) -> None:
     print(f"seed {seed}")
-    storm = KafkaStorm(kafka, folder, seed)
+    storm = KafkaStorm(kafka, folder, seed, pause_s_max=pause_s_max)
     try:
-        storm.run(strikes=STRIKES)
+        storm.run(strikes=strikes)
         storm.check()
         turns = {(line["partition"], line["generation"]) for line in storm.lines()}
         print(f"{storm.mode}: {storm.sent} events, {len(turns)} turns, {storm.lives} lives, {dict(storm.strikes)}")
@@ -130,14 +129,14 @@ def run_storm(kafka: KafkaServer, folder: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", CI_ROUNDS)
 def test_a_group_survives_a_storm(kafka: KafkaServer, tmp_path: Path, seed: int) -> None:
     """Nothing skipped, nothing read that was rolled back, no two owners in one generation, and in transactions exactly once."""
-    run_storm(kafka, tmp_path, seed)
+    run_storm(kafka, tmp_path, seed, strikes=4, pause_s_max=1.0)
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize("seed", BENCH_ROUNDS)
 def test_a_group_survives_many_storms(kafka: KafkaServer, tmp_path: Path, seed: int) -> None:
     """The same, more than a hundred times."""
-    run_storm(kafka, tmp_path, seed)
+    run_storm(kafka, tmp_path, seed, strikes=8, pause_s_max=2.5)
 
 
 def number_of(record: Any) -> int:

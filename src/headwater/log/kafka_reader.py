@@ -16,6 +16,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,7 +239,7 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
     keys = list(map(kind.key, events)) if has_keys else [None] * len(events)
     records = Records(keys, values, headers if any(headers) else None)
     batch = to_columns(records, topic, partition=partition, offsets=offsets.tolist())
-    times = np.array([moment for _, moment in map(kind.timestamp, events)], np.int64) * 1000
+    times = np.fromiter(map(itemgetter(1), map(kind.timestamp, events)), np.int64, len(events)) * 1000
     starts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(events)]
     chunks = []
     for start, stop in itertools.pairwise(starts):
