@@ -80,7 +80,7 @@ class KafkaStore(KafkaRefusals):
         self._cluster = join(msgspec.structs.replace(address, prefix=""))
         self._catalog = Catalog(self._cluster, self._prefix)
         self._sequences = Sequences(self._cluster, self._prefix)
-        self._groups = KafkaGroups(self._cluster, self._prefix)
+        self._groups = KafkaGroups(self._cluster, self._prefix, check_writable=self._check_writable)
         self._seen: dict[str, int] = {}
         self._foreign: dict[str, Topic] = {}
         self._firsts: dict[str, tuple[float, list[int]]] = {}
@@ -291,8 +291,6 @@ class KafkaStore(KafkaRefusals):
         return self._groups.names()
 
     def group(self, name: str, *, create: bool) -> KafkaGroup:
-        if create:
-            self._check_writable()
         self._check_open()
         return self._groups.group(name)
 

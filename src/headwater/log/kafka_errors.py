@@ -8,6 +8,7 @@ from typing import Any
 from headwater.model.errors import (
     EventTooLarge,
     Fenced,
+    GroupNotFound,
     HeadwaterError,
     InvalidInput,
     InvalidName,
@@ -59,6 +60,7 @@ def kinds() -> dict[int, tuple[type[HeadwaterError], str]]:
         code._AUTO_OFFSET_RESET: (PositionLost, 'Retention removed it: read from "earliest".'),
         code.OFFSET_OUT_OF_RANGE: (PositionLost, 'Retention removed it: read from "earliest".'),
         code.MSG_SIZE_TOO_LARGE: (EventTooLarge, "Raise event_bytes_max, and the brokers' own limits."),
+        code.GROUP_ID_NOT_FOUND: (GroupNotFound, "See log.groups()."),
         code.UNKNOWN_MEMBER_ID: (NotOwner, "Poll again."),
         code.ILLEGAL_GENERATION: (NotOwner, "Poll again."),
         code.FENCED_INSTANCE_ID: (NotOwner, "Poll again."),

@@ -72,38 +72,39 @@ _METADATA_MAGIC = b"CGMDv2:"
 class KafkaGroups:
     """The groups of one log on Kafka."""
 
-    def __init__(self, cluster: Cluster, prefix: str) -> None:
-        self._cluster = cluster
-        self._prefix = prefix
-        self._joined: weakref.WeakSet[KafkaMembership] = weakref.WeakSet()
+    def __init__(self, cluster: Cluster, prefix: str, *, check_writable: Callable[[], None]) -> None:
+        self.cluster = cluster
+        self.prefix = prefix
+        self.check_writable = check_writable
+        self.joined: weakref.WeakSet[KafkaMembership] = weakref.WeakSet()
 
     def names(self) -> list[str]:
         """The names of all groups, sorted; those of share groups are not among them."""
-        kinds = self._cluster.kafka.ConsumerGroupType
-        found = self._cluster.ask(
-            lambda left: self._cluster.admin.list_consumer_groups(
+        kinds = self.cluster.kafka.ConsumerGroupType
+        found = self.cluster.ask(
+            lambda left: self.cluster.admin.list_consumer_groups(
                 types={kinds.CLASSIC, kinds.CONSUMER}, request_timeout=left
             ).result(),
             "list the groups",
         )
-        ours = (group.group_id[len(self._prefix) :] for group in found.valid if group.group_id.startswith(self._prefix))
+        ours = (group.group_id[len(self.prefix) :] for group in found.valid if group.group_id.startswith(self.prefix))
         return sorted(name for name in ours if _is_name(name))
 
     def group(self, name: str) -> KafkaGroup:
         """One group, whether there is one or not."""
-        return KafkaGroup(self._cluster, self._prefix, name, joined=self._joined, others=self.names)
+        return KafkaGroup(self, name)
 
     def consumed(self, parts: Sequence[OffsetPart]) -> list[Consumed]:
         """What a transaction tells the brokers so that it commits these offsets; `NotOwner`."""
         found = []
         for (group, member), mine in groupby(sorted(parts, key=_member), key=_member):
             offsets = {(part.topic, part.partition): part for part in mine}
-            membership = next((one for one in self._joined if one.name == group and one.has(offsets)), None)
+            membership = next((one for one in self.joined if one.name == group and one.has(offsets)), None)
             metadata = b"" if membership is None else membership.metadata(member)
             if membership is None or not metadata:
                 raise not_owner(group, next(iter(offsets)))
             positions = {place: Committed(part.offset, topic_id=part.topic_id) for place, part in offsets.items()}
-            found.append(Consumed(_positions(self._cluster, self._prefix, positions), metadata))
+            found.append(Consumed(_positions(self.cluster, self.prefix, positions), metadata))
         return found
 
     def commit_with(self, parts: Sequence[OffsetPart], commit: Callable[[Sequence[Consumed]], Any]) -> Any:
@@ -130,24 +131,16 @@ class KafkaGroups:
 class KafkaGroup:
     """One group."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        prefix: str,
-        name: str,
-        *,
-        joined: weakref.WeakSet[KafkaMembership],
-        others: Callable[[], list[str]],
-    ) -> None:
+    def __init__(self, groups: KafkaGroups, name: str) -> None:
         self.name = name
-        self._cluster = cluster
-        self._prefix = prefix
-        self._joined = joined
-        self._others = others
+        self._groups = groups
+        self._cluster = groups.cluster
+        self._prefix = groups.prefix
 
     def join(self, *, subscribe: Subscribe, pattern: str | None, interval_s: float) -> KafkaMembership:
+        self._groups.check_writable()
         membership = KafkaMembership(self._cluster, self._prefix, self.name, subscribe, interval_s=interval_s)
-        self._joined.add(membership)
+        self._groups.joined.add(membership)
         return membership
 
     def state(self) -> GroupState:
@@ -159,7 +152,7 @@ class KafkaGroup:
             place: (None, committed) for place, committed in self._offsets().items()
         }
         if described.state == self._cluster.kafka.ConsumerGroupState.DEAD or not (members or partitions):
-            known = ", ".join(self._others()[:10]) or "none yet"
+            known = ", ".join(self._groups.names()[:10]) or "none yet"
             raise GroupNotFound(f"There is no group {self.name!r} in this log.", advice=f"Groups here: {known}.")
         for member in members:
             for place in member.partitions:
@@ -167,6 +160,7 @@ class KafkaGroup:
         return GroupState(None, members, dict(sorted(partitions.items())))
 
     def move(self, offsets: Mapping[Place, Committed]) -> None:
+        self._groups.check_writable()
         members = self.state().members
         if members:
             raise group_in_use(self.name, [member.pid for member in members])
