@@ -144,7 +144,7 @@ class Cluster:
                 "fetch.queue.backoff.ms": 5,
                 "fetch.error.backoff.ms": 20,
                 "queued.min.messages": 1_000_000,
-                "queued.max.messages.kbytes": 65_536,
+                "queued.max.messages.kbytes": 16_384,
                 "topic.metadata.propagation.max.ms": 0,
             },
         )

@@ -31,8 +31,9 @@ from headwater.model.errors import Closed, PositionLost, Unreachable
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
 
-FETCHERS_MAX = 8
-CHUNK_EVENTS_MAX = 65_536
+FETCHERS_MAX = 32
+CHUNK_EVENTS_MAX = 16_384
+"""More events at a time cost more: the garbage collector looks at each again and again while they are held."""
 
 _STALL_S = 30.0
 _SUSPECT_S = 2.0
