@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -19,27 +21,32 @@ from typing import Any, Literal
 import headwater as hw
 from children import Child
 from headwater.log.consumer import Consumer
-from headwater.model.errors import NotOwner
+from headwater.model.errors import NotOwner, TimedOut
 
 Mode = Literal["auto", "manual", "transactions"]
 
 GROUP = "g"
 PARTITIONS = 4
-POLL_INTERVAL_S = 0.25
 
 
 class Storm:
     """One seeded round."""
 
-    def __init__(self, folder: Path, seed: int, mode: Mode, *, workers: int = 3) -> None:
+    poll_interval_s = 0.25
+    finish_s = 30.0
+    pause_s = (0.01, 0.12)
+    """Between two strikes."""
+
+    def __init__(self, folder: Path, seed: int, mode: Mode, *, url: str | None = None, workers: int = 3) -> None:
         self.folder = folder
+        self.url = url or str(folder / "log")
         self.random = Random(seed)
         self.mode = mode
         self.sent = 0
         self.lives = 0
         self.strikes: Counter[str] = Counter()
         self.stopped: dict[int, float] = {}
-        self.log = hw.open_log(str(folder / "log"))
+        self.log = hw.open_log(self.url)
         self.log.create_topic("in", "n INT", key="n", partitions=PARTITIONS)
         self.log.create_topic("out", "n INT", key="n", partitions=2)
         self.children = [self._start() for _ in range(workers)]
@@ -49,13 +56,14 @@ class Storm:
         try:
             for _ in range(strikes):
                 self._produce()
-                time.sleep(self.random.uniform(0.01, 0.12))
+                time.sleep(self.random.uniform(*self.pause_s))
                 self._wake()
                 self._restart_ended()
                 self.random.choice((self._kill, self._kill, self._stop))()
             self._produce()
-            deadline = time.monotonic() + 30
-            while self.stopped or self.log.groups() != [GROUP] or self.log.group(GROUP).lag.events:
+            ends = {number: offsets[-1] + 1 for number, offsets in self.stored().items() if offsets}
+            deadline = time.monotonic() + self.finish_s
+            while self.stopped or self.log.groups() != [GROUP] or not self._has_reached(ends):
                 assert time.monotonic() < deadline, f"the group does not finish: {self.log.group(GROUP)}"
                 self._wake()
                 self._restart_ended()
@@ -76,18 +84,19 @@ class Storm:
         """Nothing skipped, no two owners in one generation, and in transactions everything exactly once."""
         lines = self.lines()
         assert not [line["error"] for line in lines if "error" in line]
-        ends = {number: span.stop for number, span in self.log.offsets("in").items()}
-        assert sum(ends.values()) == self.sent
+        stored = self.stored()
+        assert sum(map(len, stored.values())) == self.sent
         handed, committed, members = defaultdict(list), defaultdict(list), defaultdict(set)
         for line in lines:
-            turn = (line["partition"], line["generation"])
+            turn, there = (line["partition"], line["generation"]), stored[line["partition"]]
             members[turn].add(line["member"])
             if "first" in line:
-                handed[turn].append((line["first"], line["end"]))
+                assert line["first"] in there and line["end"] - 1 in there, f"nothing is stored there: {line}"
+                handed[turn].append((bisect_left(there, line["first"]), bisect_left(there, line["end"])))
             else:
-                committed[turn].append(line["committed"])
+                committed[turn].append(bisect_left(there, line["committed"]))
         assert all(len(found) == 1 for found in members.values()), "two owners in one generation"
-        for partition, end in ends.items():
+        for partition, there in stored.items():
             reached = safe = 0
             for generation in sorted(number for place, number in handed if place == partition):
                 spans = handed[partition, generation]
@@ -96,10 +105,22 @@ class Storm:
                     assert first <= before, "an owner skipped events"
                 reached = max(reached, *(last for _, last in spans))
                 safe = max([safe, *committed[partition, generation]])
-            assert reached == end, "the group skipped the last events"
+            assert reached == len(there), "the group skipped the last events"
         if self.mode == "transactions":
-            found = Counter(self.log.read("out")["n"].to_pylist())
+            found = Counter(self.output())
             assert found == Counter(range(self.sent)), "the output is not each input exactly once"
+
+    def stored(self) -> dict[int, list[int]]:
+        """The offsets of all events of each partition."""
+        return {number: list(span) for number, span in self.log.offsets("in").items()}
+
+    def output(self) -> list[int]:
+        """What the transactions have made."""
+        return [int(number) for number in self.log.read("out")["n"].to_pylist()]
+
+    def _has_reached(self, ends: Mapping[int, int]) -> bool:
+        committed = {part.partition: part.committed or 0 for part in self.log.group(GROUP).partitions}
+        return all(committed.get(number, 0) >= end for number, end in ends.items())
 
     def _produce(self) -> None:
         count = self.random.randint(1, 60)
@@ -109,7 +130,11 @@ class Storm:
     def _start(self) -> Child[None]:
         self.lives += 1
         path, seed = self.folder / f"{self.lives}.jsonl", self.random.random()
-        return Child(lambda: work(str(self.folder / "log"), str(path), self.mode, Random(seed)))
+        return Child(lambda: self.work(str(path), Random(seed)))
+
+    def work(self, account: str, random: Random) -> None:
+        """A worker's life, in its own process."""
+        work(self.url, account, self.mode, random, poll_interval_s=self.poll_interval_s)
 
     def _kill(self) -> None:
         number = self.random.randrange(len(self.children))
@@ -122,7 +147,7 @@ class Storm:
         """Stopped for longer than it may be silent; the others take over, unless it held a lock in that moment."""
         child = self.random.choice(self.children)
         os.kill(child.pid, signal.SIGSTOP)
-        self.stopped[child.pid] = time.monotonic() + POLL_INTERVAL_S * 1.5
+        self.stopped[child.pid] = time.monotonic() + self.poll_interval_s * 1.5
         self.strikes["stop"] += 1
 
     def _wake(self) -> None:
@@ -138,8 +163,8 @@ class Storm:
                 self.strikes["leave"] += 1
 
 
-def work(log: str, account: str, mode: Mode, random: Random) -> None:
-    """A worker's life: it polls, writes down, commits, and leaves of its own accord now and then."""
+def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s: float) -> None:
+    """It polls, writes down, commits, and leaves of its own accord now and then."""
     handle = os.open(account, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(consumer: Consumer, **facts: Any) -> None:
@@ -154,7 +179,7 @@ def work(log: str, account: str, mode: Mode, random: Random) -> None:
                 "in",
                 group=GROUP,
                 commit="auto" if mode == "auto" else "manual",
-                poll_interval_s_max=POLL_INTERVAL_S,
+                poll_interval_s_max=poll_interval_s,
             ) as consumer,
         ):
             for _ in range(random.randint(20, 200)):
@@ -181,7 +206,7 @@ def step(log: hw.Log, consumer: Consumer, mode: Mode, random: Random, write: Any
             with log.transaction() as transaction:
                 transaction.append("out", [event.value for event in events])
                 transaction.commit_offsets(consumer)
-    except NotOwner:
+    except (NotOwner, TimedOut):
         return
     if mode != "auto":
         for partition, offsets in spans.items():

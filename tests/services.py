@@ -29,10 +29,17 @@ SHARES = {
 """Share groups at a pace for tests: short leases, and dead members that are missed soon."""
 
 
+IMPATIENCE = {
+    "group.min.session.timeout.ms": "100",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+"""Members of groups and transactions whose process is dead are missed within a test."""
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
     """A real Kafka broker, where everybody may do everything that no rule forbids."""
-    server = KafkaServer(settings=RIGHTS | SHARES)
+    server = KafkaServer(settings=RIGHTS | SHARES | IMPATIENCE)
     try:
         server.start()
     except ServerError as error:

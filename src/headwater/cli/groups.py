@@ -58,7 +58,7 @@ def show(name: Group, json: Json = False, log: LogOption = None) -> None:
         _print_json(summary(group))
         return
     typer.secho(group.group, bold=True)
-    typer.echo(f"  generation       {group.generation}")
+    typer.echo(f"  generation       {_known(group.generation)}")
     typer.echo(f"  lag              {events_text(group.lag.events)}, oldest {age_text(group.lag)}")
     members = Table(header_style="bold", border_style="dim")
     for column in ("member", "pid", "polled", "partitions"):
@@ -66,7 +66,8 @@ def show(name: Group, json: Json = False, log: LogOption = None) -> None:
     for member in group.members:
         held = ", ".join(f"{topic}/{number}" for topic, number in member.partitions)
         shown = Text(held) if held else Text("idle: more members than partitions", style="yellow")
-        members.add_row(member.member, f"{member.pid}", f"{member.polled_s:.1f} s ago", shown)
+        polled = _known(member.polled_s if member.polled_s is None else f"{member.polled_s:.1f} s ago")
+        members.add_row(member.member, _known(member.pid), polled, shown)
     print_table(members)
     print_table(partitions_table([group]))
 
@@ -105,6 +106,11 @@ def delete(
         confirm(f"Forget group {name} with its offsets in {len(committed)} partitions?", yes=yes)
         opened.delete_group(name)
         typer.echo(printable(f"deleted group {name} with its offsets in {len(committed)} partitions"))
+
+
+def _known(value: object) -> str:
+    """What the brokers of a Kafka log do not tell is a dash."""
+    return "-" if value is None else f"{value}"
 
 
 def summary(group: GroupProgress) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -26,14 +26,14 @@ from headwater.log.assignment import Place
 from headwater.log.commit import OffsetPart
 from headwater.log.events import output_schema, to_batch_of, to_events
 from headwater.log.fork import tell_when_forked
-from headwater.log.group import LOOK_S, Committed, Membership, Owner, Subscribed
+from headwater.log.group import LOOK_S, NO_OFFSET, Committed, Owner, Subscribed
 from headwater.log.group_progress import Lag, check_not_lost, lag_of
 from headwater.log.reader import Missed, Reader, Start
 from headwater.log.shares import Share, Shares, is_count
 from headwater.log.store import Chunk, Store, Waiter
 from headwater.log.wait import wait_async
 from headwater.model.clock import Clock
-from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwner, TopicNotFound
+from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwner, TopicNotFound, Unreachable
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -42,6 +42,7 @@ CommitMode = Literal["auto", "manual"]
 POLL_INTERVAL_S_MAX = 300.0
 
 _REFRESH_S = 1.0
+_BEAT_S_MAX = 1.0
 
 
 class Consumer:
@@ -75,11 +76,10 @@ class Consumer:
         self._turn = 0
         self._refresh_at = 0.0
         self._interval_s = poll_interval_s_max
-        self._shared = store.group(group, create=True)
-        self._shares = Shares(store, self._shared, group, skip=missed == "skip")
+        self._shares = Shares(store, group, committed=self._committed_of, skip=missed == "skip")
         self._first_topics = self._subscribed()
-        self._membership = Membership(
-            self._shared, subscribe=self._subscribed, pattern=pattern, interval_s=poll_interval_s_max
+        self._membership = store.group(group, create=True).join(
+            subscribe=self._subscribed, pattern=pattern, interval_s=poll_interval_s_max
         )
         tell_when_forked(self)
         try:
@@ -154,9 +154,8 @@ class Consumer:
     def committed(self) -> list[Position]:
         """The committed place of each partition of this member; `seek` takes it."""
         self._check_open()
-        with self._shared.reading():
-            found = {place: self._shared.committed(place) for place in sorted(self._shares.by_place)}
-        return [Position(*place, committed.offset, committed.incarnation) for place, committed in found.items()]
+        found = self._membership.committed(self._shares.by_place.keys())
+        return [Position(*place, committed.offset, committed.incarnation) for place, committed in sorted(found.items())]
 
     # The group
 
@@ -236,7 +235,10 @@ class Consumer:
         return part.group == self.group and share is not None and share.owner == Owner(part.member, part.generation)
 
     def _ended(self, parts: Sequence[OffsetPart] | None) -> None:
-        """After a transaction that committed these parts; where it did not, the consumer goes back to what is committed."""
+        """After a transaction that committed these parts; where it did not, the consumer goes back to what is committed.
+
+        A partition of which that is not known is begun with again at the next poll.
+        """
         if parts is not None:
             for part in parts:
                 share = self._shares.by_place.get((part.topic, part.partition))
@@ -244,11 +246,11 @@ class Consumer:
                     share.committed = share.done = part.offset
             return
         found: dict[Place, Committed] = {}
-        with suppress(Closed), self._shared.locked():
-            found = {place: self._shared.committed(place) for place in self._shares.by_place}
-        for place, committed in found.items():
-            share = self._shares.by_place[place]
-            share.committed = share.done = share.handed = committed.offset
+        with suppress(Closed, Unreachable):
+            found = self._membership.committed(self._shares.by_place.keys())
+        self._shares.keep({place for place, committed in found.items() if committed.offset != NO_OFFSET})
+        for place, share in self._shares.by_place.items():
+            share.committed = share.done = share.handed = found[place].offset
         self._turn += 1
         self._shares.go_back()
 
@@ -289,41 +291,37 @@ class Consumer:
         self._check_open()
         self._attend()
         try:
-            chunks = self._shares.fetch(events_max, turn=self._turn)
+            return self._shares.fetch(events_max, turn=self._turn)
         except TopicNotFound:
             if self._pattern is None:
                 raise
             return []
-        if not any(chunk.batch.num_rows for chunk in chunks):
-            self._shares.hand(chunks)  # gaps that compaction left hold nothing to be handed out, and are passed
-            return []
-        return chunks
 
     def _attend(self) -> None:
         """Follows the changes of the group.
 
         A partition whose beginning failed or was interrupted is no share yet, and is taken again at the next look.
         """
-        self._membership.keep(self._shares.by_place.keys())
-        change = self._membership.attend()
-        if change is None:
+        taken = self._membership.attend({place: share.owner for place, share in self._shares.by_place.items()})
+        if taken is None:
             return
-        self._shares.keep(self._membership.owned)
+        self._shares.keep(self._membership.owned.keys() - taken.keys())
         fresh = {}
-        for place, owner in change.taken.items():
+        for place, committed in self._membership.committed(taken.keys()).items():
             with suppress(TopicNotFound):
-                share = self._shares.by_place[place] = self._begin(place, owner)
+                share = self._shares.by_place[place] = self._begin(place, taken[place], committed)
                 if share.committed < 0:
                     fresh[place] = share
         with suppress(NotOwner):
             self._commit(fresh)
 
-    def _begin(self, place: Place, owner: Owner) -> Share:
+    def _committed_of(self, places: Collection[Place]) -> dict[Place, Committed]:
+        return self._membership.committed(places)
+
+    def _begin(self, place: Place, owner: Owner, committed: Committed) -> Share:
         """A partition that is this member's own from now on, from its committed offset or from the consumer's start."""
         topic = self._store.topic(place[0])
-        with self._shared.reading():
-            committed = self._shared.committed(place)
-        if committed.offset < 0 or committed.topic_id != topic.id:
+        if not committed.holds_for(topic.id):
             offset = self._first_offset(place)
             return Share(topic, owner, self._store.cursor(*place, offset=offset), number=place[1], committed=-1)
         offset = committed.offset
@@ -362,7 +360,8 @@ class Consumer:
 
     def _one_by_one(self, chunks: list[Chunk]) -> Iterator[Event]:
         """One event after the other; what is left over goes back if the program polls or seeks meanwhile, or stops."""
-        turn, beat_at = self._turn, time.monotonic() + self._interval_s / 4
+        turn, beat_s = self._turn, min(self._interval_s / 4, _BEAT_S_MAX)
+        beat_at = time.monotonic() + beat_s
         for chunk in chunks:
             share = self._shares.by_place[chunk.topic.name, chunk.partition]
             for event in to_events(chunk):
@@ -373,9 +372,23 @@ class Consumer:
                 if self._auto:
                     share.done = share.handed
                 if time.monotonic() > beat_at:
-                    self._membership.beat()
-                    beat_at = time.monotonic() + self._interval_s / 4
+                    if not self._beat():
+                        return
+                    beat_at = time.monotonic() + beat_s
         self._shares.hand(chunks)
+
+    def _beat(self) -> bool:
+        """Tells the group that this member works; False where it lost a partition by that: what is left over goes back."""
+        if self._auto:
+            with suppress(NotOwner):
+                self._commit(self._shares.by_place)
+        self._membership.beat()
+        mine = {
+            place for place, share in self._shares.by_place.items() if self._membership.owned.get(place) == share.owner
+        }
+        is_whole = len(mine) == len(self._shares.by_place)
+        self._shares.keep(mine)
+        return is_whole
 
     def _commit_handed(self) -> None:
         """Commits everything that was handed out."""

@@ -1,5 +1,8 @@
 """A group: consumers that share the partitions of topics and one set of committed offsets.
 
+A store gives a `Group`, which a consumer joins (`Membership`). On Kafka the brokers do the work (`kafka_group`); in the other logs
+the members do it themselves, and the rest of this page is about them.
+
 What the members share (`SharedGroup`: in files for a local log, in memory for a memory log) is changed under the group's lock
 only, and is this:
 
@@ -28,14 +31,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
 
 from headwater.log.assignment import Place, assign
-from headwater.model.errors import NotOwner
+from headwater.model.errors import GroupInUse, NotOwner
 
 LOOK_S = 0.05
 """How long a member goes without looking at who else is there."""
@@ -54,6 +57,10 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     at_us: int = 0
     topic_id: str = ""
 
+    def holds_for(self, topic_id: str) -> bool:
+        """Whether there is one, and it is of this topic, not of one that had its name before; not every log knows which."""
+        return self.offset != NO_OFFSET and self.topic_id in ("", topic_id)
+
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
     """Who reads a partition, and since which generation; nobody where the member is empty."""
@@ -69,8 +76,83 @@ class Subscribed(msgspec.Struct, frozen=True, array_like=True):
     partitions: int
 
 
+class MemberProgress(msgspec.Struct, frozen=True):
+    """One member of a group, as it is shown; None where its log does not say so."""
+
+    member: str
+    pid: int | None
+    joined_us: int | None
+    polled_s: float | None
+    """How long ago it polled."""
+    partitions: list[Place]
+    topics: list[str]
+    pattern: str | None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no partition: there are more members than partitions."""
+        return not self.partitions
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    """A group as it is: who is there, and for each partition that it has read the member (if any) and the committed offset."""
+
+    generation: int | None
+    members: list[MemberProgress]
+    partitions: Mapping[Place, tuple[str | None, Committed]]
+
+
+class Membership(Protocol):
+    """One consumer's part in its group; `owned` are the partitions that are its own."""
+
+    owned: dict[Place, Owner]
+
+    def attend(self, held: Mapping[Place, Owner]) -> dict[Place, Owner] | None:
+        """Follows the changes of the group, if there are any: the partitions to begin with, some of which may be held.
+
+        `held` are those that the consumer has begun with; any other that is its own is to be begun with, again if need be.
+        """
+
+    def beat(self) -> None:
+        """Tells the others that this member works on what it polled; on some logs partitions may be lost here."""
+
+    def committed(self, places: Collection[Place]) -> dict[Place, Committed]:
+        """The committed offsets; without those that a transaction is about to change, where the log cannot wait for it."""
+
+    def commit(self, offsets: Mapping[Place, Committed]) -> None:
+        """Commits an offset for each place, those that are still this member's own; `NotOwner` if any is not."""
+
+    def leave(self) -> None:
+        """Lets go of everything, for others to take it."""
+
+    def drop(self) -> None:
+        """Ends the sign of life: the others find out by themselves."""
+
+
+Subscribe = Callable[[], Mapping[str, "Subscribed"]]
+"""The topics that a member reads, as they are now."""
+
+
+class Group(Protocol):
+    """One group of a log."""
+
+    name: str
+
+    def join(self, *, subscribe: Subscribe, pattern: str | None, interval_s: float) -> Membership:
+        """A new member, which promises to poll every `interval_s`."""
+
+    def state(self) -> GroupState:
+        """The group as it is now."""
+
+    def move(self, offsets: Mapping[Place, Committed]) -> None:
+        """Sets committed offsets; `GroupInUse` while it has members that live."""
+
+    def remove(self) -> None:
+        """Forgets it with all its offsets; `GroupInUse` while it has members that live."""
+
+
 class Member(msgspec.Struct, frozen=True):
-    """One consumer of a group."""
+    """One consumer of a group, in a roster."""
 
     pid: int
     joined_us: int
@@ -107,9 +189,64 @@ class Presence(Protocol):
 
 
 class SharedGroup(Protocol):
-    """What the members of one group share."""
+    """What the members of one group share; a `Group` by that."""
 
     name: str
+
+    def join(self, *, subscribe: Subscribe, pattern: str | None, interval_s: float) -> Membership:
+        return SharedMembership(self, subscribe=subscribe, pattern=pattern, interval_s=interval_s)
+
+    def state(self) -> GroupState:
+        """Read without the lock, so it disturbs nobody: each number was true a moment ago."""
+        now_us = boot_us()
+        with self.reading():
+            roster = self.roster()
+            polls = self.last_polls(roster.members)
+            alive = living(self, roster, now_us)
+            facts = {place: (self.owner(place).member, self.committed(place)) for place in self.places()}
+        owned: dict[str, list[Place]] = {name: [] for name in alive}
+        for place, (member, _) in facts.items():
+            if member in owned:
+                owned[member].append(place)
+        members = [
+            MemberProgress(
+                name,
+                member.pid,
+                member.joined_us,
+                max(0.0, (now_us - polls.get(name, now_us)) / 1e6),
+                owned[name],
+                sorted(member.topics),
+                member.pattern,
+            )
+            for name, member in sorted(alive.items())
+        ]
+        partitions = {
+            place: (member if member in alive else None, committed) for place, (member, committed) in facts.items()
+        }
+        return GroupState(roster.generation, members, partitions)
+
+    def move(self, offsets: Mapping[Place, Committed]) -> None:
+        with self.locked():
+            check_unused(self)
+            self.write_roster(next_roster(self.roster(), {}))
+            for place in self.places():
+                self.set_owner(place, Owner())
+            for place, committed in offsets.items():
+                before = self.committed(place)
+                self.set_committed(
+                    place,
+                    msgspec.structs.replace(committed, transaction=before.transaction, sequence=before.sequence + 1),
+                )
+
+    def remove(self) -> None:
+        with self.locked():
+            check_unused(self)
+            self.mark_deleted()
+            self.write_roster(next_roster(self.roster(), {}))
+            forget_offsets(self)
+
+    def mark_deleted(self) -> None:
+        """It is removed, until somebody enters; the caller holds the lock."""
 
     def reading(self) -> AbstractContextManager[None]:
         """Keeps the group open while it is read without its lock; not together with `locked`."""
@@ -151,21 +288,14 @@ class SharedGroup(Protocol):
         """Commits an offset; the caller holds the lock, and has checked the owner."""
 
 
-class Change(msgspec.Struct, frozen=True):
-    """What a member found when it looked: partitions that are no longer its own, and those that are from now on."""
-
-    left: set[Place]
-    taken: dict[Place, Owner]
-
-
-class Membership:
-    """One consumer's part in its group."""
+class SharedMembership:
+    """One consumer's part in a group whose members share everything."""
 
     def __init__(
         self,
         group: SharedGroup,
         *,
-        subscribe: Callable[[], Mapping[str, Subscribed]],
+        subscribe: Subscribe,
         pattern: str | None,
         interval_s: float,
     ) -> None:
@@ -183,8 +313,11 @@ class Membership:
         self._joined_us = 0
         self._look_at_us = 0
 
-    def attend(self) -> Change | None:
+    def attend(self, held: Mapping[Place, Owner]) -> dict[Place, Owner] | None:
         """Tells the others that this member polls, and looks at what has changed if it is time to, or if anything has."""
+        if self.owned != held:
+            self.owned = {place: owner for place, owner in self.owned.items() if held.get(place) == owner}
+            self.generation = -1
         now_us = boot_us()
         with self._group.reading():
             if self._presence is not None:
@@ -196,20 +329,19 @@ class Membership:
         with self._group.locked():
             return self._look(topics, now_us)
 
-    def keep(self, places: Set[Place]) -> None:
-        """Knows as its own only these partitions, and looks again if there were others: they are taken anew."""
-        if self.owned.keys() != places:
-            self.owned = {place: owner for place, owner in self.owned.items() if place in places}
-            self.generation = -1
-
     def beat(self) -> None:
         """Tells the others that this member works on what it polled."""
         with self._group.reading():
             if self._presence is not None:
                 self._presence.beat(boot_us())
 
+    def committed(self, places: Collection[Place]) -> dict[Place, Committed]:
+        if not places:
+            return {}
+        with self._group.locked():
+            return {place: self._group.committed(place) for place in places}
+
     def commit(self, offsets: Mapping[Place, Committed]) -> None:
-        """Commits an offset for each place, those that are still this member's own; `NotOwner` if any is not."""
         if not offsets:
             return
         with self._group.locked():
@@ -218,7 +350,6 @@ class Membership:
             raise not_owner(self._group.name, lost[0])
 
     def leave(self) -> None:
-        """Lets go of everything and leaves the roster."""
         if self._presence is None:
             return
         try:
@@ -241,11 +372,9 @@ class Membership:
         self._presence = None
         self.owned = {}
 
-    def _look(self, topics: Mapping[str, Subscribed], now_us: int) -> Change:
+    def _look(self, topics: Mapping[str, Subscribed], now_us: int) -> dict[Place, Owner]:
         roster = self._group.roster()
-        left: set[Place] = set()
         if self.member not in roster.members:
-            left = set(self.owned)
             self._enter(now_us)
         members = dict(living(self._group, roster, now_us))
         me = Member(os.getpid(), self._joined_us, self._interval_us, dict(topics), self._pattern)
@@ -257,16 +386,14 @@ class Membership:
             self._group.write_roster(roster)
         self.generation = roster.generation
         self._others = set(roster.members) - {self.member}
-        return self._follow(roster, left | self._made_anew(topics))
+        self._let_go_of_made_anew(topics)
+        return self._follow(roster)
 
-    def _made_anew(self, topics: Mapping[str, Subscribed]) -> set[Place]:
+    def _let_go_of_made_anew(self, topics: Mapping[str, Subscribed]) -> None:
         """Lets go of partitions whose topic was deleted and created again, to take them anew."""
         anew = {name for name, seen in self._topics.items() if name in topics and topics[name].id != seen.id}
         self._topics = topics
-        left = {place for place in self.owned if place[0] in anew}
-        for place in left:
-            del self.owned[place]
-        return left
+        self.owned = {place: owner for place, owner in self.owned.items() if place[0] not in anew}
 
     def _enter(self, now_us: int) -> None:
         """Joins under a new name: the old one, if there was one, has been taken for dead."""
@@ -275,20 +402,19 @@ class Membership:
         self._joined_us = time.time_ns() // 1000
         self._presence = self._group.enter(self.member, now_us)
 
-    def _follow(self, roster: Roster, left: set[Place]) -> Change:
+    def _follow(self, roster: Roster) -> dict[Place, Owner]:
         """Lets go of what is assigned to others, and takes what is assigned to this member and free."""
         mine = roster.places_of(self.member)
         for place in [place for place, owner in self.owned.items() if place not in mine]:
             if self._group.owner(place) == self.owned.pop(place):
                 self._group.set_owner(place, Owner())
-            left.add(place)
         taken = {}
         for place in sorted(mine - self.owned.keys()):
             if self._group.owner(place).member not in self._others:
                 taken[place] = self.owned[place] = Owner(self.member, roster.generation)
                 self._group.set_owner(place, self.owned[place])
         self._awaited = mine - self.owned.keys()
-        return Change(left, taken)
+        return taken
 
     def _can_take(self) -> bool:
         return any(self._group.owner(place).member not in self._others for place in self._awaited)
@@ -338,6 +464,33 @@ def commit_offsets(
             ),
         )
     return lost
+
+
+def check_unused(shared: SharedGroup) -> None:
+    """Refuses where some member lives; the caller holds the group's lock."""
+    alive = living(shared, shared.roster(), boot_us())
+    if alive:
+        raise group_in_use(shared.name, [member.pid for member in alive.values()])
+
+
+def forget_offsets(shared: SharedGroup) -> None:
+    """No partition has an owner or a committed offset any more; the caller holds the group's lock.
+
+    The last transaction stays known, so that none of before is applied again.
+    """
+    for place in shared.places():
+        before = shared.committed(place)
+        shared.set_owner(place, Owner())
+        shared.set_committed(place, Committed(transaction=before.transaction, sequence=before.sequence + 1))
+
+
+def group_in_use(group: str, pids: Iterable[int | None]) -> GroupInUse:
+    """The refusal of a reset."""
+    known = list(pids)
+    return GroupInUse(
+        f"Group {group!r} has {len(known)} members that live (processes {sorted({pid for pid in known if pid})}).",
+        advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
+    )
 
 
 def not_owner(group: str, place: Place) -> NotOwner:

@@ -35,8 +35,8 @@ from headwater.log.catalog import read_text
 from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate
-from headwater.log.group import Committed, Owner, Presence, Roster, not_owner
-from headwater.log.group_removal import forget_offsets, is_marked, mark, unmark
+from headwater.log.group import Committed, Owner, Presence, Roster, SharedGroup, forget_offsets, not_owner
+from headwater.log.group_removal import is_marked, mark, unmark
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.clock import system_clock
 from headwater.model.errors import Damaged, GroupNotFound
@@ -126,7 +126,7 @@ class GroupFiles:
             group.close()
 
 
-class FileGroup:
+class FileGroup(SharedGroup):
     """One group, opened by one process."""
 
     def __init__(

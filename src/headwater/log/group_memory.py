@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from headwater.log.assignment import Place
-from headwater.log.group import Committed, Owner, Presence, Roster
+from headwater.log.group import Committed, Owner, Presence, Roster, SharedGroup
 
 
-class MemoryGroup:
+class MemoryGroup(SharedGroup):
     """One group in memory; `lock` is the lock of its log, so that transactions exclude everything else."""
 
     def __init__(self, name: str, lock: threading.Condition) -> None:

@@ -1,6 +1,6 @@
 """A group's progress: what its members do, how far they have come, and what is left; and its reset.
 
-Read without the group's lock, so it disturbs nobody: each number was true a moment ago.
+Asking disturbs nobody: each number was true a moment ago.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import msgspec
 
 from headwater.log.assignment import Place
 from headwater.log.events import to_events
-from headwater.log.group import NO_OFFSET, Committed, Owner, Roster, boot_us, living, next_roster
-from headwater.log.group_removal import check_unused
+from headwater.log.group import Committed, MemberProgress
 from headwater.log.reader import Reader, Start
 from headwater.log.store import Store
 from headwater.model.errors import EventsMissed, PositionLost, TopicNotFound
@@ -25,24 +24,6 @@ class Lag(msgspec.Struct, frozen=True, gc=False):
 
     events: int
     seconds: float
-
-
-class MemberProgress(msgspec.Struct, frozen=True):
-    """One member of a group."""
-
-    member: str
-    pid: int
-    joined_us: int
-    polled_s: float
-    """How long ago it polled."""
-    partitions: list[Place]
-    topics: list[str]
-    pattern: str | None
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has no partition: there are more members than partitions."""
-        return not self.partitions
 
 
 class PartitionProgress(msgspec.Struct, frozen=True):
@@ -60,7 +41,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
     """A group as it is now."""
 
     group: str
-    generation: int
+    generation: int | None
     members: list[MemberProgress]
     partitions: list[PartitionProgress]
 
@@ -77,42 +58,16 @@ class GroupProgress(msgspec.Struct, frozen=True):
 
 def progress_of(store: Store, group: str, *, now_us: int) -> GroupProgress:
     """A group as it is now; `GroupNotFound`."""
-    shared = store.group(group, create=False)
-    now_boot_us = boot_us()
-    with shared.reading():
-        roster: Roster = shared.roster()
-        polls = shared.last_polls(roster.members)
-        alive = living(shared, roster, now_boot_us)
-        facts = {place: (shared.owner(place), shared.committed(place)) for place in shared.places()}
-    owned: dict[str, list[Place]] = {name: [] for name in alive}
-    partitions = []
-    for place, (owner, committed) in facts.items():
-        if owner.member in alive:
-            owned[owner.member].append(place)
-        with_end = _partition(store, place, committed, owner if owner.member in alive else Owner(), now_us)
-        if with_end is not None:
-            partitions.append(with_end)
-    members = [
-        MemberProgress(
-            name,
-            member.pid,
-            member.joined_us,
-            max(0.0, (now_boot_us - polls.get(name, now_boot_us)) / 1e6),
-            owned[name],
-            sorted(member.topics),
-            member.pattern,
-        )
-        for name, member in sorted(alive.items())
-    ]
-    return GroupProgress(group, roster.generation, members, partitions)
+    state = store.group(group, create=False).state()
+    shown = [_partition(store, place, *facts, now_us) for place, facts in state.partitions.items()]
+    return GroupProgress(group, state.generation, state.members, [part for part in shown if part is not None])
 
 
 def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, int]:
     """Moves the committed offsets of a group; refused while it has members that live."""
-    shared = store.group(group, create=False)
-    with shared.reading():
-        places = shared.places()
-    offsets: dict[Place, tuple[str, int]] = {}
+    moved = store.group(group, create=False)
+    places = moved.state().partitions.keys()
+    offsets: dict[Place, Committed] = {}
     for name in sorted({topic for topic, _ in places}):
         try:
             topic = store.refresh(name)
@@ -124,19 +79,9 @@ def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, in
         for position in Reader(store, [name], start=start).positions():
             place = (name, position.partition)
             if place in places and _is_named(to, place):
-                offsets[place] = (topic.id, position.offset)
-    with shared.locked():
-        check_unused(shared, group)
-        shared.write_roster(next_roster(shared.roster(), {}))
-        for place in places:
-            shared.set_owner(place, Owner())
-        for place, (topic_id, offset) in offsets.items():
-            before = shared.committed(place)
-            shared.set_committed(
-                place,
-                Committed(offset, store.incarnation(), before.transaction, before.sequence + 1, now_us, topic_id),
-            )
-    return {place: offset for place, (_, offset) in offsets.items()}
+                offsets[place] = Committed(position.offset, position.incarnation, at_us=now_us, topic_id=topic.id)
+    moved.move(offsets)
+    return {place: committed.offset for place, committed in offsets.items()}
 
 
 def lag_of(store: Store, positions: Mapping[Place, int], now_us: int) -> Lag:
@@ -174,19 +119,21 @@ def check_not_lost(store: Store, position: Position) -> None:
         )
 
 
-def _partition(store: Store, place: Place, committed: Committed, owner: Owner, now_us: int) -> PartitionProgress | None:
+def _partition(
+    store: Store, place: Place, member: str | None, committed: Committed, now_us: int
+) -> PartitionProgress | None:
     """One partition's progress; None where its topic is gone."""
     try:
         topic = store.topic(place[0])
         bound = store.bounds([place[0]]).get(place)
         if bound is None:
             return None
-        known = committed.offset != NO_OFFSET and committed.topic_id == topic.id
+        known = committed.holds_for(topic.id)
         offset = committed.offset if known else bound.first
         lag = lag_of(store, {place: offset}, now_us)
     except TopicNotFound:
         return None
-    return PartitionProgress(*place, offset if known else None, bound.end, lag, owner.member or None)
+    return PartitionProgress(*place, offset if known else None, bound.end, lag, member)
 
 
 def _is_named(to: Start, place: Place) -> bool:

@@ -30,12 +30,13 @@ import pyarrow as pa
 from headwater.log.commit import OffsetPart
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import NO_PRODUCER
-from headwater.log.kafka_catalog import INTERNAL, Catalog, Sequences, alter_topic, make_topic, remove_topic
+from headwater.log.kafka_catalog import FOREIGN, INTERNAL, Catalog, Sequences, alter_topic, make_topic, remove_topic
 from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
+from headwater.log.kafka_group import KafkaGroup, KafkaGroups
 from headwater.log.kafka_json import to_records
 from headwater.log.kafka_queue_group import QueueRecords, ShareGroup
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
-from headwater.log.kafka_refusals import KafkaRefusals, check_offsets, topic_settings
+from headwater.log.kafka_refusals import KafkaRefusals, topic_settings
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import NAME_CHARACTERS_MAX, Topic
@@ -83,6 +84,7 @@ class KafkaStore(KafkaRefusals):
         self._catalog = Catalog(self._cluster, self._prefix)
         self._sequences = Sequences(self._cluster, self._prefix)
         self._queues = QueueRecords(self._cluster, self._prefix)
+        self._groups = KafkaGroups(self._cluster, self._prefix, check_writable=self._check_writable)
         self._seen: dict[str, int] = {}
         self._foreign: dict[str, Topic] = {}
         self._firsts: dict[str, tuple[float, list[int]]] = {}
@@ -203,11 +205,12 @@ class KafkaStore(KafkaRefusals):
 
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         self._check_writable()
-        check_offsets(offsets)
         self._catalog.refresh()
         parcels = [self._parcel(write) for write in writes]
-        found = self._settled(self._cluster.writer.send_together(parcels))
-        return [range(offsets[0], offsets[-1] + 1) for offsets in found]
+        found = self._groups.commit_with(
+            offsets, lambda consumed: self._settled(self._cluster.writer.send_together(parcels, consumed))
+        )
+        return [range(given[0], given[-1] + 1) for given in found]
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_writable()
@@ -294,6 +297,16 @@ class KafkaStore(KafkaRefusals):
     def queues(self) -> list[dict[str, Any]]:
         self._check_open()
         return self._queues.all()
+
+    # Groups
+
+    def groups(self) -> list[str]:
+        self._check_open()
+        return self._groups.names()
+
+    def group(self, name: str, *, create: bool) -> KafkaGroup:
+        self._check_open()
+        return self._groups.group(name)
 
     # What Kafka keeps for itself
 
@@ -462,7 +475,7 @@ def _settings(topic: Topic) -> dict[str, str]:
 def _foreign_topic(name: str, partitions: int) -> Topic:
     return Topic(
         name=name,
-        id=f"kafka:{name}",
+        id=FOREIGN + name,
         schemas=(BYTES_SCHEMA,),
         has_schema=False,
         key="key",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
 
 INTERNAL = "__headwater."
+FOREIGN = "kafka:"
+"""How the id of a topic begins that somebody else made."""
 FORMAT = 1
 
 _ATTEMPTS_MAX = 30

@@ -27,16 +27,13 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from headwater.log.kafka_errors import client_library, kinds, passing
 from headwater.model.errors import (
     Closed,
-    EventTooLarge,
-    Fenced,
     HeadwaterError,
     InvalidInput,
-    InvalidName,
-    NoAccess,
+    NotOwner,
     PositionLost,
-    TopicExists,
     TopicNotFound,
     Unreachable,
     Unsupported,
@@ -55,7 +52,8 @@ _NEW_TOPIC_S = 2.0
 _ALIVE_S = 1.5
 _OURS = {
     "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "isolation.level", "group.id", "logger",
-    "enable.auto.commit", "enable.partition.eof", "linger.ms", "key.deserializer", "value.deserializer",
+    "enable.auto.commit", "enable.partition.eof", "linger.ms", "key.deserializer", "value.deserializer", "group.protocol",
+    "max.poll.interval.ms", "partition.assignment.strategy", "group.instance.id", "enable.auto.offset.store",
 }  # fmt: skip
 """Settings of clients that our promises rest on."""
 
@@ -104,18 +102,6 @@ def read_address(rest: str) -> Address:
     return Address(brokers, prefix, tuple(sorted(options)))
 
 
-def client_library() -> Any:
-    """confluent-kafka, loaded when a `kafka://` log is opened."""
-    try:
-        import confluent_kafka
-    except ImportError:
-        raise Unsupported(
-            "A kafka:// log needs the package confluent-kafka, which is not installed.",
-            advice='Run: pip install "headwater[kafka]".',
-        ) from None
-    return confluent_kafka
-
-
 class Cluster:
     """The shared clients; got by `join`, given back by `leave`."""
 
@@ -159,7 +145,7 @@ class Cluster:
                 "fetch.queue.backoff.ms": 5,
                 "fetch.error.backoff.ms": 20,
                 "queued.min.messages": 1_000_000,
-                "queued.max.messages.kbytes": 65_536,
+                "queued.max.messages.kbytes": 16_384,
                 "topic.metadata.propagation.max.ms": 0,
             },
         )
@@ -180,6 +166,13 @@ class Cluster:
                 "max.poll.records": events_max,
                 "fetch.wait.max.ms": 100,
             },
+        )
+
+    def member(self, group: str, settings: Mapping[str, Any]) -> Any:
+        """A consumer that belongs to a group; its id tells the process."""
+        ours = {"group.id": group, "partition.assignment.strategy": "cooperative-sticky"}
+        return self._made(
+            self.kafka.Consumer, {**settings, **ours}, **{"client.id": f"{self._settings['client.id']}.{os.getpid()}"}
         )
 
     def producer(self, **settings: Any) -> Any:
@@ -206,7 +199,7 @@ class Cluster:
             self._admin = self._made(self.admin_library.AdminClient, {})
         return self._admin
 
-    def _made(self, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    def _made(self, kind: Callable[..., Any], settings: Mapping[str, Any], **last: Any) -> Any:
         quiet = {"logger": _logger(), "error_cb": _ignore, "topic.metadata.refresh.fast.interval.ms": 10}
         quick = {
             "reconnect.backoff.ms": 20,
@@ -214,7 +207,7 @@ class Cluster:
             "socket.connection.setup.timeout.ms": 5000,
         }
         try:
-            return kind({**quick, **settings, **self._settings, **quiet})
+            return kind({**quick, **settings, **self._settings, **quiet, **last})
         except self.kafka.KafkaException as error:
             text = error.args[0].str() if error.args else str(error)
             raise InvalidInput(
@@ -238,7 +231,7 @@ class Cluster:
         for name, described in found.topics.items():
             if described.error is not None and described.error.code() == unknown:
                 continue
-            if described.error is not None and topic is not None and described.error.code() not in _passing():
+            if described.error is not None and topic is not None and described.error.code() not in passing():
                 raise self.as_ours(described.error, what=f"describe topic {name!r}")
             out[name] = len(described.partitions)
         return out
@@ -280,7 +273,7 @@ class Cluster:
             except self.kafka.KafkaException as caught:
                 error = caught.args[0]
                 is_late = left <= 0 and (left < ANSWER_S - LEADER_S or not self.is_alive())
-                if error.code() not in _passing() or is_late:
+                if error.code() not in passing() or is_late:
                     raise self.as_ours(error, what=what) from None
             except RuntimeError:
                 raise _closed() from None
@@ -330,11 +323,16 @@ class Cluster:
 
     def passes(self, error: Any) -> bool:
         """Whether an error of Kafka's client passes by itself."""
-        return error.code() in _passing()
+        return error.code() in passing()
+
+    def is_refusal(self, error: Any) -> bool:
+        """Whether it does not pass, and is not about a topic that was deleted a moment ago."""
+        kind, _ = kinds().get(error.code(), (None, ""))
+        return error.fatal() or (kind is not None and kind not in (TopicNotFound, NotOwner, PositionLost))
 
     def as_ours(self, error: Any, *, what: str) -> HeadwaterError:
         """An error of Kafka's client as one of ours."""
-        kind, advice = _kinds().get(error.code(), (Unreachable, ""))
+        kind, advice = kinds().get(error.code(), (Unreachable, ""))
         where = self.address.url
         if kind is Unreachable:
             return Unreachable(
@@ -352,6 +350,11 @@ def join(address: Address) -> Cluster:
             entry = _registry().clusters[address] = [Cluster(address), 0]
         entry[1] += 1
         return entry[0]
+
+
+def keep_for_ever(client: Any) -> None:
+    """A client whose threads are in another process must not be ended: it would wait for them."""
+    _registry().inherited.append(client)
 
 
 def leave(cluster: Cluster) -> None:
@@ -412,12 +415,13 @@ class _Registry:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.clusters: dict[Address, list[Any]] = {}
+        self.inherited: list[Any] = []
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
         """A child's clients have no threads: it begins with none, and keeps the old ones so that nothing waits for them."""
         self.lock = threading.Lock()
-        self.inherited = self.clusters
+        self.inherited.append(self.clusters)
         self.clusters = {}
 
 
@@ -440,59 +444,3 @@ def _ignore(error: object) -> None:
 
 def _closed() -> Closed:
     return Closed("The Kafka log was closed.", advice="Open another with open_log.")
-
-
-@cache
-def _kinds() -> dict[int, tuple[type[HeadwaterError], str]]:
-    code = client_library().KafkaError
-    ask_right = "Ask for the right to do so (an ACL of the cluster), or use another user."
-    return {
-        code.TOPIC_AUTHORIZATION_FAILED: (NoAccess, ask_right),
-        code.CLUSTER_AUTHORIZATION_FAILED: (NoAccess, ask_right),
-        code.GROUP_AUTHORIZATION_FAILED: (NoAccess, ask_right),
-        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (NoAccess, ask_right),
-        code.SASL_AUTHENTICATION_FAILED: (NoAccess, "Check user, password and sasl.mechanism."),
-        code._AUTHENTICATION: (NoAccess, "Check user, password and sasl.mechanism."),
-        code.UNKNOWN_TOPIC_OR_PART: (TopicNotFound, "See log.topics()."),
-        code._UNKNOWN_TOPIC: (TopicNotFound, "See log.topics()."),
-        code._UNKNOWN_PARTITION: (TopicNotFound, "See log.topic(…).partitions."),
-        code.TOPIC_ALREADY_EXISTS: (TopicExists, "Open it, or pass exist_ok=True to keep it as it is."),
-        code.TOPIC_EXCEPTION: (
-            InvalidName,
-            "Kafka takes '.' and '_' for the same: choose a name that differs otherwise.",
-        ),
-        code.INVALID_PARTITIONS: (InvalidInput, "Use fewer partitions."),
-        code.INVALID_REPLICATION_FACTOR: (InvalidInput, "The cluster has too few brokers for its default replication."),
-        code.INVALID_CONFIG: (InvalidInput, "The cluster does not allow this setting."),
-        code.POLICY_VIOLATION: (InvalidInput, "The cluster has a policy against it."),
-        code._AUTO_OFFSET_RESET: (PositionLost, 'Retention removed it: read from "earliest".'),
-        code.OFFSET_OUT_OF_RANGE: (PositionLost, 'Retention removed it: read from "earliest".'),
-        code.MSG_SIZE_TOO_LARGE: (EventTooLarge, "Raise event_bytes_max, and the brokers' own limits."),
-        code._FENCED: (Fenced, "Another producer with the same id took over; close this one."),
-        code.INVALID_PRODUCER_EPOCH: (Fenced, "Another producer with the same id took over; close this one."),
-    }
-
-
-@cache
-def _passing() -> frozenset[int]:
-    """The errors that pass by themselves: a leader is being chosen, a topic is being made."""
-    code = client_library().KafkaError
-    return frozenset(
-        {
-            code.LEADER_NOT_AVAILABLE,
-            code.NOT_LEADER_FOR_PARTITION,
-            code.REPLICA_NOT_AVAILABLE,
-            code.REQUEST_TIMED_OUT,
-            code.COORDINATOR_NOT_AVAILABLE,
-            code.COORDINATOR_LOAD_IN_PROGRESS,
-            code.NOT_COORDINATOR,
-            code.FENCED_LEADER_EPOCH,
-            code.UNKNOWN_LEADER_EPOCH,
-            code.OFFSET_NOT_AVAILABLE,
-            code.NETWORK_EXCEPTION,
-            code._TRANSPORT,
-            code._TIMED_OUT,
-            code._ALL_BROKERS_DOWN,
-            code._DESTROY_BROKER,
-        }
-    )

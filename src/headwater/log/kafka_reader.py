@@ -16,21 +16,24 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.kafka_cluster import BEGINNING
 from headwater.log.kafka_json import Records, to_columns
-from headwater.log.store import Chunk
+from headwater.log.store import Chunk, check_not_missed
 from headwater.log.topic import Topic
-from headwater.model.errors import Closed, Unreachable
+from headwater.model.errors import Closed, PositionLost, Unreachable
 
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
 
-FETCHERS_MAX = 8
-CHUNK_EVENTS_MAX = 65_536
+FETCHERS_MAX = 32
+CHUNK_EVENTS_MAX = 16_384
+"""More events at a time cost more: the garbage collector looks at each again and again while they are held."""
 
 _STALL_S = 30.0
 _SUSPECT_S = 2.0
@@ -55,7 +58,12 @@ class KafkaCursor:
             return []
         fetchers = self._cluster.fetchers
         fetcher = fetchers.take(topic, name, self._partition, self.offset)
-        events, self.offset = fetcher.read(end, min(events_max, CHUNK_EVENTS_MAX))
+        try:
+            events, self.offset = fetcher.read(end, min(events_max, CHUNK_EVENTS_MAX))
+        except PositionLost:
+            [first] = self._cluster.offsets([(name, self._partition)], BEGINNING)
+            check_not_missed(topic.name, self._partition, self.offset, first=first)
+            raise
         fetchers.give_back(fetcher)
         return to_chunks(events, topic, self._partition)
 
@@ -232,7 +240,7 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
     keys = list(map(kind.key, events)) if has_keys else [None] * len(events)
     records = Records(keys, values, headers if any(headers) else None)
     batch = to_columns(records, topic, partition=partition, offsets=offsets.tolist())
-    times = np.array([moment for _, moment in map(kind.timestamp, events)], np.int64) * 1000
+    times = np.fromiter(map(itemgetter(1), map(kind.timestamp, events)), np.int64, len(events)) * 1000
     starts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(events)]
     chunks = []
     for start, stop in itertools.pairwise(starts):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from headwater.log.commit import OffsetPart
-from headwater.log.group import SharedGroup
 from headwater.log.topic import Topic
 from headwater.model.errors import Unsupported
 
@@ -31,22 +29,6 @@ class KafkaRefusals:
 
     def delete_queue(self, group: str, topic: str) -> None:
         _refuse("Queues on Kafka are not removed from here.", "Use the broker's own kafka-share-groups.")
-
-    def groups(self) -> list[str]:
-        """There are none of ours."""
-        return []
-
-    def group(self, name: str, *, create: bool) -> SharedGroup:
-        _refuse(
-            "Groups are for logs in a folder or in memory.",
-            "Read with log.reader and save its positions, or mirror the topic into a folder.",
-        )
-
-
-def check_offsets(offsets: Sequence[OffsetPart]) -> None:
-    """A transaction on Kafka holds no offsets of groups that it does not have."""
-    if offsets:
-        _refuse("A transaction on Kafka cannot commit a group's offsets.", "Save the positions with the results.")
 
 
 def topic_settings(topic: Topic) -> dict[str, str]:

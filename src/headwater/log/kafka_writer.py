@@ -23,12 +23,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headwater.log.kafka_json import Records
-from headwater.model.errors import Closed, Fenced, HeadwaterError, TopicNotFound, Unreachable
+from headwater.model.errors import Closed, Fenced, HeadwaterError, TimedOut, TopicNotFound, Unreachable
 
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
@@ -61,6 +62,13 @@ class Parcel(msgspec.Struct, frozen=True):
         return len(self.records.values) <= BATCH_EVENTS and self.records.size <= BATCH_BYTES
 
 
+class Consumed(msgspec.Struct, frozen=True):
+    """Offsets of a group that a transaction commits, and what the brokers know its member by."""
+
+    positions: list[Any]
+    metadata: bytes
+
+
 class Writer:
     """Sends parcels, alone or in transactions."""
 
@@ -90,9 +98,9 @@ class Writer:
             self._waiting.put((parcel, done))
         return done
 
-    def send_together(self, parcels: Sequence[Parcel]) -> Future[list[Offsets]]:
-        """Sends all parcels in one transaction."""
-        return self.run(lambda: self._in_transaction(parcels))
+    def send_together(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> Future[list[Offsets]]:
+        """Sends all parcels in one transaction, and commits what was consumed for them."""
+        return self.run(lambda: self._in_transaction(parcels, consumed))
 
     def run(self, work: Callable[[], Any]) -> Future[Any]:
         """Does something in one of the writer's threads."""
@@ -111,12 +119,18 @@ class Writer:
             thread.join()
         self._pool.shutdown()
 
-    def _in_transaction(self, parcels: Sequence[Parcel]) -> list[Offsets]:
+    def _in_transaction(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> list[Offsets]:
         try:
             transactor = self._idle.get_nowait()
         except queue.Empty:
             transactor = Transactor(self._cluster, f"{self._cluster.name}-{uuid.uuid4().hex[:8]}")
-        offsets = transactor.commit(parcels)  # one that failed is not used again
+        try:
+            offsets = transactor.commit(parcels, consumed)  # one that failed is not used again
+        except Fenced:
+            raise TimedOut(
+                f"A transaction took longer than {TRANSACTION_S:g} s, and {self._cluster.address.url} rolled it back.",
+                advice="Nothing of it is stored; do it again.",
+            ) from None
         self._idle.put(transactor)
         return offsets
 
@@ -195,17 +209,16 @@ class Transactor:
         cluster.ask(lambda left: self._producer.list_topics(timeout=left), "reach the brokers")
         cluster.ask(self._producer.init_transactions, "begin transactions")
 
-    def commit(self, parcels: Sequence[Parcel], *, visible: bool = True) -> list[Offsets]:
-        """Stores all parcels, or raises and stores none of them."""
+    def commit(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> list[Offsets]:
+        """Stores all parcels and commits what was consumed, or raises and does nothing."""
         with self._lock:
             if self._fenced:
                 raise _fenced()
             for parcel in parcels:
                 self._cluster.know(self._producer, parcel.topic, parcel.topic_id, parcel.partitions)
             deliveries = [_Delivery(parcel) for parcel in parcels]
-            self._run(deliveries)
-        if visible:
-            wait_until_visible(self._cluster, deliveries)
+            self._run(deliveries, consumed)
+        wait_until_visible(self._cluster, deliveries)
         return [delivery.offsets for delivery in deliveries]
 
     def close(self) -> None:
@@ -213,7 +226,7 @@ class Transactor:
         self._fenced = True
         self._cluster.forget(self._producer)
 
-    def _run(self, deliveries: Sequence[_Delivery]) -> None:
+    def _run(self, deliveries: Sequence[_Delivery], consumed: Sequence[Consumed]) -> None:
         producer, kafka = self._producer, self._cluster.kafka
         try:
             producer.begin_transaction()
@@ -223,6 +236,9 @@ class Transactor:
             for delivery in deliveries:
                 if delivery.error is not None:
                     raise delivery.error
+            for one in consumed:
+                send = partial(producer.send_offsets_to_transaction, one.positions, one.metadata)
+                self._cluster.ask(send, "commit offsets")
             self._cluster.ask(producer.commit_transaction, "commit a transaction")
         except kafka.KafkaException as caught:
             raise self._aborted(self._cluster.as_ours(caught.args[0], what="write")) from None

@@ -18,7 +18,6 @@ from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.disk import Disk
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.group_progress import GroupProgress, progress_of, reset
-from headwater.log.group_removal import delete_group
 from headwater.log.log_topics import LogTopics
 from headwater.log.placement import place
 from headwater.log.producer import Producer
@@ -221,7 +220,7 @@ class Log(LogTopics):
 
     def delete_group(self, name: str) -> None:
         """Forgets a group with all its offsets; refused while it has members that live."""
-        delete_group(self._store, check_name(name, of="group"))
+        self._store.group(check_name(name, of="group"), create=False).remove()
 
     def read(
         self,

@@ -5,15 +5,18 @@ Invariant: fetched ≥ handed ≥ done. Whatever fails in between, the cursors g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from headwater.log.assignment import Place
-from headwater.log.group import NO_OFFSET, Owner, SharedGroup
+from headwater.log.group import NO_OFFSET, Committed, Owner
 from headwater.log.reader import Reader, Start
 from headwater.log.split import is_held
 from headwater.log.store import Bounds, Chunk, Cursor, Store
 from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, HeadwaterError, InvalidInput
+
+CommittedOf = Callable[[Collection[Place]], Mapping[Place, Committed]]
+"""The committed offsets of a group in some partitions."""
 
 
 class Share:
@@ -32,11 +35,11 @@ class Share:
 class Shares:
     """The partitions of one member."""
 
-    def __init__(self, store: Store, shared: SharedGroup, group: str, *, skip: bool) -> None:
+    def __init__(self, store: Store, group: str, *, committed: CommittedOf, skip: bool) -> None:
         self.by_place: dict[Place, Share] = {}
         self.missed = 0
         self._store = store
-        self._shared = shared
+        self._committed_of = committed
         self._group = group
         self._skip = skip
         self._paused: set[Place] = set()
@@ -84,9 +87,11 @@ class Shares:
                 except EventsMissed as missed:  # since the bounds were asked for
                     self._move_on(place, missed.last + 1)
                     continue
-                if not found:  # only a gap that compaction left: it is passed
+                count = sum(chunk.batch.num_rows for chunk in found)
+                if not count:  # a gap holds nothing to be handed out, and is passed
                     self.by_place[place].handed = self.by_place[place].cursor.offset
-                events_max -= sum(chunk.batch.num_rows for chunk in found)
+                    continue
+                events_max -= count
                 chunks += found
                 if events_max <= 0:
                     break
@@ -97,9 +102,8 @@ class Shares:
 
     def has_begun(self, topic: Topic, number: int) -> bool:
         """Whether the group has committed anything of a partition's ancestors."""
-        with self._shared.reading():
-            places = [(topic.name, ancestor) for ancestor, _ in topic.ancestors(number)]
-            return any(self._committed(place, topic.id) != NO_OFFSET for place in places)
+        places = [(topic.name, ancestor) for ancestor, _ in topic.ancestors(number)]
+        return any(committed.holds_for(topic.id) for committed in self._committed_of(places).values())
 
     def hand(self, chunks: Iterable[Chunk]) -> None:
         """All that was fetched is handed out."""
@@ -127,12 +131,15 @@ class Shares:
         """One that was split off waits until the group has committed its ancestors up to their fences, whoever reads them."""
         if not share.ancestors:
             return False
-        with self._shared.reading():
-            return is_held(share.ancestors, lambda number: self._committed((place[0], number), share.topic_id))
-
-    def _committed(self, place: Place, topic_id: str) -> int:
-        committed = self._shared.committed(place)
-        return committed.offset if committed.topic_id == topic_id else NO_OFFSET
+        known = self._committed_of([(place[0], number) for number, _ in share.ancestors])
+        done = {
+            number: found.offset if found.holds_for(share.topic_id) else NO_OFFSET
+            for (_, number), found in known.items()
+        }
+        held = is_held(share.ancestors, lambda number: done.get(number, NO_OFFSET))
+        if not held:
+            share.ancestors = ()
+        return held
 
     def _move_on(self, place: Place, first: int) -> None:
         """What lies before the first event that there is was missed."""

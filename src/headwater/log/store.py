@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headwater.log.commit import OffsetPart
 from headwater.log.frame import Stamp
-from headwater.log.group import SharedGroup
+from headwater.log.group import Group
 from headwater.log.topic import Topic
 from headwater.model.errors import Diverged, EventsMissed, Repartitioned
 
@@ -262,8 +262,8 @@ class Store(Protocol):
     def groups(self) -> list[str]:
         """The names of all groups, sorted."""
 
-    def group(self, name: str, *, create: bool) -> SharedGroup:
-        """What the members of a group share; `GroupNotFound`, unless it is to be made."""
+    def group(self, name: str, *, create: bool) -> Group:
+        """One group; `GroupNotFound`, unless it is to be made."""
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""

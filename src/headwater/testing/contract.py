@@ -49,6 +49,9 @@ class LogContract(
     TableContract,
     ReaderContract,
     ClosingContract,
+    GroupsContract,
+    GroupReadingContract,
+    GroupTransactionsContract,
 ):
     """What every log promises, whatever it is kept in."""
 
@@ -58,10 +61,7 @@ class WholeLogContract(
     RetentionContract,
     CompactionContract,
     OverloadContract,
-    GroupsContract,
-    GroupReadingContract,
-    GroupTransactionsContract,
     SplitContract,
     RemovalContract,
 ):
-    """And what a log promises that keeps its events itself: retention, compaction, limits, groups and added partitions."""
+    """And what a log promises that keeps its events itself: retention, compaction, limits, added partitions, removed groups."""

@@ -32,6 +32,9 @@ class LogCase:
     transactions_in_one_moment = True
     """All of a transaction becomes visible at once. False: partition by partition, in each of them whole."""
 
+    silence_s = 0.15
+    """How short a time without a poll the log can notice."""
+
     @pytest.fixture
     def open_log(self) -> OpenLog:
         """Opens another handle on the log under test."""

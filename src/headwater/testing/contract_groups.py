@@ -120,7 +120,7 @@ class GroupsContract(LogCase):
                 found += drain(first, second)
             assert numbers_of(found) == list(range(200))
             until(lambda: first.assignment() == before, first)
-            assert log.group("g").generation > generation
+            assert generation is None or (log.group("g").generation or 0) > generation
 
     @pytest.mark.covers("concept: head-of-line blocking")
     def test_more_members_than_partitions_idle(self, log: Log, other: Log) -> None:
@@ -144,10 +144,10 @@ class GroupsContract(LogCase):
     def test_a_hung_member_loses_its_partitions(self, log: Log, other: Log) -> None:
         """Its commit is refused, and at its next poll it joins again; nothing is skipped."""
         numbered(log, partitions=2, count=40)
-        hung = log.consumer("t", group="g", commit="manual", poll_interval_s_max=0.15)
+        hung = log.consumer("t", group="g", commit="manual", poll_interval_s_max=self.silence_s)
         polled = hung.poll(events_max=20)
         with other.consumer("t", group="g", commit="manual") as healthy:
-            time.sleep(0.2)
+            time.sleep(self.silence_s * 1.3)
             found = until(lambda: len(healthy.assignment()) == 2, healthy)
             with refused(NotOwner, "'t'", "'g'"):
                 hung.commit()
@@ -165,14 +165,15 @@ class GroupsContract(LogCase):
         """A long poll is a sign of life too."""
         numbered(log, partitions=2, count=0)
         with (
-            log.consumer("t", group="g", poll_interval_s_max=0.15) as patient,
+            log.consumer("t", group="g", poll_interval_s_max=self.silence_s) as patient,
             other.consumer("t", group="g") as second,
         ):
             until(lambda: len(second.assignment()) == 1, patient, second)
             generation = log.group("g").generation
-            patient.poll(timeout_s=0.5)
+            patient.poll(timeout_s=self.silence_s * 3)
             second.poll(timeout_s=0)
             assert log.group("g").generation == generation
+            assert len(patient.assignment()) == len(second.assignment()) == 1
 
     def test_members_with_different_topics_get_what_they_asked_for(self, log: Log, other: Log) -> None:
         """One group may read several topics, and not every member all of them."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headwater.log.group_progress import PartitionProgress
 from headwater.log.log import Log
 from headwater.model.errors import Closed, GroupInUse, GroupNotFound, InvalidInput, InvalidName, TopicNotFound
 from headwater.model.event import Event
@@ -28,8 +29,8 @@ class GroupReadingContract(LogCase):
         with log.consumer(pattern=r"orders\..*", group="g", start="latest") as consumer:
             assert consumer.assignment() == [("orders.eu", 0)]
             numbered(log, "orders.us", partitions=2, count=10)
-            assert numbers_of(drain(consumer)) == list(range(10))
-            assert len(consumer.assignment()) == 3
+            found = until(lambda: len(consumer.assignment()) == 3, consumer)
+            assert numbers_of(found + drain(consumer)) == list(range(10))
             log.delete_topic("orders.eu")
             until(lambda: [topic for topic, _ in consumer.assignment()] == ["orders.us"] * 2, consumer)
             append(log, "orders.us", [10])
@@ -180,7 +181,7 @@ class GroupReadingContract(LogCase):
             drain(consumer)
         log.delete_topic("t")
         numbered(log, partitions=1, count=3)
-        assert log.group("g").partitions[0].committed is None
+        assert {part.committed for part in _known(log, "g")} <= {None}
         with log.consumer("t", group="g") as consumer:
             assert numbers_of(consumer.poll()) == [0, 1, 2]
 
@@ -229,6 +230,14 @@ class GroupReadingContract(LogCase):
             consumer.poll()
         with refused(Closed):
             consumer.commit()
+
+
+def _known(log: Log, group: str) -> list[PartitionProgress]:
+    """What is said of a group's partitions; a log may have forgotten it together with its only topic."""
+    try:
+        return log.group(group).partitions
+    except GroupNotFound:
+        return []
 
 
 def _place(event: Event) -> tuple[str, int, int]:

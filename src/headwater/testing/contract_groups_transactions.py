@@ -9,7 +9,7 @@ import pytest
 from headwater.log.log import Log
 from headwater.model.errors import InvalidInput, NotOwner
 from headwater.testing.contract_case import LogCase, refused, values_of
-from headwater.testing.contract_groups_case import drain, numbered, numbers_of
+from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
 
 
 class GroupTransactionsContract(LogCase):
@@ -49,11 +49,11 @@ class GroupTransactionsContract(LogCase):
         """Nothing of it is stored, and the new owner's work stands."""
         numbered(log, partitions=1, count=10)
         log.create_topic("out", "n INT", partitions=1)
-        hung = log.consumer("t", group="g", commit="manual", poll_interval_s_max=0.1)
+        hung = log.consumer("t", group="g", commit="manual", poll_interval_s_max=self.silence_s)
         polled = hung.poll()
-        time.sleep(0.15)
+        time.sleep(self.silence_s * 1.3)
         with other.consumer("t", group="g", commit="manual") as healthy:
-            events = drain(healthy)
+            events = until(healthy.assignment, healthy) + drain(healthy)
             with other.transaction() as transaction:
                 transaction.append("out", [{"n": event.value["n"]} for event in events])
                 transaction.commit_offsets(healthy)
