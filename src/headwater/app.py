@@ -1,0 +1,234 @@
+"""An application: topics, tables and the functions between them, declared in one script and run together on Spark.
+
+    app = hw.App("clickstream", log="./data")
+    clicks = app.topic("clicks", schema="user_id BIGINT, page STRING, at TIMESTAMP", key="user_id", time="at")
+
+    @app.view(clicks, key=["page"])
+    def per_page(clicks):
+        return clicks.groupBy("page").count()
+
+    if __name__ == "__main__":
+        app.run()
+
+Decorators return the function unchanged, so it can be tested with ordinary DataFrames. Nothing is opened, made or started
+before `plan`, `start` or `run`. What belongs to an application lies in its folder `state`: checkpoints, the status, what was left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headwater.log.log import Log, open_log
+from headwater.log.topic import Topic, check_name
+from headwater.model.clock import duration_us, system_clock
+from headwater.model.errors import InvalidApp, InvalidInput
+from headwater.processing.graph import (
+    CHANGES,
+    Graph,
+    OutputMode,
+    StageNode,
+    TopicNode,
+    caller,
+    declared_schema,
+    place_of,
+)
+from headwater.processing.status import AppStatus, read_status, write_status
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.processing.runner import Runner
+    from headwater.views.view import View
+
+F = TypeVar("F", bound=Callable[..., Any])
+Input = TopicNode | str | Callable[..., Any]
+"""What a stage reads: what `app.topic` returned, the function of another stage, or the name of a topic."""
+
+_REPORT_S = 1.0
+
+
+class App:
+    """One application; see the module."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: str | os.PathLike[str] = "./data",
+        spark: SparkSession | None = None,
+        master: str = "local[*]",
+        conf: Mapping[str, str] | None = None,
+        state: str | os.PathLike[str] | None = None,
+        views: str | None = None,
+    ) -> None:
+        """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
+
+        `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
+        """
+        self._graph = Graph(name)
+        self._url = os.fspath(log)
+        self._given_spark = spark
+        self._master = master
+        self._conf = dict(conf or {})
+        self.state = Path(state if state is not None else self._beside("state"))
+        self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
+        self._functions: dict[Callable[..., Any], StageNode] = {}
+        self._run: _Run | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name: part of the names of its stages."""
+        return self._graph.name
+
+    @property
+    def graph(self) -> Graph:
+        """What was declared."""
+        return self._graph
+
+    # Declaring
+
+    def topic(self, name: str, schema: Any = None, **settings: Any) -> TopicNode:
+        """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=caller())
+        )
+
+    def table(self, name: str, schema: Any = None, *, key: str | None = None, **settings: Any) -> TopicNode:
+        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame."""
+        if schema is not None and key is None:
+            raise InvalidApp(f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key.")
+        settings = {"key": key, "compact": True, **settings}
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
+        )
+
+    def stream(
+        self,
+        *inputs: Input,
+        to: str | None = None,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: str = "0 seconds",
+        mode: OutputMode = "append",
+        trigger: str | None = None,
+        **settings: Any,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
+
+        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own.
+        """
+
+        def declare(function: F) -> F:
+            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness), **settings}
+            self._add(
+                function,
+                StageNode(
+                    name=function.__name__,
+                    kind="stream",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=to or function.__name__,
+                    key=() if key is None else (key,),
+                    mode=mode,
+                    trigger=trigger,
+                    settings=made,
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def view(
+        self,
+        *inputs: Input,
+        key: str | Sequence[str] = (),
+        mode: OutputMode = "update",
+        order: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        trigger: str | None = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
+
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order.
+        """
+
+        def declare(function: F) -> F:
+            called = name or function.__name__
+            self._add(
+                function,
+                StageNode(
+                    name=called,
+                    kind="view",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=f"view {called}",
+                    key=(key,) if isinstance(key, str) else tuple(key),
+                    mode=mode,
+                    trigger=trigger,
+                    settings={"order": order, "limit": limit},
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def sink(
+        self, source: Input, *, to: str, key: str | None = None, name: str | None = None, trigger: str | None = None
+    ) -> None:
+        """Lets the events of a topic or stage leave: to a folder of Parquet files (`to="./warehouse/orders"`)."""
+        where = caller()
+        (topic,) = self._names((source,), where)
+        self._graph.add_stage(
+            StageNode(
+                name=name or f"{topic}.sink",
+                kind="sink",
+                inputs=(topic,),
+                function=None,
+                to=to,
+                key=() if key is None else (key,),
+                trigger=trigger,
+                where=where,
+            )
+        )
+
+    def _add(self, function: Callable[..., Any], node: StageNode) -> None:
+        self._graph.add_stage(node)
+        self._functions[function] = node
+
+    def _names(self, inputs: Sequence[Input], where: str) -> tuple[str, ...]:
+        return tuple(self._topic_of(each, where) for each in inputs)
+
+    def _topic_of(self, given: Input, where: str) -> str:
+        if isinstance(given, TopicNode):
+            if self._graph.topics.get(given.name) is not given:
+                raise InvalidApp(
+                    f"{where}: topic {given.name!r} was declared by another application.",
+                    advice=f"Declare it here too: app.topic({given.name!r}).",
+                )
+            return given.name
+        if isinstance(given, str):
+            return check_name(given)
+        stage = self._functions.get(given) if callable(given) else None
+        if stage is None:
+            raise InvalidApp(
+                f"{where}: {given!r} is no input.",
+                advice="Give what app.topic or app.table returned, the function of another stage, or a topic's name.",
+            )
+        return stage.name + CHANGES if stage.kind == "view" else stage.to
+
+    def _beside(self, what: str) -> str:
+        scheme, _, path = self._url.partition("://") if "://" in self._url else ("file", "", self._url)
+        if scheme != "file":
+            return f"./{self._graph.name}/{what}"
+        return os.path.join(path, what)
