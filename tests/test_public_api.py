@@ -18,7 +18,7 @@ from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 from headwater.log.transaction import Transaction
 
-NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
+NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "register", "restore_log"]
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
@@ -146,7 +146,7 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
-    "not_owner", "group_in_use", "group_not_found", "unreachable",
+    "not_owner", "group_in_use", "group_not_found", "unreachable", "spark_unavailable",
 }  # fmt: skip
 
 HEAVY = [

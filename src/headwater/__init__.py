@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwater.model.errors import HeadwaterError as HeadwaterError
     from headwater.model.event import Event as Event
     from headwater.model.position import Position as Position
+    from headwater.processing.source import register as register
 
 __version__ = "0.1.0"
 
@@ -28,9 +29,10 @@ _HOMES = {
     "Topic": "headwater.log.topic",
     "errors": "headwater.model.errors",
     "open_log": "headwater.log.log",
+    "register": "headwater.processing.source",
     "restore_log": "headwater.log.restore",
 }
-__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
+__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "register", "restore_log"]
 
 
 def __getattr__(name: str) -> object:

@@ -29,6 +29,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── PositionLost             the offset existed, and a power loss took it back
     ├── EventsMissed             retention removed events before they were read
     ├── Unreachable              the server behind the log does not answer
+    ├── SparkUnavailable         Spark cannot be started here
     └── StorageError
         ├── DiskFull
         │   └── TopicFull        a topic is at its `bytes_max`
@@ -270,3 +271,9 @@ class Unreachable(HeadwaterError):
 
     code = "unreachable"
     retriable = True
+
+
+class SparkUnavailable(HeadwaterError):
+    """Spark cannot be started here: no Java, or one that is too old."""
+
+    code = "spark_unavailable"
