@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headwater.log.topic import Topic as Topic
     from headwater.model.errors import HeadwaterError as HeadwaterError
     from headwater.model.event import Event as Event
+    from headwater.model.marker import Marker as Marker
     from headwater.model.position import Position as Position
 
 __version__ = "0.1.0"
@@ -24,13 +25,14 @@ _HOMES = {
     "Event": "headwater.model.event",
     "HeadwaterError": "headwater.model.errors",
     "Log": "headwater.log.log",
+    "Marker": "headwater.model.marker",
     "Position": "headwater.model.position",
     "Topic": "headwater.log.topic",
     "errors": "headwater.model.errors",
     "open_log": "headwater.log.log",
     "restore_log": "headwater.log.restore",
 }
-__all__ = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
+__all__ = ["Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "errors", "open_log", "restore_log"]
 
 
 def __getattr__(name: str) -> object:

@@ -23,7 +23,8 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
     │   ├── Diverged             a copy and its log hold different events
     │   ├── NotOwner             the partition belongs to another member of the group by now
-    │   └── GroupInUse           the group has members that live
+    │   ├── GroupInUse           the group has members that live
+    │   └── CheckpointConflict   a stage's batch does not follow the one it wrote last
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
@@ -270,3 +271,9 @@ class Unreachable(HeadwaterError):
 
     code = "unreachable"
     retriable = True
+
+
+class CheckpointConflict(Conflict):
+    """A stage's batch does not follow the one that the stage wrote last."""
+
+    code = "checkpoint_conflict"
