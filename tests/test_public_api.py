@@ -18,7 +18,7 @@ from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 from headwater.log.transaction import Transaction
 
-NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "register", "restore_log"]
+NAMES = ["App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register", "restore_log"]
 
 SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
@@ -54,6 +54,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
         "snapshot": "(self, topic, *, follow=None)",
+        "stage": "(self, name)",
+        "stages": "(self)",
         "store": "property",
         "table": "(self, topic, *, as_of=None)",
         "tidy": "(self, topic)",

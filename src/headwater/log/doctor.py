@@ -29,6 +29,7 @@ from headwater.log.recovery import last_boot_id, read_incarnations, recover_part
 from headwater.log.seal import write_sealed
 from headwater.log.sealed import Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, segment_name
+from headwater.log.stage_files import stage_checks
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
@@ -111,7 +112,8 @@ class _Examination:
             if not name.endswith(".lock"):
                 path = f"{self._folder}/producers/{name}"
                 self._check(path, partial(check_fence, self._disk, path))
-        for path, look, mend in group_checks(self._disk, self._folder):
+        checks = (*group_checks(self._disk, self._folder), *stage_checks(self._disk, self._folder))
+        for path, look, mend in checks:
             self._check(path, look, mend=mend)
 
     def _topic(self, name: str) -> None:

@@ -35,6 +35,7 @@ from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_addres
 from headwater.log.kafka_json import to_records
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka_refusals import KafkaRefusals, check_offsets, topic_settings
+from headwater.log.kafka_stage import KafkaStages
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import NAME_CHARACTERS_MAX, Topic
@@ -62,7 +63,7 @@ _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
 
-class KafkaStore(KafkaRefusals):
+class KafkaStore(KafkaRefusals, KafkaStages):
     """One log on a Kafka cluster."""
 
     def __init__(self, rest: str, *, clock: Clock, read_only: bool = False) -> None:

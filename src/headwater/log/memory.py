@@ -23,6 +23,8 @@ from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
 from headwater.log.placement import key_bytes
 from headwater.log.queue_states import MemoryStates
+from headwater.log.stage import StageState
+from headwater.log.stage_memory import MemoryStages
 from headwater.log.store import Bounds, Chunk, Cursor, TimeKind, Waiter, Write, check_not_missed, check_place
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
@@ -41,7 +43,7 @@ from headwater.model.errors import (
 from headwater.model.schema import project
 
 
-class MemoryStore:
+class MemoryStore(MemoryStages):
     """One log in memory."""
 
     def __init__(self, *, clock: Clock) -> None:
@@ -53,6 +55,7 @@ class MemoryStore:
         self._epochs: dict[bytes, int] = {}
         self._queues: dict[tuple[str, str], MemoryStates] = {}
         self._groups: dict[str, MemoryGroup] = {}
+        self._states: dict[str, StageState] = {}
         self._counters: Counter[str] = Counter()
         self._closed = False
 

@@ -29,6 +29,7 @@ from headwater.testing.contract_read import ReadContract
 from headwater.testing.contract_reader import ReaderContract
 from headwater.testing.contract_retention import RetentionContract
 from headwater.testing.contract_sequence import SequenceContract
+from headwater.testing.contract_stages import StageContract
 from headwater.testing.contract_table import TableContract
 from headwater.testing.contract_topic import TopicContract
 from headwater.testing.contract_transaction import TransactionContract
@@ -59,5 +60,6 @@ class WholeLogContract(
     GroupsContract,
     GroupReadingContract,
     GroupTransactionsContract,
+    StageContract,
 ):
-    """And what a log promises that keeps its events itself: retention, compaction, limits and groups."""
+    """And what a log promises that keeps its events itself: retention, compaction, limits, groups and stages."""

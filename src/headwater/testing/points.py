@@ -10,12 +10,15 @@ _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
+_STAGES = ("stage:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    return [point for point in _all_points() if not point.startswith((*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES))]
+    return [
+        point for point in _all_points() if not point.startswith((*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_STAGES))
+    ]
 
 
 def keeping_points() -> list[str]:
@@ -31,6 +34,11 @@ def queue_points() -> list[str]:
 def group_points() -> list[str]:
     """Every point that members of groups reach."""
     return _beginning(_GROUPS)
+
+
+def stage_points() -> list[str]:
+    """Every point that stages reach."""
+    return _beginning(_STAGES)
 
 
 def copy_points() -> list[str]:
