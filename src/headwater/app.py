@@ -17,19 +17,17 @@ before `plan`, `start` or `run`. What belongs to an application lies in its fold
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwater.log.log import Log, open_log
-from headwater.log.topic import Topic, check_name
+from headwater.launch import Launch, Restart, Settings
+from headwater.log.log import open_log
+from headwater.log.topic import check_name
 from headwater.model.clock import duration_us, system_clock
-from headwater.model.errors import InvalidApp, InvalidInput
+from headwater.model.errors import InvalidApp, NotFound
 from headwater.processing.graph import (
     CHANGES,
     Graph,
@@ -40,7 +38,7 @@ from headwater.processing.graph import (
     declared_schema,
     place_of,
 )
-from headwater.processing.status import AppStatus, read_status, write_status
+from headwater.processing.status import AppStatus, StageStatus, read_status, write_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +49,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Input = TopicNode | str | Callable[..., Any]
 """What a stage reads: what `app.topic` returned, the function of another stage, or the name of a topic."""
+
+Watch = Callable[[AppStatus], None]
+"""Called while an application runs, every second or so, with its status."""
 
 _REPORT_S = 1.0
 
@@ -81,12 +82,18 @@ class App:
         self.state = Path(state if state is not None else self._beside("state"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
         self._functions: dict[Callable[..., Any], StageNode] = {}
-        self._run: _Run | None = None
+        self._running: _Running | None = None
+        self.views = Views(self)
 
     @property
     def name(self) -> str:
         """Its name: part of the names of its stages."""
         return self._graph.name
+
+    @property
+    def log_url(self) -> str:
+        """The log that it reads and writes."""
+        return self._url
 
     @property
     def graph(self) -> Graph:
@@ -202,6 +209,77 @@ class App:
             )
         )
 
+    # Running
+
+    def plan(self) -> str:
+        """Checks everything that can be checked without reading an event, and draws the graph."""
+        launch = self._launch()
+        try:
+            return self._graph.draw(launch.describe())
+        finally:
+            launch.close()
+
+    def run(
+        self,
+        *,
+        available_now: bool = False,
+        accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        watch: Watch | None = None,
+    ) -> AppStatus:
+        """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
+
+        `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
+        wrote last, or "earliest", "latest". Returns the last status.
+        """
+        running = _Running(self, self._launch(), watch)
+        try:
+            running.start(accept_new_checkpoint)
+            if available_now:
+                running.runner.run_to_the_end(on_look=running.look)
+            else:
+                running.runner.start()
+                running.runner.supervise(on_look=running.look)
+        except KeyboardInterrupt:
+            if available_now:
+                raise
+        finally:
+            running.end()
+        return running.status()
+
+    def start(self, *, accept_new_checkpoint: Mapping[str, Restart] | None = None) -> None:
+        """Starts all stages and returns; a thread looks after them. For notebooks and tests."""
+        if self._running is not None:
+            raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
+        running = _Running(self, self._launch(), None)
+        try:
+            running.start(accept_new_checkpoint)
+        except BaseException:
+            running.end()
+            raise
+        running.supervise_in_background()
+        self._running = running
+
+    def stop(self) -> None:
+        """Lets each stage finish its batch, and ends; stopping twice does nothing."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def status(self) -> AppStatus | None:
+        """What each stage does now, or did when the application last ran; None where it never did."""
+        return self._running.status() if self._running is not None else read_status(self.state)
+
+    def _launch(self) -> Launch:
+        settings = Settings(
+            log=self._url, master=self._master, conf=self._conf, state=self.state, views=self._views_url
+        )
+        return Launch(self._graph, settings, spark=self._given_spark)
+
+    def _open_view(self, name: str) -> View:
+        from headwater.views.view import open_view
+
+        return open_view(self._views_url, name, log=open_log(self._url, create=False, read_only=True))
+
     def _add(self, function: Callable[..., Any], node: StageNode) -> None:
         self._graph.add_stage(node)
         self._functions[function] = node
@@ -232,3 +310,83 @@ class App:
         if scheme != "file":
             return f"./{self._graph.name}/{what}"
         return os.path.join(path, what)
+
+
+class Views:
+    """The views of an application by name: `app.views["per_page"]`. Each is opened when it is asked for."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __iter__(self) -> Iterator[str]:
+        return (stage.name for stage in self._app.graph.stages.values() if stage.kind == "view")
+
+    def __getitem__(self, name: str) -> View:
+        if name not in list(self):
+            raise NotFound(
+                f"Application {self._app.name!r} has no view {name!r}.", advice=f"Its views: {', '.join(self) or 'none'}."
+            )
+        return self._app._open_view(name)
+
+
+class _Running:
+    """An application that runs: its launch, its stages, and the status that others read."""
+
+    def __init__(self, app: App, launch: Launch, watch: Watch | None) -> None:
+        self._app = app
+        self._launch = launch
+        self._watch = watch
+        self._started_us = system_clock()
+        self._reported = 0.0
+        self._thread: threading.Thread | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def runner(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
+
+    def start(self, accept: Mapping[str, Restart] | None) -> None:
+        self._runner = self._launch.start(accept=accept)
+        for note in self._launch.notes:
+            print(note)
+
+    def supervise_in_background(self) -> None:
+        self.runner.start()
+        self._thread = threading.Thread(
+            target=self.runner.supervise, kwargs={"on_look": self.look}, name="headwater-app", daemon=True
+        )
+        self._thread.start()
+
+    def look(self) -> None:
+        self._launch.look(self.runner)
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._report()
+
+    def end(self) -> None:
+        try:
+            if self._runner is not None:
+                self._runner.stop()
+                if self._thread is not None:
+                    self._thread.join()
+                self._report()
+        finally:
+            self._launch.close()
+
+    def status(self) -> AppStatus:
+        stages: list[StageStatus] = [] if self._runner is None else self._runner.statuses
+        return AppStatus(
+            name=self._app.name,
+            log=self._app.log_url,
+            pid=os.getpid(),
+            started_us=self._started_us,
+            at_us=system_clock(),
+            stages=stages,
+        )
+
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        status = self.status()
+        write_status(self._app.state, status)
+        if self._watch is not None:
+            self._watch(status)

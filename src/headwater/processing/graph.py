@@ -147,6 +147,14 @@ class Graph:
                         advice=f"Declare it with app.topic({topic!r}, schema=…), or name one of: {known}.",
                     )
 
+    def check_names(self, names: Mapping[str, Any]) -> None:
+        """Refuses names that are no stage's."""
+        for name in names:
+            if name not in self.stages:
+                raise InvalidApp(
+                    f"Application {self.name!r} has no stage {name!r}.", advice=f"Its stages are {', '.join(self.stages)}."
+                )
+
     def _check_free(self, topic: str, where: str) -> None:
         writer, declared = self.writer_of(topic), self.topics.get(topic)
         taken = writer.where if writer else declared.where if declared else None

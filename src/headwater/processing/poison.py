@@ -20,6 +20,8 @@ import msgspec
 
 from headwater.model.marker import Marker
 from headwater.processing.analysis import apply
+from headwater.processing.marker import ends_of
+from headwater.processing.offsets import Offsets
 
 if TYPE_CHECKING:
     from headwater.processing.runner import Plan, Runner
@@ -156,12 +158,24 @@ class PoisonHunt:
 
 def failed_ranges(checkpoint: str, topics: Sequence[str]) -> tuple[int, list[Range]]:
     """The number of the batch that a checkpoint says was begun last, and the events it has."""
-    raise NotImplementedError
+    epoch = max(int(file.name) for file in (Path(checkpoint) / "offsets").iterdir() if file.name.isdigit())
+    ends = places_of(ends_of(checkpoint, epoch))
+    starts = places_of(ends_of(checkpoint, epoch - 1)) if epoch else {}
+    ranges = []
+    for (topic, partition), end in sorted(ends.items()):
+        start = starts.get((topic, partition), 0)
+        if topic in topics and start < end:
+            ranges.append(Range(topic, partition, start, end))
+    return epoch, ranges
+
+
+def places_of(ends: Sequence[Any]) -> dict[tuple[str, int], int]:
+    """The offsets of every partition in what a batch's marker says of its sources."""
+    found: dict[tuple[str, int], int] = {}
+    for source in ends:
+        found |= Offsets.from_json(source or {}).places
+    return found
 
 
 def _offsets(topic: str, places: Mapping[int, int]) -> str:
     return json.dumps({topic: {str(number): offset for number, offset in places.items()}})
-
-
-def _unused() -> Any:
-    return None
