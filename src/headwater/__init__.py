@@ -40,7 +40,21 @@ _HOMES = {
     "open_view": "headwater.views.view",
     "restore_log": "headwater.log.restore",
 }
-__all__ = ["App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register", "restore_log"]
+__all__ = [
+    "App",
+    "Event",
+    "HeadwaterError",
+    "Log",
+    "Marker",
+    "Position",
+    "Topic",
+    "View",
+    "errors",
+    "open_log",
+    "open_view",
+    "register",
+    "restore_log",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -79,7 +79,7 @@ class App:
         self._given_spark = spark
         self._master = master
         self._conf = dict(conf or {})
-        self.state = Path(state if state is not None else self._beside("state"))
+        self.state = Path(state if state is not None else self._beside(f"apps/{name}"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
         self._functions: dict[Callable[..., Any], StageNode] = {}
         self._running: _Running | None = None
@@ -111,7 +111,9 @@ class App:
     def table(self, name: str, schema: Any = None, *, key: str | None = None, **settings: Any) -> TopicNode:
         """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame."""
         if schema is not None and key is None:
-            raise InvalidApp(f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key.")
+            raise InvalidApp(
+                f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
+            )
         settings = {"key": key, "compact": True, **settings}
         return self._graph.add_topic(
             TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
@@ -297,7 +299,7 @@ class App:
             return given.name
         if isinstance(given, str):
             return check_name(given)
-        stage = self._functions.get(given) if callable(given) else None
+        stage = next((node for function, node in self._functions.items() if function is given), None)
         if stage is None:
             raise InvalidApp(
                 f"{where}: {given!r} is no input.",
@@ -324,7 +326,8 @@ class Views:
     def __getitem__(self, name: str) -> View:
         if name not in list(self):
             raise NotFound(
-                f"Application {self._app.name!r} has no view {name!r}.", advice=f"Its views: {', '.join(self) or 'none'}."
+                f"Application {self._app.name!r} has no view {name!r}.",
+                advice=f"Its views: {', '.join(self) or 'none'}.",
             )
         return self._app._open_view(name)
 
@@ -348,8 +351,6 @@ class _Running:
 
     def start(self, accept: Mapping[str, Restart] | None) -> None:
         self._runner = self._launch.start(accept=accept)
-        for note in self._launch.notes:
-            print(note)
 
     def supervise_in_background(self) -> None:
         self.runner.start()
@@ -381,6 +382,7 @@ class _Running:
             pid=os.getpid(),
             started_us=self._started_us,
             at_us=system_clock(),
+            notes=self._launch.notes,
             stages=stages,
         )
 

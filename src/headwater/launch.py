@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import pyarrow as pa
@@ -63,11 +64,9 @@ class Launch:
 
     def describe(self) -> dict[str, list[str]]:
         """What `plan` says of each stage, by its name; nothing is made."""
-        try:
+        log: Log | None = None
+        with suppress(LogNotFound):
             log = open_log(self._settings.log, create=False, read_only=True)
-        except LogNotFound:
-            log = None
-        else:
             self._closing.append(log.close)
         self._graph.check(in_log=log.topics() if log else [])
         analysed = self._analysis(self._session(), log).run()
@@ -78,6 +77,7 @@ class Launch:
         from headwater.processing.runner import Runner
 
         self._graph.check_names(accept or {})
+        accept = checked_restarts(accept or {})
         self._take_lock()
         log = open_log(self._settings.log)
         self._closing.append(log.close)
@@ -92,7 +92,7 @@ class Launch:
             _make_output(log, stage, analysed[stage.name])
         plans = []
         for stage in stages:
-            plans.append(self._plan(log, stage, analysed[stage.name], analysis, (accept or {}).get(stage.name)))
+            plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
         return Runner(spark, log, self._graph, plans, state=self._settings.state)
 
     def look(self, runner: Runner) -> None:
@@ -135,7 +135,7 @@ class Launch:
 
         settings = self._settings
         if self._given_spark is not None:
-            check_reachable(settings.log, self._given_spark.sparkContext.master)
+            check_reachable(settings.log, str(self._given_spark.sparkContext.master))
             register(self._given_spark)
             return self._given_spark
         spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log)
@@ -210,9 +210,7 @@ class Launch:
             self._building[stage.name] = maintainer
         return maintainer
 
-    def _writer(
-        self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None
-    ) -> WriteBatch | None:
+    def _writer(self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None) -> WriteBatch | None:
         from headwater.processing.marker import marker_of
 
         if maintainer is not None:
@@ -223,9 +221,7 @@ class Launch:
             return maintain
         return None
 
-    def _restarted(
-        self, log: Log, stage: StageNode, name: str, checkpoint: Path, restart: Restart
-    ) -> dict[str, str]:
+    def _restarted(self, log: Log, stage: StageNode, name: str, checkpoint: Path, restart: Restart) -> dict[str, str]:
         """Forgets a stage's checkpoint and its last marker; where it begins instead, for each input."""
         from headwater.processing.poison import places_of
 
@@ -298,11 +294,10 @@ def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
     return [f"gives {to_ddl(analysed.schema)}", f"reads {reads}", state]
 
 
-def as_settings(given: Mapping[str, Any]) -> dict[str, Restart]:
-    """What `--accept-new-checkpoint stage=marker` said, checked."""
-    for name, restart in given.items():
-        if restart not in ("marker", "earliest", "latest"):
-            raise InvalidApp(
-                f"Stage {name!r} cannot begin from {restart!r}.", advice="Use marker, earliest or latest."
-            )
-    return dict(given)
+def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
+    """Where stages are to begin, checked; `InvalidApp`."""
+    known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
+    for name, start in given.items():
+        if start not in known:
+            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+    return {name: known[start] for name, start in given.items()}

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -132,9 +133,7 @@ class Analysis:
         columns = self._pruned(stage, facts, folder, result)
         return Analysed(schema, columns, tuple(sorted(set(self._stateful(result)))))
 
-    def _frame(
-        self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None
-    ) -> DataFrame | Table:
+    def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
         empty = folder / topic
         empty.mkdir(exist_ok=True)
@@ -149,7 +148,7 @@ class Analysis:
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         try:
             checker.checkForStreaming(result._jdf.queryExecution().analyzed(), mode)
-        except Exception as error:
+        except (PySparkException, Py4JJavaError) as error:
             said = str(error).strip().splitlines()[0].rstrip(";")
             raise InvalidApp(
                 f"{stage.place} cannot run as a stream in mode {stage.mode!r}: {said}",

@@ -152,7 +152,8 @@ class Graph:
         for name in names:
             if name not in self.stages:
                 raise InvalidApp(
-                    f"Application {self.name!r} has no stage {name!r}.", advice=f"Its stages are {', '.join(self.stages)}."
+                    f"Application {self.name!r} has no stage {name!r}.",
+                    advice=f"Its stages are {', '.join(self.stages)}.",
                 )
 
     def _check_free(self, topic: str, where: str) -> None:

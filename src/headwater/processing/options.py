@@ -50,7 +50,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         given = {"endingOffsets": self.ending, "asOf": self.as_of}
         for name, why in _BATCH_ONLY.items():
             if use == "stream" and given[name] is not None:
-                raise Unsupported(f"Option {name} is for spark.read: {why}.", advice="Leave it out of spark.readStream.")
+                raise Unsupported(
+                    f"Option {name} is for spark.read: {why}.", advice="Leave it out of spark.readStream."
+                )
 
 
 def read_options(given: Mapping[str, str]) -> Options:
@@ -139,7 +141,9 @@ def _count(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,18}", text.strip()) or not 0 < int(text) <= _COUNT_MAX:
-        raise InvalidInput(f"Option {option}={text!r} is no number of 1 or more.", advice="Use a whole number, such as 100000.")
+        raise InvalidInput(
+            f"Option {option}={text!r} is no number of 1 or more.", advice="Use a whole number, such as 100000."
+        )
     return int(text)
 
 

@@ -61,7 +61,9 @@ class Skips:
         self._found: dict[str, list[tuple[int, int]]] = {}
         if path.exists():
             read = json.loads(path.read_text())
-            self._found = {topic: [(partition, offset) for partition, offset in places] for topic, places in read.items()}
+            self._found = {
+                topic: [(partition, offset) for partition, offset in places] for topic, places in read.items()
+            }
 
     def condition(self, topic: str) -> str | None:
         """What the source is to keep of a topic, in SQL."""

@@ -52,7 +52,9 @@ class Query:
         for field in wanted:
             found = there.get(field.name)
             if found is None or found.type != field.type:
-                has = f"has no column {field.name}" if found is None else f"has {field.name} as {type_to_ddl(found.type)}"
+                has = (
+                    f"has no column {field.name}" if found is None else f"has {field.name} as {type_to_ddl(found.type)}"
+                )
                 raise SchemaConflict(
                     f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
                     advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",

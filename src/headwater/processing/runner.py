@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
@@ -100,9 +101,7 @@ class Runner:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
         return [self._frame(plan, topic, skips, batch) for topic in plan.stage.inputs]
 
-    def _frame(
-        self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None
-    ) -> DataFrame | Table:
+    def _frame(self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None) -> DataFrame | Table:
         facts = plan.facts[topic]
         names = plan.analysed.columns[topic]
         options = {
@@ -169,7 +168,9 @@ class _Supervised:
         try:
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
             writer = self._runner.writer(self.plan, result)
-            trigger = {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
+            trigger = (
+                {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
+            )
             self._query = writer.trigger(**trigger).start()
             self.status.state = "running"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told in the status, and the other stages go on
@@ -212,9 +213,7 @@ class _Supervised:
         epoch = self.status.epoch + 1
         self._failures += 1
         again, self._failed_at = self._failed_at == epoch, epoch
-        if ours is not None and not ours.retriable:
-            self.status.state = "failed"
-        elif ours is None and again and not self._cure(epoch):
+        if (ours is not None and not ours.retriable) or (ours is None and again and not self._cure(epoch)):
             self.status.state = "failed"
         else:
             self.status.state = "waiting"
@@ -242,6 +241,11 @@ def _sentence(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         name, colon, _ = line.partition(": ")
-        if colon and name.replace(".", "").isidentifier() and name[:1].isupper() and ("Error" in name or "Exception" in name):
+        if (
+            colon
+            and name.replace(".", "").isidentifier()
+            and name[:1].isupper()
+            and ("Error" in name or "Exception" in name)
+        ):
             return line
     return lines[0] if lines else type(error).__name__

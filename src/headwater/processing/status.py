@@ -59,7 +59,7 @@ class AppStatus(msgspec.Struct, kw_only=True):
     pid: int
     started_us: int
     at_us: int
-    page: str | None = None
+    notes: list[str] = []
     stages: list[StageStatus] = []
 
     @property
