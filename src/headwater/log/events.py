@@ -70,9 +70,7 @@ def to_batch_of(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([_column(chunk, field) for field in schema], schema=schema)
 
 
-def joined(
-    batches: Iterable[pa.RecordBatch], *, rows_min: int, bytes_min: int = 1 << 62
-) -> Iterator[pa.RecordBatch]:
+def joined(batches: Iterable[pa.RecordBatch], *, rows_min: int, bytes_min: int = 1 << 62) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order, at least `rows_min` or `bytes_min` in each batch but the last; large ones are not copied.
 
     Producers that flush often leave many batches of a few events, and most programs take as long for a small batch as for a

@@ -43,14 +43,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fails_on_loss: bool = True
     columns: tuple[str, ...] = ("*",)
     condition: str | None = None
-    as_of: int | Literal["latest"] | None = None
+    as_of: int | str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
         given = {"endingOffsets": self.ending, "asOf": self.as_of}
         for name, why in _BATCH_ONLY.items():
             if use == "stream" and given[name] is not None:
-                raise Unsupported(f"Option {name} is for spark.read: {why}.", advice="Leave it out of spark.readStream.")
+                raise Unsupported(
+                    f"Option {name} is for spark.read: {why}.", advice="Leave it out of spark.readStream."
+                )
 
 
 def read_options(given: Mapping[str, str]) -> Options:
@@ -139,7 +141,9 @@ def _count(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,18}", text.strip()) or not 0 < int(text) <= _COUNT_MAX:
-        raise InvalidInput(f"Option {option}={text!r} is no number of 1 or more.", advice="Use a whole number, such as 100000.")
+        raise InvalidInput(
+            f"Option {option}={text!r} is no number of 1 or more.", advice="Use a whole number, such as 100000."
+        )
     return int(text)
 
 

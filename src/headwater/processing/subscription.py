@@ -61,9 +61,7 @@ class Subscription:
         for topic in topics[1:]:
             other = self._columns(topic)
             check_alike(first, other, topics[0].name, topic.name)
-            fields = [
-                field.with_nullable(field.nullable or other.field(field.name).nullable) for field in fields
-            ]
+            fields = [field.with_nullable(field.nullable or other.field(field.name).nullable) for field in fields]
         return pa.schema(fields)
 
     def condition(self) -> Condition | None:
@@ -109,7 +107,11 @@ class Subscription:
                 f"Topic {gone[0]!r} was deleted, and this query has read it before.",
                 advice="Set failOnDataLoss=false to go on without it, or start the query with a new checkpoint.",
             )
-        topics = [self._log.topic(name) for name in dict.fromkeys([*before.topics, *self._subscribed(gone)]) if name not in gone]
+        topics = [
+            self._log.topic(name)
+            for name in dict.fromkeys([*before.topics, *self._subscribed(gone)])
+            if name not in gone
+        ]
         for topic in topics:
             read = before.topics.get(topic.name)
             if read is None:
@@ -131,7 +133,13 @@ class Subscription:
             return offset
         if self._options.fails_on_loss:
             raise missed(at, offset, bound.first)
-        _say.warning("Events %d to %d of partition %d of topic %r are gone and were skipped.", offset, bound.first - 1, at[1], at[0])
+        _say.warning(
+            "Events %d to %d of partition %d of topic %r are gone and were skipped.",
+            offset,
+            bound.first - 1,
+            at[1],
+            at[0],
+        )
         return bound.first
 
     # Below
@@ -150,7 +158,9 @@ class Subscription:
         for name in self._options.columns:
             names += topic.schema.names if name == "*" else [own.get(name.lower(), name)]
         if len(set(names)) < len(names):
-            raise InvalidInput("Option columns names a column twice.", advice='"*" has all columns of the topic already.')
+            raise InvalidInput(
+                "Option columns names a column twice.", advice='"*" has all columns of the topic already.'
+            )
         try:
             schema = output_schema(topic, names)
         except InvalidInput as error:
@@ -194,7 +204,11 @@ def check_alike(first: pa.Schema, other: pa.Schema, first_name: str, other_name:
         for field in first
         if field.name not in other.names or other.field(field.name).type != field.type
     ]
-    different += [f"{name} is not there and {type_to_ddl(other.field(name).type)}" for name in other.names if name not in first.names]
+    different += [
+        f"{name} is not there and {type_to_ddl(other.field(name).type)}"
+        for name in other.names
+        if name not in first.names
+    ]
     if different:
         raise SchemaConflict(
             f"Topics {first_name!r} and {other_name!r} cannot be read as one: {'; '.join(different)}.",
@@ -235,7 +249,9 @@ def _check_named(option: str, where: Places, bounds: Mapping[At, Bounds]) -> Non
 
 def _moved_on(topic: Topic, before: int) -> str:
     old, new = topic.schemas[before], topic.schema
-    changes = [f"column {field.name} {type_to_ddl(field.type)} was added" for field in new if field.name not in old.names]
+    changes = [
+        f"column {field.name} {type_to_ddl(field.type)} was added" for field in new if field.name not in old.names
+    ]
     changes += [
         f"column {field.name} was {type_to_ddl(field.type)} and is {type_to_ddl(new.field(field.name).type)}"
         for field in old
