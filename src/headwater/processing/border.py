@@ -16,6 +16,7 @@ from headwater.model import errors
 from headwater.model.errors import HeadwaterError
 
 _HIDE = "SPARK_HIDE_TRACEBACK"
+_WORKER = "PYTHON_WORKER_FACTORY"
 _OURS = re.compile(r"headwater\.model\.errors\.(\w+): (.+)")
 
 
@@ -29,7 +30,7 @@ def crossing() -> Iterator[None]:
     try:
         yield
     except HeadwaterError:
-        if not os.environ.get("HEADWATER_DEBUG"):
+        if any(name.startswith(_WORKER) for name in os.environ) and not os.environ.get("HEADWATER_DEBUG"):
             os.environ[_HIDE] = "1"
         raise
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -122,7 +123,7 @@ def cut(start: int, end: int, pieces: int) -> list[tuple[int, int]]:
     """A range of offsets as so many ranges of about the same size, none of them empty."""
     pieces = max(1, min(pieces, end - start))
     cuts = [start + (end - start) * number // pieces for number in range(pieces + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _offset(option: str, text: str, offset: object, ends: Sequence[str]) -> int | str:

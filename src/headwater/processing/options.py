@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fails_on_loss: bool = True
     columns: tuple[str, ...] = ("*",)
     condition: str | None = None
-    as_of: int | Literal["latest"] | None = None
+    as_of: int | str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""

@@ -19,6 +19,7 @@ from headwater.processing.border import crossing
 from headwater.processing.offsets import cut
 from headwater.processing.options import Options, Use, read_options
 from headwater.processing.reading import Range, Selection, Whole, opened_log, read_range, read_whole
+from headwater.processing.session import check_reachable
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_arrow
 
@@ -26,19 +27,21 @@ from headwater.processing.types import to_arrow
 class Query:
     """What one `load()` reads."""
 
-    def __init__(self, given: Mapping[str, str], schema: StructType, *, use: Use) -> None:
+    def __init__(self, given: Mapping[str, str], schema: StructType, use: Use, master: str = "local") -> None:
         self._given = dict(given)
         self._schema = schema
         self._use: Use = use
+        self._master = master
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self._given, self._schema, self._use))
+        return (Query, (self._given, self._schema, self._use, self._master))
 
     @cached_property
     def options(self) -> Options:
         """The options, checked."""
         options = read_options(self._given)
         options.check_use(self._use)
+        check_reachable(options.log, self._master)
         return options
 
     @cached_property
@@ -46,9 +49,10 @@ class Query:
         """The topics that it reads."""
         return Subscription(opened_log(self.options.log), self.options)
 
-    def check(self, subscription: Subscription) -> None:
-        """Refuses to read columns into types that do not hold them; a user may have given the schema."""
-        wanted, there = to_arrow(self._schema), {field.name: field for field in subscription.schema()}
+    @cached_property
+    def checked(self) -> Subscription:
+        """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
+        wanted, there = to_arrow(self._schema), {field.name: field for field in self.subscription.schema()}
         for field in wanted:
             found = there.get(field.name)
             if found is None or found.type != field.type:
@@ -59,6 +63,7 @@ class Query:
                     f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
                     advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",
                 )
+        return self.subscription
 
     def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
         """The ranges, the large ones cut until there are about `minPartitions` of them."""
@@ -80,7 +85,3 @@ class Query:
     @cached_property
     def _selection(self) -> Selection:
         return Selection(to_arrow(self._schema), self.subscription.condition())
-
-
-def _rebuild(given: Mapping[str, str], schema: StructType, use: Use) -> Query:
-    return Query(given, schema, use=use)

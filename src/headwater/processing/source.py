@@ -10,7 +10,7 @@ by its URL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +34,7 @@ NAME = "headwater"
 
 def register(spark: SparkSession) -> None:
     """Makes topics readable and writable in a Spark session, as `spark.read.format("headwater")` and the like."""
-    local = is_local(spark.sparkContext.master)
+    local = is_local(spark.sparkContext.master or "local")
     spark.dataSource.register(HeadwaterSource if local else RemoteSource)
 
 
@@ -51,8 +51,8 @@ class HeadwaterSource(DataSource):
     def schema(self) -> StructType:
         """The columns that the options ask for; all options are checked here, when the DataFrame is made."""
         with crossing():
-            self._check_reachable()
             options = read_options(self.options)
+            check_reachable(options.log, self.master)
             subscription = Subscription(opened_log(options.log), options)
             schema = to_spark(subscription.schema())
             subscription.condition()
@@ -60,28 +60,23 @@ class HeadwaterSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""
-        return StreamReader(self.options, schema)
+        return StreamReader(Query(self.options, schema, "stream", self.master))
 
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
-        with crossing():
-            self._check_reachable()
-        return BatchReader(self.options, schema)
+        return BatchReader(Query(self.options, schema, "batch", self.master))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
         """For `df.writeStream`."""
         with crossing():
-            self._check_reachable()
+            check_reachable(self.options.get("log", ""), self.master)
             return _sink().StreamWriter(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """For `df.write`."""
         with crossing():
-            self._check_reachable()
+            check_reachable(self.options.get("log", ""), self.master)
             return _sink().BatchWriter(self.options, schema, overwrite)
-
-    def _check_reachable(self) -> None:
-        check_reachable(self.options.get("log", ""), self.master)
 
 
 class RemoteSource(HeadwaterSource):
@@ -93,14 +88,13 @@ class RemoteSource(HeadwaterSource):
 class BatchReader(DataSourceReader):
     """Reads topics up to where they end when the DataFrame is planned; every task run again reads the same."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._query = Query(options, schema, use="batch")
+    def __init__(self, query: Query) -> None:
+        self._query = query
 
     def partitions(self) -> list[InputPartition]:
         """The tasks."""
         with crossing():
-            subscription, options = self._query.subscription, self._query.options
-            self._query.check(subscription)
+            subscription, options = self._query.checked, self._query.options
             topics = {topic.name: topic for topic in subscription.topics()}
             found = list(topics.values())
             ends = subscription.resolve("endingOffsets", LATEST if options.ending is None else options.ending, found)

@@ -12,7 +12,6 @@ again reads the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
 
 from headwater.processing.border import crossing
 from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
@@ -36,8 +34,8 @@ from headwater.processing.subscription import Subscription, taken_back
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._query = Query(options, schema, use="stream")
+    def __init__(self, query: Query) -> None:
+        self._query = query
         self._target: Mapping[At, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -105,10 +103,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a task."""
         return self._query.read(partition)
 
-    @cached_property
+    @property
     def _subscription(self) -> Subscription:
-        self._query.check(self._query.subscription)
-        return self._query.subscription
+        return self._query.checked
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}
