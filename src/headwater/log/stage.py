@@ -47,12 +47,15 @@ class StageCommit(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused."""
+    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused.
 
-    def __init__(self, log: Log, name: str) -> None:
+    A holder that lives in several processes opens it in one of them, and gives its `number` to the others.
+    """
+
+    def __init__(self, log: Log, name: str, *, number: int | None = None) -> None:
         self.name = name
         self._log = log
-        self.number = log.store.take_stage(name)
+        self.number = log.store.take_stage(name) if number is None else number
 
     @property
     def last(self) -> Marker | None:
