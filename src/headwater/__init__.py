@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from headwater.model.event import Event as Event
     from headwater.model.marker import Marker as Marker
     from headwater.model.position import Position as Position
+    from headwater.views.view import View as View
+    from headwater.views.view import open_view as open_view
 
 __version__ = "0.1.0"
 
@@ -28,11 +30,25 @@ _HOMES = {
     "Marker": "headwater.model.marker",
     "Position": "headwater.model.position",
     "Topic": "headwater.log.topic",
+    "View": "headwater.views.view",
     "errors": "headwater.model.errors",
     "open_log": "headwater.log.log",
+    "open_view": "headwater.views.view",
     "restore_log": "headwater.log.restore",
 }
-__all__ = ["Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "errors", "open_log", "restore_log"]
+__all__ = [
+    "Event",
+    "HeadwaterError",
+    "Log",
+    "Marker",
+    "Position",
+    "Topic",
+    "View",
+    "errors",
+    "open_log",
+    "open_view",
+    "restore_log",
+]
 
 
 def __getattr__(name: str) -> object:
