@@ -17,10 +17,27 @@ from headwater.log.queue import Queue
 from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 from headwater.log.transaction import Transaction
+from headwater.views.feed import Subscription
 
-NAMES = ["App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register", "restore_log"]
+NAMES = [
+    "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register",
+    "restore_log",
+]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {
+    hw.View: {
+        "close": "(self)",
+        "definition": "property",
+        "get": "(self, **key)",
+        "rows": "(self, where=None, *, as_of=None, order=None, limit=None, timeout_s=10.0)",
+        "sql": "(self, query, *, as_of=None, timeout_s=10.0, rows_max=100000)",
+        "subscribe": "(self, since=None, *, order=None, limit=None, heartbeat_s=None)",
+    },
+    Subscription: {
+        "close": "(self)",
+        "poll": "(self, *, changes_max=500, timeout_s=1.0)",
+        "poll_async": "(self, *, changes_max=500, timeout_s=1.0)",
+    },
     hw.Log: {
         "acked_floor": "(self, topic)",
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",

@@ -88,6 +88,8 @@ class Maintainer:
         self._catalog = Catalog(log)
         name = f"{app}.{definition.name}" + ("" if definition.generation == 1 else f".{definition.generation}")
         self._stage = log.stage(name) if stage is None else stage
+        store.create(definition)  # first, because a store may refuse the names
+        self._reach("views: table made")
         self._topic = log.create_topic(
             definition.changes,
             changes_schema(definition),
@@ -100,7 +102,6 @@ class Maintainer:
         self._reach("views: topic made")
         entry = self._register()
         self._reach("views: registered")
-        store.create(definition)
         self._applied = self._stored_applied()
         self._catch_up()
         if entry.current == definition.generation:

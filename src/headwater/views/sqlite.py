@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, Overloaded, StorageError, TimedOut
 from headwater.views.changes import KEY, Delta, stored_schema
+from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
 from headwater.views.sqlite_types import answer_column, declared_type, to_column, to_values
 from headwater.views.store import (
@@ -65,7 +66,7 @@ class SqliteStore:
         self._path = os.path.abspath(path)
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._own = threading.local()
+        self._readers = Connections(lambda: self._connect(read_only=True))
         self._writer: sqlite3.Connection | None = None
         if not read_only:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -171,10 +172,7 @@ class SqliteStore:
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close()
-        own = getattr(self._own, "connection", None)
-        if own is not None and self._own.pid == os.getpid():
-            own.close()
-            self._own.connection = None
+        self._readers.close()
 
     def _connect(self, *, read_only: bool) -> sqlite3.Connection:
         mode = "ro" if read_only else "rwc"
@@ -207,9 +205,7 @@ class SqliteStore:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all that is read in it was true at one moment."""
-        if getattr(self._own, "connection", None) is None or self._own.pid != os.getpid():
-            self._own.connection, self._own.pid = self._connect(read_only=True), os.getpid()
-        connection: sqlite3.Connection = self._own.connection
+        connection: sqlite3.Connection = self._readers.get()
         connection.execute("begin")
         try:
             yield connection

@@ -34,8 +34,9 @@ class Applied(msgspec.Struct, frozen=True):
     epoch: int = -1
 
     def to_json(self) -> str:
-        """As a store keeps it."""
-        return msgspec.json.encode(self, order="deterministic").decode()
+        """As a store keeps it: equal text, equal places."""
+        ordered = msgspec.structs.replace(self, positions=dict(sorted(self.positions.items())))
+        return msgspec.json.encode(ordered).decode()
 
 
 class Limits(msgspec.Struct, frozen=True):

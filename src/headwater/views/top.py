@@ -11,6 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
+from headwater.views.changes import KEY
+
 Row = dict[str, Any]
 Step = tuple[Row | None, Row | None]
 """A row before and after; None where there is none."""
@@ -46,6 +50,10 @@ class TopN:
         """Begins with these rows, given with their keys."""
         self._rows = dict(rows)
         self._ranks = sorted(self._rank(key, row) for key, row in self._rows.items())
+
+    def keys(self) -> list[str]:
+        """The keys of all rows, in their order."""
+        return [rank[-1] for rank in self._ranks]
 
     def seen(self) -> list[Row]:
         """The first rows, in their order."""
@@ -88,3 +96,11 @@ class TopN:
             plain = (nan, 0.0 if nan else value)
             parts.append((0, _Descending(plain) if descending else plain))
         return (*parts, key)
+
+
+def ranked_keys(rows: pa.Table, order: Sequence[str]) -> pa.Array:
+    """The keys of rows (with `_key`) in an order."""
+    top = TopN(order, None)
+    columns = [column.removeprefix("-") for column in order]
+    top.load(zip(rows.column(KEY).to_pylist(), rows.select(columns).to_pylist(), strict=True))
+    return pa.array(top.keys(), pa.string())

@@ -27,6 +27,7 @@ from headwater.views.keys import key_text
 from headwater.views.maintain import fold
 from headwater.views.store import Limits, Selection, ViewStore, open_store
 from headwater.views.token import Token, is_token, parse_token
+from headwater.views.top import ranked_keys
 
 Moment = datetime | str | int | Token
 """A moment of a view: when its changes were appended to the log, or the token of a change."""
@@ -201,6 +202,6 @@ def _selected(rows: pa.Table, selection: Selection, definition: ViewDefinition) 
         wanted = pa.array([value], definition.schema.field(column).type)[0]
         rows = rows.filter(pc.equal(values, wanted).fill_null(False) if wanted.is_valid else values.is_null())
     if selection.order:
-        keys = [(c.removeprefix("-"), "descending" if c.startswith("-") else "ascending") for c in selection.order]
-        rows = rows.take(pc.sort_indices(rows, sort_keys=[*keys, (KEY, "ascending")], null_placement="at_end"))
+        ranked = ranked_keys(rows, selection.order)
+        rows = rows.take(pc.index_in(ranked, value_set=rows.column(KEY).combine_chunks()))
     return rows if selection.limit is None else rows.slice(0, selection.limit)
