@@ -195,7 +195,10 @@ class App:
     def sink(
         self, source: Input, *, to: str, key: str | None = None, name: str | None = None, trigger: str | None = None
     ) -> None:
-        """Lets the events of a topic or stage leave: to a folder of Parquet files (`to="./warehouse/orders"`)."""
+        """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
+
+        A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
+        """
         where = caller()
         (topic,) = self._names((source,), where)
         self._graph.add_stage(

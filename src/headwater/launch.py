@@ -25,6 +25,7 @@ from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, HeadwaterError, InvalidApp, LogNotFound
 from headwater.model.schema import widen
 from headwater.processing.graph import Graph, StageNode, TopicNode
+from headwater.sinks.files import FileSink, is_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -219,13 +220,27 @@ class Launch:
                 maintainer.maintain(result.toArrow(), marker_of(str(checkpoint), epoch))
 
             return maintain
+        if stage.kind == "sink" and is_folder(stage.to):
+            sink = FileSink(stage.to, stage=f"{self._graph.name}.{stage.name}")
+
+            def add(result: DataFrame, epoch: int) -> None:
+                marker = marker_of(str(checkpoint), epoch)
+                staged = sink.begin(marker)
+                if staged is not None:
+                    result.write.format(sink.format).save(str(staged))
+                    sink.commit(marker, staged)
+
+            return add
         return None
 
     def _restarted(self, log: Log, stage: StageNode, name: str, checkpoint: Path, restart: Restart) -> dict[str, str]:
         """Forgets a stage's checkpoint and its last marker; where it begins instead, for each input."""
         from headwater.processing.poison import places_of
 
-        last = log.stage(name).accept_new_checkpoint()
+        if stage.kind == "sink" and is_folder(stage.to):
+            last = FileSink(stage.to, stage=name).accept_new_checkpoint()
+        else:
+            last = log.stage(name).accept_new_checkpoint()
         shutil.rmtree(checkpoint, ignore_errors=True)
         if restart != "marker":
             self.notes.append(f"{stage.place} begins again at the {restart} events of its inputs.")
@@ -262,7 +277,7 @@ def _make_declared(log: Log, node: TopicNode) -> None:
 
 def _make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
     """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused."""
-    if stage.kind != "stream":
+    if stage.kind == "view" or is_folder(stage.to):
         return
     if stage.to not in log.topics():
         settings = {name: value for name, value in stage.settings.items() if name != "lateness_us"}

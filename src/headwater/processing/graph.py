@@ -87,7 +87,7 @@ class Graph:
             )
         if node.trigger is not None:
             check_trigger(node)
-        if node.kind == "stream":
+        if node.kind == "stream" or (node.kind == "sink" and "/" not in node.to):
             self._check_free(check_name(node.to), node.where)
         if not node.inputs:
             raise InvalidApp(f"{node.place} has no inputs.", advice="Name the topics it reads: @app.stream(clicks, …).")
@@ -101,7 +101,7 @@ class Graph:
     def writer_of(self, topic: str) -> StageNode | None:
         """The stage whose result the topic holds."""
         for stage in self.stages.values():
-            if topic == stage.to and stage.kind == "stream":
+            if topic == stage.to and stage.kind != "view":
                 return stage
             if stage.kind == "view" and topic == stage.name + CHANGES:
                 return stage

@@ -9,6 +9,7 @@ Thread-safety: one thread starts, another may look after the stages (`supervise`
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,10 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 DRAIN_S = 30.0
+
+_DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
+_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 Write = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: the result of one batch and its number."""
@@ -209,24 +214,27 @@ class _Supervised:
 
     def _fail(self, error: BaseException) -> None:
         ours = error if isinstance(error, HeadwaterError) else told(error)
-        self.status.error = _sentence(error) if ours is None else f"[{ours.code}] {ours}"
+        self.status.error = sentence(error, self.plan.stage) if ours is None else f"[{ours.code}] {ours}"
         epoch = self.status.epoch + 1
         self._failures += 1
         again, self._failed_at = self._failed_at == epoch, epoch
-        if (ours is not None and not ours.retriable) or (ours is None and again and not self._cure(epoch)):
+        hopeless = again and is_about_data(error) and not self._cure() if ours is None else not ours.retriable
+        if hopeless:
             self.status.state = "failed"
         else:
             self.status.state = "waiting"
             self.status.restarts += 1
             self._retry_at = time.monotonic() + RETRY_S[min(self._failures - 1, len(RETRY_S) - 1)]
 
-    def _cure(self, epoch: int) -> bool:
+    def _cure(self) -> bool:
         """Finds the poison events of a batch that failed twice and sets them aside; False where that cannot be done."""
         try:
             hunt = PoisonHunt(self._runner, self.plan, self._skips)
             found = hunt.run(self.plan.checkpoint)
         except Exception as error:  # noqa: BLE001 - the stage stops with both errors told
-            self.status.error = f"{self.status.error} Looking for the event that does it failed too: {_sentence(error)}"
+            self.status.error = (
+                f"{self.status.error} Looking for the event that does it failed too: {sentence(error, self.plan.stage)}"
+            )
             return False
         if isinstance(found, str):
             self.status.error = f"{self.status.error} {found}"
@@ -236,16 +244,21 @@ class _Supervised:
         return True
 
 
-def _sentence(error: BaseException) -> str:
-    """The line of an error that says most: a Python worker's last line, or the first one of Spark's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, colon, _ = line.partition(": ")
-        if (
-            colon
-            and name.replace(".", "").isidentifier()
-            and name[:1].isupper()
-            and ("Error" in name or "Exception" in name)
-        ):
-            return line
-    return lines[0] if lines else type(error).__name__
+def is_about_data(error: BaseException) -> bool:
+    """Whether it is the events, or the function, that an error is about: Python raised it, or SQL calls it a data exception.
+
+    Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
+    """
+    return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
+
+
+def sentence(error: BaseException, stage: StageNode) -> str:
+    """The part of an error that says most: what Python raised and in which line of the script, or Spark's first line."""
+    text = str(error)
+    raised = _RAISED.findall(text)
+    if not raised:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[0] if lines else type(error).__name__
+    script = stage.function.__code__.co_filename if stage.function is not None else ""
+    lines = [number for file, number in _FRAME.findall(text) if file == script]
+    return f"{Path(script).name}:{lines[-1]}: {raised[-1]}" if lines else raised[-1]
