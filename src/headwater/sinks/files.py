@@ -95,7 +95,7 @@ def _format(to: str, query: str) -> FileFormat:
     name, _, value = query.partition("=")
     for known in get_args(FileFormat):
         if name == "format" and value == known:
-            return known  # type: ignore[no-any-return]
+            return known
     raise InvalidInput(
         f"The sink {to!r} is not understood.", advice="Write ?format=parquet, json or csv behind the folder."
     )
