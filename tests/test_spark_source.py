@@ -64,7 +64,17 @@ def every_type() -> list[dict[str, Any]]:
         "deep": {"k": [NOON, None]},
     }  # fmt: skip
     empty = {"i64": 0}
-    other = {**full, "i64": 7, "s": "", "b": b"", "tags": [], "counts": {}, "deep": {}, "day": date(9999, 12, 31), "d": float("inf")}
+    other = {
+        **full,
+        "i64": 7,
+        "s": "",
+        "b": b"",
+        "tags": [],
+        "counts": {},
+        "deep": {},
+        "day": date(9999, 12, 31),
+        "d": float("inf"),
+    }
     return [{**row, "i64": number} if number > 2 else row for number, row in enumerate([full, empty, other] * 4)]
 
 
@@ -72,7 +82,17 @@ def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log) -> 
     """The schema is the topic's, and each value equals what the log itself reads, with the log's own columns too."""
     log.create_topic("t", EVERY_TYPE, key="i64", time="at", partitions=3)
     log.append("t", [{**row, "_headers": {"trace": b"\x01"}} if row["i64"] == 4 else row for row in every_type()])
-    names = [*log.topic("t").schema.names, "_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted"]
+    names = [
+        *log.topic("t").schema.names,
+        "_key",
+        "_time",
+        "_appended",
+        "_partition",
+        "_offset",
+        "_topic",
+        "_headers",
+        "_deleted",
+    ]
     frame = load(spark.read, log, topic="t", columns=",".join(names))
     assert load(spark.read, log, topic="t").schema["i64"].nullable is False
     expected = log.read("t", columns=names)
@@ -80,7 +100,9 @@ def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log) -> 
     assert found.schema.types == expected.schema.types
     assert found.schema.names == expected.schema.names
     assert found.to_pylist() == expected.to_pylist()
-    streamed, _ = run(load(spark.readStream, log, topic="t", startingOffsets="earliest", columns=",".join(names)), "every_type")
+    streamed, _ = run(
+        load(spark.readStream, log, topic="t", startingOffsets="earliest", columns=",".join(names)), "every_type"
+    )
     assert sorted(streamed, key=lambda row: (row["_partition"], row["_offset"])) == sorted(
         frame.collect(), key=lambda row: (row["_partition"], row["_offset"])
     )
@@ -96,7 +118,9 @@ def test_available_now_equals_a_batch_equals_the_log(spark: SparkSession, log: L
     batch = load(spark.read, log, topic="orders").collect()
     assert sorted(row.amount for row in seen) == sorted(row.amount for row in batch) == list(range(10_000))
     assert {tuple(row) for row in seen} == {tuple(row) for row in batch}
-    assert {(row["id"], row["amount"]) for row in log.read("orders").to_pylist()} == {(row.id, row.amount) for row in batch}
+    assert {(row["id"], row["amount"]) for row in log.read("orders").to_pylist()} == {
+        (row.id, row.amount) for row in batch
+    }
     sizes = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert sizes == [4000, 4000, 2000]
     assert [lag(progress) for progress in query.recentProgress][:3] == [6000, 2000, 0]
@@ -108,7 +132,9 @@ def test_available_now_equals_a_batch_equals_the_log(spark: SparkSession, log: L
 def lag(progress: Any) -> int:
     """What Spark's own progress says is still to be read."""
     [source] = progress["sources"]
-    end, latest = (json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"]))
+    end, latest = (
+        json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"])
+    )
     return sum(offset - end[topic][number] for topic, numbers in latest.items() for number, offset in numbers.items())
 
 
@@ -118,7 +144,14 @@ def test_columns_filter_and_table_are_read_at_the_source(spark: SparkSession, lo
         log.create_topic(name, "id STRING, amount BIGINT, at TIMESTAMP", key="id", time="at", partitions=2)
         log.append(name, [{"id": f"o{n % 10}", "amount": n, "at": NOON + timedelta(minutes=n)} for n in range(100)])
     log.append("orders", [{"id": "o5", "_deleted": True, "at": NOON + timedelta(minutes=95)}])
-    picked = load(spark.read, log, topic="orders,returns", columns="amount,_topic", filter="amount >= 98 AND id <> 'o9'", minPartitions="6")
+    picked = load(
+        spark.read,
+        log,
+        topic="orders,returns",
+        columns="amount,_topic",
+        filter="amount >= 98 AND id <> 'o9'",
+        minPartitions="6",
+    )
     assert sorted(map(tuple, picked.collect())) == [(98, "orders"), (98, "returns")]
     assert picked.columns == ["amount", "_topic"]
     table = load(spark.read, log, topic="orders", asOf="2026-01-31T12:50:00Z")
