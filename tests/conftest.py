@@ -1,8 +1,8 @@
-"""What every test can ask for: our own marks, the real services, the command line, an inner pytest run; and how Hypothesis runs here."""
+"""What every test can ask for: our own marks, the real services, Spark, the command line, an inner pytest run; and how Hypothesis runs here."""
 
 from hypothesis import settings
 
-pytest_plugins = ["marks", "services", "commands", "interrupts", "pytester"]
+pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "pytester"]
 
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)

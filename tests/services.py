@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from typing import NoReturn
 
 import pytest
 
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
+from headwater.testing.servers.postgres import PostgresServer
 
 RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -44,6 +46,21 @@ def kafka() -> Iterator[KafkaServer]:
         server.start()
     except ServerError as error:
         unavailable("kafka", error)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL."""
+    server = PostgresServer()
+    try:
+        import_module("psycopg")
+        server.start()
+    except (ImportError, ServerError) as error:
+        unavailable("postgres", error)
     try:
         yield server
     finally:

@@ -17,10 +17,27 @@ from headwater.log.queue import Queue
 from headwater.log.reader import Reader
 from headwater.log.receipt import Receipt
 from headwater.log.transaction import Transaction
+from headwater.views.feed import Subscription
 
-NAMES = ["Event", "HeadwaterError", "Log", "Position", "Topic", "errors", "open_log", "restore_log"]
+NAMES = [
+    "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register",
+    "restore_log",
+]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {
+    hw.View: {
+        "close": "(self)",
+        "definition": "property",
+        "get": "(self, **key)",
+        "rows": "(self, where=None, *, as_of=None, order=None, limit=None, timeout_s=10.0)",
+        "sql": "(self, query, *, as_of=None, timeout_s=10.0, rows_max=100000)",
+        "subscribe": "(self, since=None, *, order=None, limit=None, heartbeat_s=None)",
+    },
+    Subscription: {
+        "close": "(self)",
+        "poll": "(self, *, changes_max=500, timeout_s=1.0)",
+        "poll_async": "(self, *, changes_max=500, timeout_s=1.0)",
+    },
     hw.Log: {
         "acked_floor": "(self, topic)",
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
@@ -56,6 +73,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "scan": "(self, topic, *, start='earliest', end='latest', columns=None)",
         "seal": "(self, topic)",
         "snapshot": "(self, topic, *, follow=None)",
+        "stage": "(self, name)",
+        "stages": "(self)",
         "store": "property",
         "table": "(self, topic, *, as_of=None)",
         "tidy": "(self, topic)",
@@ -148,7 +167,8 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
-    "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned",
+    "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned", "spark_unavailable", "checkpoint_conflict",
+    "invalid_app", "app_running",
 }  # fmt: skip
 
 HEAVY = [

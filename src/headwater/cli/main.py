@@ -27,6 +27,7 @@ from headwater.cli.mirror import mirror
 from headwater.cli.output import printable
 from headwater.cli.produce import produce
 from headwater.cli.queues import queues
+from headwater.cli.run import plan, run, status
 from headwater.cli.sql import sql
 from headwater.cli.tail import tail
 from headwater.cli.topics import topics
@@ -60,6 +61,9 @@ app.command()(backup)
 app.command()(restore)
 app.command()(export)
 app.command("import")(import_file)
+app.command()(run)
+app.command()(plan)
+app.command()(status)
 app.command()(demo)
 app.command()(coverage)
 

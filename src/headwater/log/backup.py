@@ -58,7 +58,17 @@ TRIES = 5
 SMALL_FILE_BYTES = 1 << 20
 SPOOL_BYTES = 16 << 20
 
-_LOG_FILES = {"headwater", "state", "commits", "commit.lock", "catalog.lock", "incarnations", "topics", "producers"}
+_LOG_FILES = {
+    "headwater",
+    "state",
+    "commits",
+    "commit.lock",
+    "catalog.lock",
+    "incarnations",
+    "topics",
+    "producers",
+    "staged",
+}
 _TOPIC_FILES = {"topic", "signal"}
 _PARTITION_FILES = {"head", "lock", "sync", "seal", "reserve"}
 _SEGMENT_FILE = re.compile(r"\d{20}\.(frames|arrow|index)")

@@ -5,9 +5,10 @@ pending, end, last transaction, chain, failed. `commits` holds the commit record
 
     file:   magic "HWCMTS", format u16, floor u64 (every transaction up to it was decided before this file began)
     record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of all the rest, then the body (msgpack):
-            the partitions' shares; with magic "HWC2" (from format 2 on) those, then the offsets that groups commit
+            the partitions' shares; with magic "HWC2" (from format 2 on) those, then the offsets that groups commit; with
+            "HWC3" (from format 3 on) all that, then the marker that a stage commits
 
-A file begins with format 1 and becomes one of format 2 with the first record that holds offsets.
+A file begins with format 1 and becomes one of a later format with the first record that needs it.
 
 A transaction holds the append and sync locks of all its partitions, in a fixed order. It writes its frames behind the
 published ends, syncs them, and then, under the lock of `state`: sets `pending` to the place of its record, writes and syncs
@@ -20,6 +21,7 @@ Invariants:
 - a reader that finds `pending` set uses the ends from before the transaction, so it sees all of it or nothing;
 - offsets that a transaction commits for groups are a part of its record, applied when it is published, again when a dead
   one is settled, and again after a power loss; the groups' locks are held from the check of ownership until then;
+- a stage's marker likewise: its lock is held from the check of its number and last marker until the transaction has ended;
 - when a record's sync fails the outcome is unknown to the disk: the partitions stay closed to appends (poisoned) until a
   new `commits` without that record has replaced the file.
 """
@@ -40,7 +42,7 @@ from headwater.log.head import Mark
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, StorageError
 
-FORMAT = 2
+FORMAT = 3
 COMMITS_BYTES_MAX = 4 << 20
 
 _STATE_MAGIC = b"HWLOGS"
@@ -51,6 +53,7 @@ _FILE = struct.Struct("<6sHQ")
 _FORMAT_FIRST = 1
 _RECORD_MAGIC = b"HWC1"
 _RECORD_WITH_OFFSETS_MAGIC = b"HWC2"
+_RECORD_WITH_MARKER_MAGIC = b"HWC3"
 _RECORD = struct.Struct("<4sIQII")
 
 
@@ -90,12 +93,20 @@ class OffsetPart(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
+class StagePart(msgspec.Struct, frozen=True, array_like=True):
+    """The marker that a stage commits, in its canonical form; empty where it forgets the last one."""
+
+    stage: str
+    marker: bytes
+
+
 class Decision(msgspec.Struct, frozen=True):
-    """What a commit record says: the partitions' shares of a transaction, and the offsets it commits for groups."""
+    """What a commit record says: the partitions' shares of a transaction, and what it commits for groups and a stage."""
 
     transaction: int
     parts: Sequence[Part]
     offsets: Sequence[OffsetPart] = ()
+    stage: StagePart | None = None
 
 
 Publish = Callable[[Decision], None]
@@ -171,8 +182,7 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
             self._disk.reach("commit: intended")
             try:
-                if decision.offsets:
-                    self._raise_format(file)
+                self._raise_format(file, 3 if decision.stage else 2 if decision.offsets else 1)
                 file.write_at(state.end, [record])
                 self._disk.reach("commit: written")
                 file.sync()
@@ -280,11 +290,13 @@ class CommitLog:
         finally:
             file.close()
 
-    def _raise_format(self, file: File) -> None:
+    def _raise_format(self, file: File, needed: int) -> None:
         """An older Headwater must refuse a file whose next record it cannot read."""
+        if needed == _FORMAT_FIRST:
+            return
         magic, version, floor = _FILE.unpack(file.read_at(0, _FILE.size))
-        if version < FORMAT:
-            file.write_at(0, [_FILE.pack(magic, FORMAT, floor)])
+        if version < needed:
+            file.write_at(0, [_FILE.pack(magic, needed, floor)])
 
     def _check_file(self, data: bytes) -> int:
         path = f"{self._folder}/commits"
@@ -328,9 +340,15 @@ def _boot_bytes(boot_id: str) -> bytes:
 
 
 def _encode(decision: Decision, chain: int) -> bytes:
-    parts, offsets = list(decision.parts), list(decision.offsets)
-    magic = _RECORD_WITH_OFFSETS_MAGIC if offsets else _RECORD_MAGIC
-    body = msgspec.msgpack.encode([parts, offsets] if offsets else parts)
+    parts, offsets, stage = list(decision.parts), list(decision.offsets), decision.stage
+    content: Sequence[object]
+    if stage is not None:
+        magic, content = _RECORD_WITH_MARKER_MAGIC, [parts, offsets, stage]
+    elif offsets:
+        magic, content = _RECORD_WITH_OFFSETS_MAGIC, [parts, offsets]
+    else:
+        magic, content = _RECORD_MAGIC, parts
+    body = msgspec.msgpack.encode(content)
     head = _RECORD.pack(magic, len(body), decision.transaction, chain, 0)[:-4]
     return head + struct.pack("<I", crc32c(body, crc32c(head))) + body
 
@@ -350,6 +368,9 @@ def _decode(data: bytes, chain: int) -> tuple[Decision, bytes] | None:
     if magic == _RECORD_WITH_OFFSETS_MAGIC:
         both = msgspec.msgpack.decode(body, type=tuple[tuple[Part, ...], tuple[OffsetPart, ...]])
         return Decision(transaction, *both), raw
+    if magic == _RECORD_WITH_MARKER_MAGIC:
+        every = msgspec.msgpack.decode(body, type=tuple[tuple[Part, ...], tuple[OffsetPart, ...], StagePart])
+        return Decision(transaction, *every), raw
     return None
 
 

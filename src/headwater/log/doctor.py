@@ -33,6 +33,7 @@ from headwater.log.recovery import last_boot_id, read_incarnations, recover_part
 from headwater.log.seal import write_sealed
 from headwater.log.sealed import Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, segment_name
+from headwater.log.stage_files import stage_checks
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
@@ -115,7 +116,9 @@ class _Examination:
             if not name.endswith(".lock"):
                 path = f"{self._folder}/producers/{name}"
                 self._check(path, partial(check_fence, self._disk, path))
-        for path, look, mend in chain(group_checks(self._disk, self._folder), queue_checks(self._disk, self._folder)):
+        folder = self._folder
+        checks = (group_checks, queue_checks, stage_checks)
+        for path, look, mend in chain.from_iterable(check(self._disk, folder) for check in checks):
             self._check(path, look, mend=mend)
 
     def _topic(self, name: str) -> None:

@@ -70,20 +70,21 @@ def to_batch_of(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([_column(chunk, field) for field in schema], schema=schema)
 
 
-def joined(batches: Iterable[pa.RecordBatch], *, rows_min: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, at least `rows_min` in each batch but the last; large batches are not copied.
+def joined(batches: Iterable[pa.RecordBatch], *, rows_min: int, bytes_min: int = 1 << 62) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, at least `rows_min` or `bytes_min` in each batch but the last; large ones are not copied.
 
     Producers that flush often leave many batches of a few events, and most programs take as long for a small batch as for a
     large one.
     """
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        if rows >= rows_min:
+        size += batch.nbytes
+        if rows >= rows_min or size >= bytes_min:
             yield pa.concat_batches(waiting) if len(waiting) > 1 else batch
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
 

@@ -37,6 +37,7 @@ from headwater.log.kafka_json import to_records
 from headwater.log.kafka_queue_group import QueueRecords, ShareGroup
 from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka_refusals import KafkaRefusals, topic_settings
+from headwater.log.kafka_stage import KafkaStages
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
 from headwater.log.topic import NAME_CHARACTERS_MAX, Topic
@@ -64,7 +65,7 @@ _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
 
-class KafkaStore(KafkaRefusals):
+class KafkaStore(KafkaRefusals, KafkaStages):
     """One log on a Kafka cluster."""
 
     has_share_groups = True

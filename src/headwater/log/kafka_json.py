@@ -333,3 +333,20 @@ def _unreadable(topic: Topic, partition: int, what: str) -> SchemaMismatch:
         f"Topic {topic.name!r}, partition {partition}: {what}",
         advice="Somebody wrote it by another schema: read from the next offset, or read the topic as bytes.",
     )
+
+
+# One column, for stores that keep nested values as JSON
+
+
+def json_texts(column: pa.Array) -> pa.Array:
+    """The JSON text of each value of a column, by the same map; null stays null."""
+    prepare = _to_json(column.type)
+    values = [None if value is None else _encode(prepare(value)).decode() for value in values_of(column)]
+    return pa.array(values, pa.string())
+
+
+def from_json_texts(texts: Sequence[str | None], field: pa.Field) -> pa.Array:
+    """The column that `json_texts` gave these texts for."""
+    restore = _from_json(field.type)
+    values = [None if text is None else restore(_decode(text)) for text in texts]
+    return column_of(values, field.type, place=Place(field.name))

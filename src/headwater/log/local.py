@@ -5,10 +5,10 @@
     commit.lock          lock of `state`                topics/<name>/<n>/…       one partition (see `partition`)
     catalog.lock         lock of the list of topics     producers/<id>            epoch of a named producer
     incarnations         what unclean stops took back   queues/<group>/<topic>/…  a queue (see `queue_states`)
-    groups/<name>/…      one group (see `group_files`)
+    groups/<name>/…      one group (see `group_files`)  stages/<name>/…           one stage (`stage_files`)
 
-Lock order: catalog, then the partitions' append and sync locks in the order of (topic, number), then the groups' locks in the
-order of their names, then `commit.lock`.
+Lock order: catalog, then a stage's, then the partitions' append and sync locks in the order of (topic, number), then the
+groups' locks in the order of their names, then `commit.lock`.
 
 Thread-safety: a store may be used by many threads. After a fork the child's store opens everything again by itself.
 """
@@ -29,7 +29,7 @@ import pyarrow as pa
 from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
-from headwater.log.commit import CommitLog, OffsetPart, State, create_commits, create_state
+from headwater.log.commit import CommitLog, OffsetPart, StagePart, State, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
@@ -44,6 +44,7 @@ from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.split import split_topic
+from headwater.log.stage_files import LocalStages, StageFiles
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write, repartitioned
 from headwater.log.topic import Topic
 from headwater.log.transactions import Transactions, check_same_topic
@@ -65,7 +66,7 @@ PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
 
-class LocalStore:
+class LocalStore(LocalStages):
     """One local log opened by one process."""
 
     has_share_groups = False
@@ -163,25 +164,30 @@ class LocalStore:
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self.gate:
             self._check_writable()
-            ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
-            merged: dict[tuple[str, int, str, int], list[Payload]] = {}
-            placed: dict[str, int] = {}
-            for number in ordered:
-                write = writes[number]
-                name, generation = write.topic.name, write.topic.generation
-                if placed.setdefault(name, generation) != generation:  # it was split between two of them
-                    raise repartitioned(self.handles.refresh(name))
-                merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(_payloads(write))
-            buffered = [
-                payloads
-                for (name, number, *_), payloads in merged.items()
-                if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
-            ]
-            starts = self._transactions.append(merged, offsets)
-            for payloads in buffered:
-                self._gauge.count_buffered(payloads)
-            for name in sorted(placed):
-                self.handles.signal(name)
+            return self._append_atomically(writes, offsets)
+
+    def _append_atomically(
+        self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = (), *, stage: StagePart | None = None
+    ) -> list[range]:
+        ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
+        merged: dict[tuple[str, int, str, int], list[Payload]] = {}
+        placed: dict[str, int] = {}
+        for number in ordered:
+            write = writes[number]
+            name, generation = write.topic.name, write.topic.generation
+            if placed.setdefault(name, generation) != generation:  # it was split between two of them
+                raise repartitioned(self.handles.refresh(name))
+            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(_payloads(write))
+        buffered = [
+            payloads
+            for (name, number, *_), payloads in merged.items()
+            if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
+        ]
+        starts = self._transactions.append(merged, offsets, stage)
+        for payloads in buffered:
+            self._gauge.count_buffered(payloads)
+        for name in sorted(placed):
+            self.handles.signal(name)
         ranges: dict[int, range] = {}
         for number in ordered:
             place = (writes[number].topic.name, writes[number].partition)
@@ -348,7 +354,8 @@ class LocalStore:
             mend=self._mend,
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
-        self._transactions = Transactions(self._commits, self.handles, self._groups, clock=self._clock)
+        self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
+        self._transactions = Transactions(self._commits, self.handles, self._groups, self._stages, clock=self._clock)
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -399,6 +406,7 @@ class LocalStore:
         self._catalog_file.close()
 
     def _close_files(self) -> None:
+        self._stages.close()
         self._groups.close()
         self.handles.close()
         self._commits.close()

@@ -28,6 +28,7 @@ from headwater.log.reader import Missed, Reader, Start
 from headwater.log.request import send_request
 from headwater.log.rows import check_size, to_batch
 from headwater.log.split import place_again
+from headwater.log.stage import Stage
 from headwater.log.store import Store, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, check_name
@@ -275,6 +276,16 @@ class Log(LogTopics):
             if name in followed
         ]
         return newest.table(), places
+
+    # Stages
+
+    def stage(self, name: str) -> Stage:
+        """A writer that writes each of its batches exactly once; every earlier holder of that stage is refused from now on."""
+        return Stage(self, check_name(name, of="stage"))
+
+    def stages(self) -> list[str]:
+        """The names of all stages."""
+        return self._store.stages()
 
     # Queues
 

@@ -26,6 +26,8 @@ from headwater.log.placement import key_bytes
 from headwater.log.queue_removal import no_queue
 from headwater.log.queue_states import MemoryStates
 from headwater.log.split import after_split, check_fences, check_split
+from headwater.log.stage import StageState
+from headwater.log.stage_memory import MemoryStages
 from headwater.log.store import (
     Bounds,
     Chunk,
@@ -54,7 +56,7 @@ from headwater.model.errors import (
 from headwater.model.schema import project
 
 
-class MemoryStore:
+class MemoryStore(MemoryStages):
     """One log in memory."""
 
     has_share_groups = False
@@ -68,6 +70,7 @@ class MemoryStore:
         self._epochs: dict[bytes, int] = {}
         self._queues: dict[tuple[str, str], MemoryStates] = {}
         self._groups: dict[str, MemoryGroup] = {}
+        self._states: dict[str, StageState] = {}
         self._counters: Counter[str] = Counter()
         self._closed = False
 

@@ -24,6 +24,7 @@ from headwater.log.frame import CONTINUES, Frame
 from headwater.log.group_files import recover_groups
 from headwater.log.head import Head, Mark, create_head, is_marked_deleted
 from headwater.log.segment import Segment, segment_name
+from headwater.log.stage_files import recover_stages
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged
 
@@ -61,6 +62,7 @@ def recover_log(disk: Disk, folder: str, *, clock: Clock) -> Counter[str]:
             floor, found = commits.decided()
             ends = _recover_partitions(disk, folder, floor=floor, found=found, counters=counters)
             recover_groups(disk, folder, found)
+            recover_stages(disk, folder, found)
             entries.append({"incarnation": incarnation, "at": clock(), "ends": ends})
             write_text(disk, f"{folder}/incarnations", "incarnations", entries[-INCARNATIONS_MAX:])
             disk.reach("recovery: incarnation written")

@@ -22,6 +22,8 @@ from headwater.model.errors import Diverged, EventsMissed, Repartitioned
 
 if TYPE_CHECKING:
     from headwater.log.queue_states import QueueStates
+    from headwater.log.stage import StageCommit, StageState
+    from headwater.model.marker import Marker
 
 TimeKind = Literal["time", "appended"]
 
@@ -264,6 +266,21 @@ class Store(Protocol):
 
     def group(self, name: str, *, create: bool) -> Group:
         """One group; `GroupNotFound`, unless it is to be made."""
+
+    def stages(self) -> list[str]:
+        """The names of all stages, sorted."""
+
+    def take_stage(self, name: str) -> int:
+        """A new fencing number for a stage, made at its first use; every earlier holder of it is fenced from now on."""
+
+    def stage_state(self, name: str) -> StageState:
+        """What is known of a stage now, transactions of dead processes included."""
+
+    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
+        """Appends all batches and commits the marker, or does nothing (see `stage`); without a marker forgets the last one.
+
+        `Fenced`, `CheckpointConflict`.
+        """
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.log.events import output_schema
 from headwater.log.placement import key_bytes
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
@@ -45,15 +48,16 @@ class Newest:
         if self._new_rows >= max(_MERGE_ROWS, self._kept.num_rows if self._kept is not None else 0):
             self._merge()
 
-    def table(self) -> pa.Table:
-        """The newest row of each key that is not deleted, with the topic's own columns."""
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The newest row of each key that is not deleted, with the topic's own columns, or with others that were added."""
         self._merge()
+        names = self._topic.schema.names if columns is None else list(columns)
         if self._kept is None:
-            return self._topic.schema.empty_table()
+            return output_schema(self._topic, names).empty_table()
         gone = self._kept.column("_deleted")
         if not self._topic.has_schema:
             gone = pc.or_(gone, self._kept.column("value").is_null())
-        return self._kept.filter(pc.invert(gone)).select(self._topic.schema.names)
+        return self._kept.filter(pc.invert(gone)).select(names)
 
     def _merge(self) -> None:
         if not self._new:

@@ -2,18 +2,20 @@
 
 `commit` says how one is decided; this is the order in which its partitions are locked, written, synced and published.
 The locks of the groups whose offsets it commits are taken when everything else is done, so they are held for one sync only.
+The lock of a stage whose marker it commits is held by the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headwater.log.commit import CommitLog, Decision, OffsetPart, Part
+from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
 from headwater.log.frame import Payload, Stamp
 from headwater.log.gate import Held, hold
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
+from headwater.log.stage_files import StageFiles
 from headwater.log.store import Bounds
 from headwater.model.clock import Clock
 from headwater.model.errors import Fenced, StorageError, TopicNotFound
@@ -24,15 +26,21 @@ _SNAPSHOTS_MAX = 10_000
 class Transactions:
     """The transactions of one log in one process."""
 
-    def __init__(self, commits: CommitLog, handles: Handles, groups: GroupFiles, *, clock: Clock) -> None:
+    def __init__(
+        self, commits: CommitLog, handles: Handles, groups: GroupFiles, stages: StageFiles, *, clock: Clock
+    ) -> None:
         self._commits = commits
         self._handles = handles
         self._groups = groups
+        self._stages = stages
         self._disk = handles.disk
         self._clock = clock
 
     def append(
-        self, payloads: Mapping[tuple[str, int, str, int], Sequence[Payload]], offsets: Sequence[OffsetPart] = ()
+        self,
+        payloads: Mapping[tuple[str, int, str, int], Sequence[Payload]],
+        offsets: Sequence[OffsetPart] = (),
+        stage: StagePart | None = None,
     ) -> dict[tuple[str, int], int]:
         """Appends to each (topic, partition, topic id, generation), given in this order; returns the first offset in each.
 
@@ -63,7 +71,7 @@ class Transactions:
                 hold(held, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
             self._commits.commit(
-                Decision(transaction, parts, offsets),
+                Decision(transaction, parts, offsets, stage),
                 publish=self._publish,
                 poison=lambda: _poison(partitions),
             )
@@ -110,6 +118,7 @@ class Transactions:
         for partition in self._handles.all_partitions():
             partition.sync_head()
         self._groups.sync()
+        self._stages.sync()
         with self._commits.locked():
             self._commits.begin_again(floor=self._commits.state().transaction)
 
@@ -123,6 +132,7 @@ class Transactions:
 
     def _publish(self, decision: Decision) -> None:
         self._groups.publish(decision, now_us=self._clock())
+        self._stages.publish(decision)
         for part in decision.parts:
             try:
                 partition = self._handles.partition(part.topic, part.partition)
@@ -140,6 +150,7 @@ class Transactions:
             for partition in self._handles.all_partitions():
                 partition.sync_head()
             self._groups.sync()
+            self._stages.sync()
             self._commits.begin_again(floor=self._commits.state().transaction)
 
 

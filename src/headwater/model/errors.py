@@ -9,6 +9,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── InvalidSchema        a schema that cannot be read or stored
     │   ├── SchemaMismatch       rows that do not fit the topic's schema
     │   ├── SchemaConflict       a schema change that old events would not survive
+    │   ├── InvalidApp           an application's script cannot run as it is
     │   ├── EventTooLarge        one event above the topic's `event_bytes_max`
     │   └── Unsupported          this log cannot do that
     ├── NotFound
@@ -24,12 +25,14 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── Diverged             a copy and its log hold different events
     │   ├── NotOwner             the partition belongs to another member of the group by now
     │   ├── Repartitioned        the topic got more partitions after the events were placed
-    │   └── GroupInUse           the group has members that live
+    │   ├── GroupInUse           the group has members that live
+    │   └── CheckpointConflict   a stage's batch does not follow the one it wrote last
     ├── Overloaded               a bounded buffer is full and the caller asked not to wait
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
     ├── EventsMissed             retention removed events before they were read
     ├── Unreachable              the server behind the log does not answer
+    ├── SparkUnavailable         Spark cannot be started here
     └── StorageError
         ├── DiskFull
         │   └── TopicFull        a topic is at its `bytes_max`
@@ -278,3 +281,27 @@ class Unreachable(HeadwaterError):
 
     code = "unreachable"
     retriable = True
+
+
+class SparkUnavailable(HeadwaterError):
+    """Spark cannot be started here: no Java, or one that is too old."""
+
+    code = "spark_unavailable"
+
+
+class CheckpointConflict(Conflict):
+    """A stage's batch does not follow the one that the stage wrote last."""
+
+    code = "checkpoint_conflict"
+
+
+class InvalidApp(InvalidInput):
+    """An application's script cannot run as it is."""
+
+    code = "invalid_app"
+
+
+class AppRunning(Conflict):
+    """Another process runs this application."""
+
+    code = "app_running"

@@ -31,6 +31,7 @@ from headwater.testing.contract_removal import RemovalContract
 from headwater.testing.contract_retention import RetentionContract
 from headwater.testing.contract_sequence import SequenceContract
 from headwater.testing.contract_split import SplitContract
+from headwater.testing.contract_stages import StageContract
 from headwater.testing.contract_table import TableContract
 from headwater.testing.contract_topic import TopicContract
 from headwater.testing.contract_transaction import TransactionContract
@@ -63,5 +64,6 @@ class WholeLogContract(
     OverloadContract,
     SplitContract,
     RemovalContract,
+    StageContract,
 ):
-    """And what a log promises that keeps its events itself: retention, compaction, limits, added partitions, removed groups."""
+    """And what a log promises that keeps its events itself: retention, compaction, limits, added partitions, stages."""

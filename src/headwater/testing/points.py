@@ -12,12 +12,13 @@ _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
 _SPLITS = ("split:",)
 _REMOVAL = ("removal:",)
+_STAGES = ("stage:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS, *_REMOVAL)
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS, *_REMOVAL, *_STAGES)
     return [point for point in _all_points() if not point.startswith(others)]
 
 
@@ -34,6 +35,11 @@ def queue_points() -> list[str]:
 def group_points() -> list[str]:
     """Every point that members of groups reach."""
     return _beginning(_GROUPS)
+
+
+def stage_points() -> list[str]:
+    """Every point that stages reach."""
+    return _beginning(_STAGES)
 
 
 def copy_points() -> list[str]:

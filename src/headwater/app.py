@@ -1,0 +1,397 @@
+"""An application: topics, tables and the functions between them, declared in one script and run together on Spark.
+
+    app = hw.App("clickstream", log="./data")
+    clicks = app.topic("clicks", schema="user_id BIGINT, page STRING, at TIMESTAMP", key="user_id", time="at")
+
+    @app.view(clicks, key=["page"])
+    def per_page(clicks):
+        return clicks.groupBy("page").count()
+
+    if __name__ == "__main__":
+        app.run()
+
+Decorators return the function unchanged, so it can be tested with ordinary DataFrames. Nothing is opened, made or started
+before `plan`, `start` or `run`. What belongs to an application lies in its folder `state`: checkpoints, the status, what was left out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headwater.launch import Launch, Restart, Settings
+from headwater.log.log import open_log
+from headwater.log.topic import check_name
+from headwater.model.clock import duration_us, system_clock
+from headwater.model.errors import InvalidApp, NotFound
+from headwater.processing.graph import (
+    CHANGES,
+    Graph,
+    OutputMode,
+    StageNode,
+    TopicNode,
+    caller,
+    declared_schema,
+    place_of,
+)
+from headwater.processing.status import AppStatus, StageStatus, read_status, write_status
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.processing.runner import Runner
+    from headwater.views.view import View
+
+F = TypeVar("F", bound=Callable[..., Any])
+Input = TopicNode | str | Callable[..., Any]
+"""What a stage reads: what `app.topic` returned, the function of another stage, or the name of a topic."""
+
+Watch = Callable[[AppStatus], None]
+"""Called while an application runs, every second or so, with its status."""
+
+_REPORT_S = 1.0
+
+
+class App:
+    """One application; see the module."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: str | os.PathLike[str] = "./data",
+        spark: SparkSession | None = None,
+        master: str = "local[*]",
+        conf: Mapping[str, str] | None = None,
+        state: str | os.PathLike[str] | None = None,
+        views: str | None = None,
+    ) -> None:
+        """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
+
+        `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
+        """
+        self._graph = Graph(name)
+        self._url = os.fspath(log)
+        self._given_spark = spark
+        self._master = master
+        self._conf = dict(conf or {})
+        self.state = Path(state if state is not None else self._beside(f"apps/{name}"))
+        self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
+        self._functions: dict[Callable[..., Any], StageNode] = {}
+        self._running: _Running | None = None
+        self.views = Views(self)
+
+    @property
+    def name(self) -> str:
+        """Its name: part of the names of its stages."""
+        return self._graph.name
+
+    @property
+    def log_url(self) -> str:
+        """The log that it reads and writes."""
+        return self._url
+
+    @property
+    def graph(self) -> Graph:
+        """What was declared."""
+        return self._graph
+
+    # Declaring
+
+    def topic(self, name: str, schema: Any = None, **settings: Any) -> TopicNode:
+        """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=caller())
+        )
+
+    def table(self, name: str, schema: Any = None, *, key: str | None = None, **settings: Any) -> TopicNode:
+        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame."""
+        if schema is not None and key is None:
+            raise InvalidApp(
+                f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
+            )
+        settings = {"key": key, "compact": True, **settings}
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
+        )
+
+    def stream(
+        self,
+        *inputs: Input,
+        to: str | None = None,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: str = "0 seconds",
+        mode: OutputMode = "append",
+        trigger: str | None = None,
+        **settings: Any,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
+
+        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own.
+        """
+
+        def declare(function: F) -> F:
+            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness), **settings}
+            self._add(
+                function,
+                StageNode(
+                    name=function.__name__,
+                    kind="stream",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=to or function.__name__,
+                    key=() if key is None else (key,),
+                    mode=mode,
+                    trigger=trigger,
+                    settings=made,
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def view(
+        self,
+        *inputs: Input,
+        key: str | Sequence[str] = (),
+        mode: OutputMode = "update",
+        order: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        trigger: str | None = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
+
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order.
+        """
+
+        def declare(function: F) -> F:
+            called = name or function.__name__
+            self._add(
+                function,
+                StageNode(
+                    name=called,
+                    kind="view",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=f"view {called}",
+                    key=(key,) if isinstance(key, str) else tuple(key),
+                    mode=mode,
+                    trigger=trigger,
+                    settings={"order": order, "limit": limit},
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def sink(
+        self, source: Input, *, to: str, key: str | None = None, name: str | None = None, trigger: str | None = None
+    ) -> None:
+        """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
+
+        A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
+        """
+        where = caller()
+        (topic,) = self._names((source,), where)
+        self._graph.add_stage(
+            StageNode(
+                name=name or f"{topic}.sink",
+                kind="sink",
+                inputs=(topic,),
+                function=None,
+                to=to,
+                key=() if key is None else (key,),
+                trigger=trigger,
+                where=where,
+            )
+        )
+
+    # Running
+
+    def plan(self) -> str:
+        """Checks everything that can be checked without reading an event, and draws the graph."""
+        launch = self._launch()
+        try:
+            return self._graph.draw(launch.describe())
+        finally:
+            launch.close()
+
+    def run(
+        self,
+        *,
+        available_now: bool = False,
+        accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        watch: Watch | None = None,
+    ) -> AppStatus:
+        """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
+
+        `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
+        wrote last, or "earliest", "latest". Returns the last status.
+        """
+        running = _Running(self, self._launch(), watch)
+        try:
+            running.start(accept_new_checkpoint)
+            if available_now:
+                running.runner.run_to_the_end(on_look=running.look)
+            else:
+                running.runner.start()
+                running.runner.supervise(on_look=running.look)
+        except KeyboardInterrupt:
+            if available_now:
+                raise
+        finally:
+            running.end()
+        return running.status()
+
+    def start(self, *, accept_new_checkpoint: Mapping[str, Restart] | None = None) -> None:
+        """Starts all stages and returns; a thread looks after them. For notebooks and tests."""
+        if self._running is not None:
+            raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
+        running = _Running(self, self._launch(), None)
+        try:
+            running.start(accept_new_checkpoint)
+        except BaseException:
+            running.end()
+            raise
+        running.supervise_in_background()
+        self._running = running
+
+    def stop(self) -> None:
+        """Lets each stage finish its batch, and ends; stopping twice does nothing."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def status(self) -> AppStatus | None:
+        """What each stage does now, or did when the application last ran; None where it never did."""
+        return self._running.status() if self._running is not None else read_status(self.state)
+
+    def _launch(self) -> Launch:
+        settings = Settings(
+            log=self._url, master=self._master, conf=self._conf, state=self.state, views=self._views_url
+        )
+        return Launch(self._graph, settings, spark=self._given_spark)
+
+    def _open_view(self, name: str) -> View:
+        from headwater.views.view import open_view
+
+        return open_view(self._views_url, name, log=open_log(self._url, create=False, read_only=True))
+
+    def _add(self, function: Callable[..., Any], node: StageNode) -> None:
+        self._graph.add_stage(node)
+        self._functions[function] = node
+
+    def _names(self, inputs: Sequence[Input], where: str) -> tuple[str, ...]:
+        return tuple(self._topic_of(each, where) for each in inputs)
+
+    def _topic_of(self, given: Input, where: str) -> str:
+        if isinstance(given, TopicNode):
+            if self._graph.topics.get(given.name) is not given:
+                raise InvalidApp(
+                    f"{where}: topic {given.name!r} was declared by another application.",
+                    advice=f"Declare it here too: app.topic({given.name!r}).",
+                )
+            return given.name
+        if isinstance(given, str):
+            return check_name(given)
+        stage = next((node for function, node in self._functions.items() if function is given), None)
+        if stage is None:
+            raise InvalidApp(
+                f"{where}: {given!r} is no input.",
+                advice="Give what app.topic or app.table returned, the function of another stage, or a topic's name.",
+            )
+        return stage.name + CHANGES if stage.kind == "view" else stage.to
+
+    def _beside(self, what: str) -> str:
+        scheme, _, path = self._url.partition("://") if "://" in self._url else ("file", "", self._url)
+        if scheme != "file":
+            return f"./{self._graph.name}/{what}"
+        return os.path.join(path, what)
+
+
+class Views:
+    """The views of an application by name: `app.views["per_page"]`. Each is opened when it is asked for."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __iter__(self) -> Iterator[str]:
+        return (stage.name for stage in self._app.graph.stages.values() if stage.kind == "view")
+
+    def __getitem__(self, name: str) -> View:
+        if name not in list(self):
+            raise NotFound(
+                f"Application {self._app.name!r} has no view {name!r}.",
+                advice=f"Its views: {', '.join(self) or 'none'}.",
+            )
+        return self._app._open_view(name)
+
+
+class _Running:
+    """An application that runs: its launch, its stages, and the status that others read."""
+
+    def __init__(self, app: App, launch: Launch, watch: Watch | None) -> None:
+        self._app = app
+        self._launch = launch
+        self._watch = watch
+        self._started_us = system_clock()
+        self._reported = 0.0
+        self._thread: threading.Thread | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def runner(self) -> Runner:
+        assert self._runner is not None
+        return self._runner
+
+    def start(self, accept: Mapping[str, Restart] | None) -> None:
+        self._runner = self._launch.start(accept=accept)
+
+    def supervise_in_background(self) -> None:
+        self.runner.start()
+        self._thread = threading.Thread(
+            target=self.runner.supervise, kwargs={"on_look": self.look}, name="headwater-app", daemon=True
+        )
+        self._thread.start()
+
+    def look(self) -> None:
+        self._launch.look(self.runner)
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._report()
+
+    def end(self) -> None:
+        try:
+            if self._runner is not None:
+                self._runner.stop()
+                if self._thread is not None:
+                    self._thread.join()
+                self._report()
+        finally:
+            self._launch.close()
+
+    def status(self) -> AppStatus:
+        stages: list[StageStatus] = [] if self._runner is None else self._runner.statuses
+        return AppStatus(
+            name=self._app.name,
+            log=self._app.log_url,
+            pid=os.getpid(),
+            started_us=self._started_us,
+            at_us=system_clock(),
+            notes=self._launch.notes,
+            stages=stages,
+        )
+
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        status = self.status()
+        write_status(self._app.state, status)
+        if self._watch is not None:
+            self._watch(status)

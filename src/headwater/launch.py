@@ -1,0 +1,318 @@
+"""A launch: log, Spark, topics and views of an application put together, from its declaration to running stages.
+
+Everything is checked before the first stage starts, and what is wrong is said in one sentence: `InvalidApp` for the script,
+other errors for the world around it. One process at a time runs an application: it holds a lock on the folder `state` (the log's
+fencing numbers would keep a second one from doing harm, but not from confusing people).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import pyarrow as pa
+
+from headwater.log.log import Log, open_log
+from headwater.model.clock import duration_us
+from headwater.model.ddl import to_ddl
+from headwater.model.errors import AppRunning, HeadwaterError, InvalidApp, LogNotFound
+from headwater.model.schema import widen
+from headwater.processing.graph import Graph, StageNode, TopicNode
+from headwater.sinks.files import FileSink, is_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.processing.analysis import Analysed, Analysis, Facts
+    from headwater.processing.runner import Plan, Runner
+    from headwater.processing.runner import Write as WriteBatch
+    from headwater.views.maintain import Maintainer
+    from headwater.views.store import ViewStore
+
+Restart = Literal["marker", "earliest", "latest"]
+"""Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an application runs."""
+
+    log: str
+    master: str
+    conf: Mapping[str, str]
+    state: Path
+    views: str
+
+
+class Launch:
+    """One run of an application, from `start` to `close`."""
+
+    def __init__(self, graph: Graph, settings: Settings, *, spark: SparkSession | None = None) -> None:
+        self._graph = graph
+        self._settings = settings
+        self._given_spark = spark
+        self._closing: list[Callable[[], object]] = []
+        self._building: dict[str, Maintainer] = {}
+        self._store: ViewStore | None = None
+        self.notes: list[str] = []
+        """What the user should know about this run: why a view is built anew, where a stage begins again."""
+
+    def describe(self) -> dict[str, list[str]]:
+        """What `plan` says of each stage, by its name; nothing is made."""
+        log: Log | None = None
+        with suppress(LogNotFound):
+            log = open_log(self._settings.log, create=False, read_only=True)
+            self._closing.append(log.close)
+        self._graph.check(in_log=log.topics() if log else [])
+        analysed = self._analysis(self._session(), log).run()
+        return {name: _notes(self._graph.stages[name], found) for name, found in analysed.items()}
+
+    def start(self, *, accept: Mapping[str, Restart] | None = None) -> Runner:
+        """Makes what is missing and returns the stages, ready to run."""
+        from headwater.processing.runner import Runner
+
+        self._graph.check_names(accept or {})
+        accept = checked_restarts(accept or {})
+        self._take_lock()
+        log = open_log(self._settings.log)
+        self._closing.append(log.close)
+        self._graph.check(in_log=log.topics())
+        spark = self._session()
+        for node in self._graph.topics.values():
+            _make_declared(log, node)
+        analysis = self._analysis(spark, log)
+        analysed = analysis.run()
+        stages = self._graph.order()
+        for stage in stages:
+            _make_output(log, stage, analysed[stage.name])
+        plans = []
+        for stage in stages:
+            plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
+        return Runner(spark, log, self._graph, plans, state=self._settings.state)
+
+    def look(self, runner: Runner) -> None:
+        """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
+        for status in runner.statuses:
+            maintainer = self._building.get(status.name)
+            if maintainer is not None and status.epoch >= 0 and status.lag == 0:
+                maintainer.swap()
+                del self._building[status.name]
+
+    def close(self) -> None:
+        """Frees everything, Spark too where it was started here."""
+        while self._closing:
+            self._closing.pop()()
+
+    # Parts
+
+    def _take_lock(self) -> None:
+        state = self._settings.state
+        state.mkdir(parents=True, exist_ok=True)
+        lock = open(state / "lock", "a+")  # noqa: SIM115 - held until `close`
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise AppRunning(
+                f"Application {self._graph.name!r} is running already ({holder}), with its state in {state}.",
+                advice="Stop that one first, or give this one another state=.",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}")
+        lock.flush()
+        self._closing.append(lock.close)
+
+    def _session(self) -> SparkSession:
+        from headwater.processing.session import check_reachable, make_session, stop_session
+        from headwater.processing.source import register
+
+        settings = self._settings
+        if self._given_spark is not None:
+            check_reachable(settings.log, str(self._given_spark.sparkContext.master))
+            register(self._given_spark)
+            return self._given_spark
+        spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log)
+        self._closing.append(lambda: stop_session(spark))
+        return spark
+
+    def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
+        from headwater.processing.analysis import Analysis, Facts
+
+        def facts(topic: str) -> Facts:
+            node = self._graph.topics.get(topic)
+            is_table = node is not None and node.is_table
+            if log is not None and topic in log.topics():
+                found = log.topic(topic)
+                return Facts(found.schema, found.time, found.lateness_us, is_table)
+            writer = self._graph.writer_of(topic)
+            if node is None or node.schema is None:
+                assert writer is not None
+                return Facts(_changes_of(writer, analysis.stages[writer.name]))
+            lateness = duration_us(node.settings.get("lateness", "0 seconds"))
+            return Facts(node.schema, node.settings.get("time"), lateness, is_table)
+
+        analysis = Analysis(spark, self._graph, facts)
+        return analysis
+
+    def _plan(
+        self, log: Log, stage: StageNode, analysed: Analysed, analysis: Analysis, restart: Restart | None
+    ) -> Plan:
+        from headwater.processing.runner import Plan
+
+        folder = self._settings.state / "checkpoints"
+        maintainer: Maintainer | None = None
+        name = stage.name
+        if stage.kind == "view":
+            maintainer = self._maintainer(log, stage, analysed)
+            generation = maintainer.definition.generation
+            name = stage.name if generation == 1 else f"{stage.name}.{generation}"
+        checkpoint = folder / name
+        start = self._restarted(log, stage, f"{self._graph.name}.{name}", checkpoint, restart) if restart else {}
+        return Plan(
+            stage=stage,
+            analysed=analysed,
+            facts={topic: analysis.facts(topic) for topic in stage.inputs},
+            checkpoint=str(checkpoint),
+            start=start,
+            write=self._writer(log, stage, checkpoint, maintainer),
+        )
+
+    def _maintainer(self, log: Log, stage: StageNode, analysed: Analysed) -> Maintainer:
+        from headwater.views.catalog import plan_view
+        from headwater.views.definition import define_view
+        from headwater.views.maintain import Maintainer
+        from headwater.views.store import open_store
+
+        if self._store is None:
+            self._store = open_store(self._settings.views)
+            self._closing.append(self._store.close)
+        definition = define_view(
+            stage.name,
+            analysed.schema,
+            key=stage.key,
+            mode=stage.mode,
+            order=stage.settings["order"],
+            limit=stage.settings["limit"],
+            code=stage.function,
+        )
+        plan = plan_view(log, definition)
+        if plan.rebuild:
+            self.notes.append(f"{plan.why} The old one is read until the new one has caught up.")
+        maintainer = Maintainer(log, self._store, plan.definition, app=self._graph.name)
+        if plan.rebuild:
+            self._building[stage.name] = maintainer
+        return maintainer
+
+    def _writer(self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None) -> WriteBatch | None:
+        from headwater.processing.marker import marker_of
+
+        if maintainer is not None:
+
+            def maintain(result: DataFrame, epoch: int) -> None:
+                maintainer.maintain(result.toArrow(), marker_of(str(checkpoint), epoch))
+
+            return maintain
+        if stage.kind == "sink" and is_folder(stage.to):
+            sink = FileSink(stage.to, stage=f"{self._graph.name}.{stage.name}")
+
+            def add(result: DataFrame, epoch: int) -> None:
+                marker = marker_of(str(checkpoint), epoch)
+                staged = sink.begin(marker)
+                if staged is not None:
+                    result.write.format(sink.format).save(str(staged))
+                    sink.commit(marker, staged)
+
+            return add
+        return None
+
+    def _restarted(self, log: Log, stage: StageNode, name: str, checkpoint: Path, restart: Restart) -> dict[str, str]:
+        """Forgets a stage's checkpoint and its last marker; where it begins instead, for each input."""
+        from headwater.processing.poison import places_of
+
+        if stage.kind == "sink" and is_folder(stage.to):
+            last = FileSink(stage.to, stage=name).accept_new_checkpoint()
+        else:
+            last = log.stage(name).accept_new_checkpoint()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if restart != "marker":
+            self.notes.append(f"{stage.place} begins again at the {restart} events of its inputs.")
+            return dict.fromkeys(stage.inputs, restart)
+        if last is None:
+            raise InvalidApp(
+                f"{stage.place} has written nothing yet, so there is no marker to go on from.",
+                advice="Use --accept-new-checkpoint earliest or latest, or leave it out.",
+            )
+        self.notes.append(f"{stage.place} goes on behind what it wrote last ({last}).")
+        offsets = dict[str, dict[str, int]]()
+        for (topic, partition), offset in places_of(last.ends).items():
+            offsets.setdefault(topic, {})[str(partition)] = offset
+        return {topic: json.dumps({topic: offsets[topic]}) for topic in stage.inputs}
+
+
+def _make_declared(log: Log, node: TopicNode) -> None:
+    """A declared topic is made; one that is there must have the columns that were declared."""
+    if node.schema is None:
+        return
+    if node.name not in log.topics():
+        log.create_topic(node.name, node.schema, exist_ok=True, **node.settings)
+        return
+    there = log.topic(node.name).schema
+    for field in node.schema:
+        found = there.field(field.name) if field.name in there.names else None
+        if found is None or found.type != field.type:
+            has = f"has no column {field.name}" if found is None else f"has {field.name} {to_ddl(pa.schema([found]))}"
+            raise InvalidApp(
+                f"{node.where}: topic {node.name!r} was declared with {field.name}, and in the log it {has}.",
+                advice="Declare it as it is (`headwater topics show`), or alter the topic.",
+            )
+
+
+def _make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
+    """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused."""
+    if stage.kind == "view" or is_folder(stage.to):
+        return
+    if stage.to not in log.topics():
+        settings = {name: value for name, value in stage.settings.items() if name != "lateness_us"}
+        log.create_topic(stage.to, analysed.schema, exist_ok=True, **settings)
+        return
+    there = log.topic(stage.to)
+    if there.key != (stage.key[0] if stage.key else None):
+        raise InvalidApp(
+            f"{stage.place} writes topic {stage.to!r} with key {stage.key[0] if stage.key else None!r}, and its key is {there.key!r}.",
+            advice="A topic's key is for ever; write to another topic.",
+        )
+    try:
+        if widen(there.schema, analysed.schema) != there.schema:
+            log.alter_topic(stage.to, schema=analysed.schema)
+    except HeadwaterError as error:
+        raise InvalidApp(f"{stage.place} does not fit topic {stage.to!r}: {error.what}", advice=error.advice) from None
+
+
+def _changes_of(stage: StageNode, analysed: Analysed) -> pa.Schema:
+    from headwater.views.changes import changes_schema
+    from headwater.views.definition import define_view
+
+    return changes_schema(define_view(stage.name, analysed.schema, key=stage.key, mode=stage.mode))
+
+
+def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
+    reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
+    state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
+    return [f"gives {to_ddl(analysed.schema)}", f"reads {reads}", state]
+
+
+def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
+    """Where stages are to begin, checked; `InvalidApp`."""
+    known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
+    for name, start in given.items():
+        if start not in known:
+            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+    return {name: known[start] for name, start in given.items()}

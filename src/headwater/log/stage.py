@@ -1,0 +1,130 @@
+"""A stage: a writer that writes each of its batches exactly once, whoever dies in between.
+
+A batch is identified by its marker (query, epoch, where it ends in its sources). The newest marker that a stage has
+committed is stored by the very transaction that appends the batch's events; it is looked at, together with the stage's
+fencing number, under a lock that is held until that transaction has ended. So of two writers of one stage the one that came
+later wins, and the other can no longer write anything (`Fenced`), even if it was only asleep.
+
+What a marker may follow (`is_new`):
+- the same marker again: the batch is there, nothing is written;
+- no marker at all, or the epoch before it of the same query: written;
+- anything else, another query, other ends, an epoch that goes back or jumps, is refused (`CheckpointConflict`), and never
+  passed over: events would be lost or doubled without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.model.errors import CheckpointConflict, Fenced
+from headwater.model.marker import Marker
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
+    from headwater.log.store import Write
+
+Positions = dict[str, dict[int, range]]
+"""Where events stand: topic, partition, offsets."""
+
+
+class StageState(msgspec.Struct, frozen=True):
+    """What a log knows of a stage: its fencing number, its newest marker, and where that one's events stand."""
+
+    number: int = 0
+    last: Marker | None = None
+    positions: Positions = {}
+
+
+class StageCommit(msgspec.Struct, frozen=True):
+    """What became of a batch: whether it was written now (or had been before), and where its events stand."""
+
+    marker: Marker | None
+    written: bool
+    positions: Positions
+
+
+class Stage:
+    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused.
+
+    A holder that lives in several processes opens it in one of them, and gives its `number` to the others.
+    """
+
+    def __init__(self, log: Log, name: str, *, number: int | None = None) -> None:
+        self.name = name
+        self._log = log
+        self.number = log.store.take_stage(name) if number is None else number
+
+    @property
+    def last(self) -> Marker | None:
+        """The newest committed marker, whoever committed it."""
+        return self._log.store.stage_state(self.name).last
+
+    @property
+    def positions(self) -> Positions:
+        """Where the events of the newest marker stand."""
+        return self._log.store.stage_state(self.name).positions
+
+    def commit(self, marker: Marker, appends: Iterable[tuple[str, Any]] = ()) -> StageCommit:
+        """Appends a batch to any topics and commits its marker: all of it or nothing, and only once.
+
+        `Fenced` where somebody has opened the stage since, `CheckpointConflict` where the marker does not follow the last.
+        """
+        named = msgspec.structs.replace(marker, stage=self.name)
+        state = self._log.store.stage_state(self.name)
+        if known := already_there(self.name, self.number, state, named):
+            return known
+        writes = [write for topic, rows in appends for write in self._log._writes(topic, rows)]
+        return self.commit_writes(named, writes)
+
+    def commit_writes(self, marker: Marker, writes: Sequence[Write]) -> StageCommit:
+        """`commit`, for events that were placed in their partitions before."""
+        named = msgspec.structs.replace(marker, stage=self.name)
+        return self._log.store.commit_stage(self.name, self.number, named, writes)
+
+    def accept_new_checkpoint(self) -> Marker | None:
+        """Forgets the last marker, so that the next batch may have any; returns it.
+
+        Its `ends` say where a new checkpoint has to begin for nothing to be lost and nothing to be written twice.
+        """
+        last = self.last
+        self._log.store.commit_stage(self.name, self.number, None, ())
+        return last
+
+
+def already_there(name: str, number: int, state: StageState, marker: Marker | None) -> StageCommit | None:
+    """What is known of a marker that was committed before, None if it is to be written now; `Fenced`, `CheckpointConflict`."""
+    if number != state.number:
+        raise Fenced(
+            f"Stage {name!r} was opened again since: number {number} was replaced by {state.number}.",
+            advice="Nothing was written. Another process runs this stage now; stop this one.",
+        )
+    if marker is None or is_new(name, state.last, marker):
+        return None
+    return StageCommit(marker, written=False, positions=state.positions)
+
+
+def is_new(name: str, last: Marker | None, marker: Marker) -> bool:
+    """Whether a marker is to be written after the last one, or is that one; `CheckpointConflict`."""
+    if last is None:
+        return True
+    if marker.query != last.query:
+        why = "The checkpoint was deleted, or it belongs to another application"
+    elif marker.epoch == last.epoch and marker.ends == last.ends:
+        return False
+    elif marker.epoch == last.epoch + 1:
+        return True
+    elif marker.epoch == last.epoch:
+        why = "The batch was planned anew, to other ends in its sources, as after a power loss that took back the checkpoint"
+    elif marker.epoch < last.epoch:
+        why = "The checkpoint is older than what was written: an early copy of it, or one that a power loss took back"
+    else:
+        why = "Batches in between are missing here: the log was restored from a backup, or they were written elsewhere"
+    raise CheckpointConflict(
+        f"Stage {name!r} has last written {last}, and {marker} does not follow it. {why}.",
+        advice="Nothing was written. Put the checkpoint back that belongs to the last marker; or begin a new one where that "
+        "marker ends, with `--accept-new-checkpoint from marker` (or `from earliest`, `from latest`), in Python "
+        "`stage.accept_new_checkpoint()`.",
+    )

@@ -1,0 +1,87 @@
+"""A query's reading: the options and the schema of one `load()`, as stream and batch readers share them.
+
+It is pickled into tasks with nothing but what the user gave; what it opens and understands, it finds again wherever it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from headwater.model.ddl import type_to_ddl
+from headwater.model.errors import SchemaConflict
+from headwater.processing.border import crossing
+from headwater.processing.offsets import cut
+from headwater.processing.options import Options, Use, read_options
+from headwater.processing.reading import Range, Selection, Whole, opened_log, read_range, read_whole
+from headwater.processing.session import check_reachable
+from headwater.processing.subscription import Subscription
+from headwater.processing.types import to_arrow
+
+
+class Query:
+    """What one `load()` reads."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, use: Use, master: str = "local") -> None:
+        self._given = dict(given)
+        self._schema = schema
+        self._use: Use = use
+        self._master = master
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Query, (self._given, self._schema, self._use, self._master))
+
+    @cached_property
+    def options(self) -> Options:
+        """The options, checked."""
+        options = read_options(self._given)
+        options.check_use(self._use)
+        check_reachable(options.log, self._master)
+        return options
+
+    @cached_property
+    def subscription(self) -> Subscription:
+        """The topics that it reads."""
+        return Subscription(opened_log(self.options.log), self.options)
+
+    @cached_property
+    def checked(self) -> Subscription:
+        """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
+        wanted, there = to_arrow(self._schema), {field.name: field for field in self.subscription.schema()}
+        for field in wanted:
+            found = there.get(field.name)
+            if found is None or found.type != field.type:
+                has = (
+                    f"has no column {field.name}" if found is None else f"has {field.name} as {type_to_ddl(found.type)}"
+                )
+                raise SchemaConflict(
+                    f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
+                    advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",
+                )
+        return self.subscription
+
+    def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
+        """The ranges, the large ones cut until there are about `minPartitions` of them."""
+        least, total = self.options.partitions_min, sum(wanted.end - wanted.start for wanted in ranges)
+        pieces: list[InputPartition] = []
+        for wanted in ranges:
+            count = round(least * (wanted.end - wanted.start) / total) if least > len(ranges) else 1
+            pieces += [wanted.part(start, end) for start, end in cut(wanted.start, wanted.end, count)]
+        return pieces
+
+    def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        with crossing():
+            if isinstance(wanted, Range):
+                yield from read_range(wanted, opened_log(self.options.log), self._selection)
+            elif isinstance(wanted, Whole):
+                yield from read_whole(wanted, opened_log(self.options.log), self._selection)
+
+    @cached_property
+    def _selection(self) -> Selection:
+        return Selection(to_arrow(self._schema), self.subscription.condition())

@@ -1,0 +1,154 @@
+"""Reading in a task: one range of offsets of one partition, as Arrow batches that Spark takes as they are.
+
+A Python worker of Spark opens each log once (`opened_log`) and keeps it for the tasks that follow; a forked worker opens its own. A
+batch is the log's own memory, mapped from its files, as long as nothing has to be picked or cast; small ones are joined, since
+Spark takes as long for a batch of ten rows as for one of ten thousand.
+
+A range is read up to its end and never further, and the log never changes what it holds: a task that is run again gives the
+same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+from headwater.log.events import joined, output_schema, to_batch_of
+from headwater.log.log import Log, open_log
+from headwater.log.store import Chunk
+from headwater.log.table import Newest
+from headwater.log.topic import Topic
+from headwater.model.errors import EventsMissed, PositionLost
+from headwater.model.schema import DELETED
+from headwater.processing.condition import Condition, Filter
+from headwater.processing.subscription import missed
+from headwater.processing.types import conform
+
+BATCH_ROWS = 65_536
+BATCH_ROWS_MIN = 32_768
+BATCH_BYTES_MIN = 32 << 20
+LOGS_MAX = 8
+
+
+class Range(InputPartition):
+    """The events of a partition from `start` up to, and not with, `end`."""
+
+    def __init__(self, topic: Topic, partition: int, start: int, end: int, *, skips: bool) -> None:
+        """`skips`: what retention removes before it is read is not missed."""
+        self.topic, self.topic_id = topic.name, topic.id
+        self.partition, self.start, self.end, self.skips = partition, start, end, skips
+
+    def part(self, start: int, end: int) -> Range:
+        """A part of it."""
+        part = copy.copy(self)
+        part.start, part.end = start, end
+        return part
+
+    def __repr__(self) -> str:
+        return f"{self.topic}/{self.partition} {self.start}..{self.end}"
+
+
+class Whole(InputPartition):
+    """A whole topic up to `ends`, to be read as a table: the newest row of each key as of an event time."""
+
+    def __init__(self, topic: Topic, ends: Mapping[int, int], *, as_of: int | None) -> None:
+        self.topic, self.topic_id, self.ends, self.as_of = topic.name, topic.id, dict(ends), as_of
+
+    def __repr__(self) -> str:
+        return f"{self.topic} as of {self.as_of}"
+
+
+class Selection:
+    """What is read of each event: the columns of `schema`, and only of events that the condition picks.
+
+    Deleted events are left out unless `_deleted` is among the columns.
+    """
+
+    def __init__(self, schema: pa.Schema, condition: Condition | None) -> None:
+        self.schema = schema
+        self._filter = Filter(condition) if condition else None
+        self._shows_deleted = DELETED.name in schema.names
+        self._names = list(dict.fromkeys([*schema.names, *(condition.columns if condition else ())]))
+        self._wanted: tuple[Topic, pa.Schema] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that it needs."""
+        return self._names
+
+    def of_chunk(self, chunk: Chunk) -> pa.RecordBatch:
+        """What is selected of a chunk."""
+        if self._wanted is None or self._wanted[0] is not chunk.topic:
+            own = chunk.topic.schema
+            self._wanted = chunk.topic, own if self._names == own.names else output_schema(chunk.topic, self._names)
+        batch = to_batch_of(chunk, self._wanted[1])
+        if not self._shows_deleted and DELETED.name in chunk.batch.schema.names:
+            batch = batch.filter(pc.invert(chunk.batch.column(DELETED.name).fill_null(False)))
+        return self.of_batch(batch, chunk.topic.name)
+
+    def of_batch(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+        """What is selected of rows that have the columns of `names`."""
+        if self._filter is not None and batch.num_rows:
+            batch = batch.filter(self._filter.mask(batch))
+        return conform(batch, self.schema, topic=topic)
+
+
+def opened_log(url: str) -> Log:
+    """The log, opened to be read, once in each process."""
+    return _opened(url, os.getpid())
+
+
+def read_range(wanted: Range, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """The rows of a range."""
+    _check_same(log, wanted)
+    batches = (batch for chunk in _chunks(wanted, log) if (batch := selection.of_chunk(chunk)).num_rows)
+    yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
+
+
+def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """The newest row of each key of a topic."""
+    topic = _check_same(log, wanted)
+    newest = Newest(topic, as_of=wanted.as_of)
+    columns = list(dict.fromkeys([*newest.columns, *selection.names]))
+    for batch in log.scan(topic.name, end=wanted.ends, columns=columns):
+        newest.add(batch)
+    for batch in newest.table(selection.names).to_batches(max_chunksize=BATCH_ROWS):
+        yield selection.of_batch(batch, topic.name)
+
+
+def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
+    place = wanted.topic, wanted.partition
+    cursor = log.store.cursor(*place, offset=wanted.start)
+    while cursor.offset < wanted.end:
+        try:
+            chunks = cursor.read(wanted.end, events_max=BATCH_ROWS)
+        except (EventsMissed, PositionLost):
+            first = log.store.bounds([wanted.topic])[place].first
+            if first <= cursor.offset:
+                raise
+            if not wanted.skips:
+                raise missed(place, cursor.offset, first) from None
+            cursor = log.store.cursor(*place, offset=first)
+            continue
+        yield from chunks
+
+
+def _check_same(log: Log, wanted: Range | Whole) -> Topic:
+    topic = log.topic(wanted.topic)
+    if topic.id != wanted.topic_id:
+        raise PositionLost(
+            f"Topic {wanted.topic!r} was deleted and created again while it was read.",
+            advice="Start the query with a new checkpoint, so that it reads the new topic from its beginning.",
+        )
+    return topic
+
+
+@lru_cache(maxsize=LOGS_MAX)
+def _opened(url: str, process: int) -> Log:
+    return open_log(url, create=False, read_only=True)

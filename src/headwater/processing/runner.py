@@ -1,0 +1,264 @@
+"""The runner: starts every stage of an application as a Spark query, and looks after them.
+
+A stage that fails is started again, later and later; the others go on. What no retry can cure stops its stage with a sentence: an
+error of ours that says so (a foreign checkpoint, a schema that does not fit). A batch that fails twice at the same place has a
+poison event in it: see `poison`.
+
+Thread-safety: one thread starts, another may look after the stages (`supervise`), any may ask for the status or stop.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from headwater.log.log import Log
+from headwater.log.stage import Stage
+from headwater.model.errors import HeadwaterError
+from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
+from headwater.processing.border import told
+from headwater.processing.graph import Graph, StageNode
+from headwater.processing.poison import PoisonHunt, Skips
+from headwater.processing.status import StageStatus
+from headwater.processing.table import Table
+
+RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""How long a stage waits before its next attempt, by how often it has failed since it last went on."""
+
+LOOK_S = 0.2
+DRAIN_S = 30.0
+
+_DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
+_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+Write = Callable[[DataFrame, int], None]
+"""What `foreachBatch` calls: the result of one batch and its number."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What it takes to start one stage again and again."""
+
+    stage: StageNode
+    analysed: Analysed
+    facts: Mapping[str, Facts]
+    checkpoint: str
+    start: Mapping[str, str] = {}
+    write: Write | None = None
+
+
+class Runner:
+    """The stages of one application in one Spark session."""
+
+    def __init__(self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path) -> None:
+        self._spark = spark
+        self._log = log
+        self._graph = graph
+        self._stop = threading.Event()
+        self.stages = [_Supervised(self, plan, state) for plan in plans]
+
+    @property
+    def statuses(self) -> list[StageStatus]:
+        """What each stage does now."""
+        return [stage.status for stage in self.stages]
+
+    def start(self) -> None:
+        """Starts every stage."""
+        for stage in self.stages:
+            stage.attempt()
+
+    def supervise(self, *, on_look: Callable[[], None] | None = None) -> None:
+        """Looks after the stages until `stop` is called, or none of them will ever go on."""
+        while not self._stop.wait(LOOK_S):
+            for stage in self.stages:
+                stage.look()
+            if on_look is not None:
+                on_look()
+            if all(stage.status.state in ("failed", "done") for stage in self.stages):
+                return
+
+    def run_to_the_end(self, *, on_look: Callable[[], None] | None = None) -> None:
+        """Runs each stage over what is there now, in the order in which events flow: the application as a batch."""
+        for stage in self.stages:
+            stage.attempt(available_now=True)
+            while stage.status.state not in ("done", "failed") and not self._stop.wait(LOOK_S):
+                stage.look()
+                if on_look is not None:
+                    on_look()
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Ends every query; with `drain` between two batches, where that comes soon."""
+        self._stop.set()
+        deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
+        for stage in self.stages:
+            stage.end(deadline)
+
+    def frames(self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None) -> list[DataFrame | Table]:
+        """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
+        return [self._frame(plan, topic, skips, batch) for topic in plan.stage.inputs]
+
+    def _frame(self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None) -> DataFrame | Table:
+        facts = plan.facts[topic]
+        names = plan.analysed.columns[topic]
+        options = {
+            "log": self._log.url,
+            "topic": topic,
+            "columns": ",".join(f"`{name.replace('`', '``')}`" for name in names),
+            "startingOffsets": plan.start.get(topic, "earliest"),
+        }
+        condition = skips.condition(topic)
+        if condition:
+            options["filter"] = condition
+        if batch is not None:
+            options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
+            return self._spark.read.format("headwater").options(**options).load()
+        frame = with_watermark(self._spark.readStream.format("headwater").options(**options).load(), facts)
+        return Table(topic, frame) if facts.is_table else frame
+
+    def writer(self, plan: Plan, result: DataFrame) -> DataStreamWriter:
+        """How the result of a stage leaves it."""
+        stage = plan.stage
+        writer = (
+            result.writeStream.queryName(stage.name)
+            .outputMode(stage.mode)
+            .option("checkpointLocation", plan.checkpoint)
+        )
+        if plan.write is not None:
+            return writer.foreachBatch(plan.write)
+        return (
+            writer.format("headwater")
+            .option("log", self._log.url)
+            .option("topic", stage.to)
+            .option("stage", f"{self._graph.name}.{stage.name}")
+        )
+
+    def stage_of(self, plan: Plan) -> Stage:
+        """The stage of the log that dead letters of a plan are written by."""
+        return self._log.stage(f"{self._graph.name}.{plan.stage.name}.dead")
+
+    @property
+    def log(self) -> Log:
+        """The log that is read and written."""
+        return self._log
+
+
+class _Supervised:
+    """One stage, its query, and what became of it so far."""
+
+    def __init__(self, runner: Runner, plan: Plan, state: Path) -> None:
+        stage = plan.stage
+        self.plan = plan
+        self.status = StageStatus(name=stage.name, kind=stage.kind, to=stage.to)
+        self._runner = runner
+        self._skips = Skips(state / "skipped" / f"{stage.name}.json")
+        self._query: StreamingQuery | None = None
+        self._available_now = False
+        self._failures = 0
+        self._failed_at = -1
+        self._retry_at: float | None = None
+
+    def attempt(self, *, available_now: bool = False) -> None:
+        """Starts the query; what goes wrong counts like a failure of the query."""
+        self._available_now = available_now
+        self._retry_at = None
+        try:
+            result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
+            writer = self._runner.writer(self.plan, result)
+            trigger = (
+                {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
+            )
+            self._query = writer.trigger(**trigger).start()
+            self.status.state = "running"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told in the status, and the other stages go on
+            self._query = None
+            self._fail(error)
+
+    def look(self) -> None:
+        """Takes notice of what the query did, and starts it again when it is time."""
+        if self._query is None:
+            if self._retry_at is not None and time.monotonic() >= self._retry_at:
+                self.attempt(available_now=self._available_now)
+            return
+        progress = self._query.lastProgress
+        if progress is not None:
+            if int(progress["batchId"]) > self._failed_at:
+                self._failures = 0
+            self.status.follow(progress)
+        if self._query.isActive:
+            return
+        error, self._query = self._query.exception(), None
+        if error is not None:
+            self._fail(error)
+        else:
+            self.status.state = "done" if self._available_now else "stopped"
+
+    def end(self, deadline: float) -> None:
+        """Stops the query, once its batch is done or the time is up."""
+        query, self._query = self._query, None
+        if query is None:
+            return
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        query.stop()
+        if self.status.state == "running":
+            self.status.state = "stopped"
+
+    def _fail(self, error: BaseException) -> None:
+        ours = error if isinstance(error, HeadwaterError) else told(error)
+        self.status.error = sentence(error, self.plan.stage) if ours is None else f"[{ours.code}] {ours}"
+        epoch = self.status.epoch + 1
+        self._failures += 1
+        again, self._failed_at = self._failed_at == epoch, epoch
+        hopeless = again and is_about_data(error) and not self._cure() if ours is None else not ours.retriable
+        if hopeless:
+            self.status.state = "failed"
+        else:
+            self.status.state = "waiting"
+            self.status.restarts += 1
+            self._retry_at = time.monotonic() + RETRY_S[min(self._failures - 1, len(RETRY_S) - 1)]
+
+    def _cure(self) -> bool:
+        """Finds the poison events of a batch that failed twice and sets them aside; False where that cannot be done."""
+        try:
+            hunt = PoisonHunt(self._runner, self.plan, self._skips)
+            found = hunt.run(self.plan.checkpoint)
+        except Exception as error:  # noqa: BLE001 - the stage stops with both errors told
+            self.status.error = (
+                f"{self.status.error} Looking for the event that does it failed too: {sentence(error, self.plan.stage)}"
+            )
+            return False
+        if isinstance(found, str):
+            self.status.error = f"{self.status.error} {found}"
+            return False
+        self.status.dead += found
+        self._failed_at = -1
+        return True
+
+
+def is_about_data(error: BaseException) -> bool:
+    """Whether it is the events, or the function, that an error is about: Python raised it, or SQL calls it a data exception.
+
+    Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
+    """
+    return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
+
+
+def sentence(error: BaseException, stage: StageNode) -> str:
+    """The part of an error that says most: what Python raised and in which line of the script, or Spark's first line."""
+    text = str(error)
+    raised = _RAISED.findall(text)
+    if not raised:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[0] if lines else type(error).__name__
+    script = stage.function.__code__.co_filename if stage.function is not None else ""
+    lines = [number for file, number in _FRAME.findall(text) if file == script]
+    return f"{Path(script).name}:{lines[-1]}: {raised[-1]}" if lines else raised[-1]

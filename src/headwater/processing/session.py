@@ -1,0 +1,121 @@
+"""A session: Spark started as our queries want it, and stopped without anything left running.
+
+The settings and why (each can be replaced by `conf`):
+- checkpoints through a plain file manager: without Hadoop's native library the default forks a `chmod` for each file, which is
+  most of the fixed cost of a micro-batch;
+- adaptive execution off for streams: it merges partitions, and ours are explicit;
+- state in RocksDB with changelog checkpoints: a batch then writes what changed, not everything;
+- batches without data stay on, as Spark has them: without them a window that the watermark has closed waits for the next event;
+- a local Spark binds 127.0.0.1 only, runs this Python in its workers, and has four shuffle partitions, as a topic has by default;
+- UTC, because the log's times are in UTC; no web page unless asked for; errors are logged, warnings are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import resources
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from headwater.model.errors import SparkUnavailable, Unsupported
+
+JAVA_MIN = 17
+STOP_S = 30.0
+
+SETTINGS = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def make_session(
+    name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, log: str | None = None
+) -> SparkSession:
+    """Starts Spark, or gives the session that runs already, with the data source registered.
+
+    `log` is the URL of the log that it will read, to refuse early what cannot work.
+    """
+    from headwater.processing.source import register
+
+    if log is not None:
+        check_reachable(log, master)
+    check_java()
+    settings = dict(SETTINGS)
+    if is_local(master):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings |= LOCAL_SETTINGS
+        quiet = resources.files("headwater.processing") / "log4j2.properties"
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={quiet}"
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
+    gateway = SparkContext._gateway
+    spark.stop()
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    if process is not None:
+        process.stdin.close()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def is_local(master: str) -> bool:
+    """Whether tasks run on this machine, in this program's own JVM."""
+    return master == "local" or master.startswith("local[")
+
+
+def check_reachable(log: str, master: str) -> None:
+    """Refuses a log in a folder for a Spark that runs elsewhere; `Unsupported`."""
+    scheme = log.partition("://")[0] if "://" in log else "file"
+    if log and scheme == "file" and not is_local(master):
+        raise Unsupported(
+            f"The log {log!r} is a folder of this machine, and Spark's tasks run on others (master {master!r}).",
+            advice='Use a kafka:// log for a cluster, or master="local[*]" for a folder.',
+        )
+
+
+def check_java() -> None:
+    """Refuses to start without the Java that Spark needs; `SparkUnavailable`."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
+    advice = f"Install Java {JAVA_MIN} or newer (on Debian: apt-get install default-jre-headless)"
+    if java is None:
+        where = f"in JAVA_HOME ({home})" if home else "on the PATH, and JAVA_HOME is not set"
+        raise SparkUnavailable(f"Spark needs Java, and there is none {where}.", advice=f"{advice}, or set JAVA_HOME.")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    if found is None or int(found[1]) < JAVA_MIN:
+        version = f"is version {found[1]}" if found else f"does not say its version: {told.strip()[:80]!r}"
+        raise SparkUnavailable(f"Spark needs Java {JAVA_MIN} or newer; {java} {version}.", advice=f"{advice}.")

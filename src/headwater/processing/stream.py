@@ -1,0 +1,115 @@
+"""The stream reader: Spark asks it how far a query may go on, and tasks read what lies between two such offsets.
+
+Spark makes it in two kinds of processes. One Python process for each query plans: it lives as long as the query and is asked for
+offsets before every batch. Workers read: there the reader arrives pickled, and only `read` is called. So nothing is opened before
+it is needed, and nothing that fails stands in the constructor, from which Spark would carry another error than ours.
+
+A partition that the query has not seen before (a new topic that matches, a topic that grew) enters a batch with its first offset
+as its end and is read from there in the next. So where its reading began stands in the checkpoint, and a batch that is run
+again reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from headwater.processing.border import crossing
+from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
+from headwater.processing.query import Query
+from headwater.processing.reading import Range
+from headwater.processing.subscription import Subscription, taken_back
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics as a stream."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._target: Mapping[At, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins: `startingOffsets`, without it the present end."""
+        with crossing():
+            topics = self._subscription.topics()
+            where = self._query.options.starting
+            places = self._subscription.resolve("startingOffsets", LATEST if where is None else where, topics)
+            return self._offsets(places, Offsets({}, {}), self._subscription.read_with(topics)).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxOffsetsPerTrigger`."""
+        with crossing():
+            limit = self._query.options.offsets_max
+            return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is what this run reads."""
+        with crossing():
+            self._target = self._ends()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The ends, so that Spark's progress shows the lag."""
+        with crossing():
+            return to_json(self._ends())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes."""
+        with crossing():
+            before = Offsets.from_json(start)
+            topics = self._subscription.checked(before)
+            bounds = self._subscription.bounds(topics)
+            places = dict(before.places)
+            lags: dict[At, int] = {}
+            for at, bound in bounds.items():
+                end = bound.end if self._target is None else min(bound.end, self._target.get(at, -1))
+                if at in before.places:
+                    if before.places[at] > bound.end:
+                        raise taken_back(at, before.places[at], bound.end)
+                    lags[at] = end - before.places[at]
+                elif end >= 0:
+                    places[at] = bound.first
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
+            for at, count in share(lags, most).items():
+                places[at] += count
+            return self._offsets(places, before, self._subscription.read_with(topics)).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch."""
+        with crossing():
+            before, after = Offsets.from_json(start), Offsets.from_json(end)
+            topics = {topic.name: topic for topic in self._subscription.checked(after)}
+            bounds = self._subscription.bounds(topics.values())
+            ranges: list[Range] = []
+            for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
+                if after.places[at] > bounds[at].end:
+                    raise taken_back(at, after.places[at], bounds[at].end)
+                if before.places[at] < after.places[at]:
+                    first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
+                    skips = not self._query.options.fails_on_loss
+                    ranges.append(Range(topics[at[0]], at[1], first, after.places[at], skips=skips))
+            return self._query.split(ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return self._query.read(partition)
+
+    @property
+    def _subscription(self) -> Subscription:
+        return self._query.checked
+
+    def _ends(self) -> dict[At, int]:
+        return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}
+
+    def _offsets(self, places: Mapping[At, int], before: Offsets, read: Mapping[str, Any]) -> Offsets:
+        kept = msgspec.structs.replace(before, places=places, topics={**before.topics, **read})
+        return msgspec.structs.replace(kept, incarnation=self._subscription.incarnation())

@@ -1,0 +1,1 @@
+"""People and programs over HTTP, on this machine only unless told otherwise."""

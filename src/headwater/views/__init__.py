@@ -1,0 +1,1 @@
+"""Views: maintained, queryable, subscribable results."""

@@ -1,0 +1,281 @@
+"""A maintainer: applies the batches of a query to a view, each exactly once, whoever dies in between.
+
+For each batch, in this order:
+1. the store is brought up to the end of the topic of changes, should it be behind;
+2. the batch is compared with the old rows of its keys, which gives its changes;
+3. the changes are appended to the topic together with the batch's marker, all of it or nothing (`headwater.log.stage`);
+4. they are applied to the store, in one transaction with the place in the topic.
+
+The topic is the truth: a store that is behind it, was deleted, or belongs to another log is brought up from the topic, at the
+start and before each batch. A batch whose marker is there already is not written again. A maintainer that was overtaken is
+refused by the log (its stage was opened again) and by the store (which is no longer where it left it): `Fenced`.
+
+Thread-safety: none; one thread at a time calls a maintainer. `reach` is called between the steps, for tests that crash there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.log.log import Log
+from headwater.log.rows import to_batch
+from headwater.log.table import Newest
+from headwater.log.topic import Durability
+from headwater.model.errors import InvalidInput
+from headwater.views.catalog import Catalog, CatalogEntry
+from headwater.views.changes import (
+    DELETE,
+    KEY,
+    Delta,
+    changes_of,
+    changes_schema,
+    delta_of,
+    last_of_each,
+    rows_of,
+    stored_schema,
+)
+from headwater.views.definition import ViewDefinition
+from headwater.views.keys import key_texts
+from headwater.views.store import Applied, Selection, ViewStore
+
+Reach = Callable[[str], None]
+
+
+class Committing(Protocol):
+    """The part of `headwater.log.stage.Stage` that a maintainer needs."""
+
+    def commit(self, marker: Any, appends: Iterable[tuple[str, Any]] = ()) -> Any:
+        """Appends and commits the marker, once."""
+
+
+class Maintained(msgspec.Struct, frozen=True):
+    """What became of a batch: whether it was written now (or had been before), how many rows it changed, and where."""
+
+    written: bool
+    changes: int
+    positions: dict[int, int]
+
+
+class Maintainer:
+    """Keeps one generation of a view; makes its topic, its table and its place in the catalogue where they are missing.
+
+    The first generation of a view is seen at once, a later one after `swap`. The topic of changes has one partition, so that
+    subscribers see all changes in one order.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: ViewStore,
+        definition: ViewDefinition,
+        *,
+        app: str = "views",
+        stage: Committing | None = None,
+        compact: bool = False,
+        durability: Durability | None = None,
+        reach: Reach | None = None,
+    ) -> None:
+        self.definition = definition
+        self._log = log
+        self._store = store
+        self._reach = reach or (lambda point: None)
+        self._catalog = Catalog(log)
+        name = f"{app}.{definition.name}" + ("" if definition.generation == 1 else f".{definition.generation}")
+        self._stage = log.stage(name) if stage is None else stage
+        store.create(definition)  # first, because a store may refuse the names
+        self._reach("views: table made")
+        self._topic = log.create_topic(
+            definition.changes,
+            changes_schema(definition),
+            key="key",
+            partitions=1,
+            compact=compact,
+            durability=durability,
+            exist_ok=True,
+        )
+        self._reach("views: topic made")
+        entry = self._register()
+        self._reach("views: registered")
+        self._applied = self._stored_applied()
+        self._catch_up()
+        if entry.current == definition.generation:
+            self._show(entry)
+
+    def maintain(self, rows: pa.Table, marker: Any) -> Maintained:
+        """Applies one batch: result rows with the view's columns, and `_deleted` where some of them remove their key."""
+        self._catch_up()
+        table, gone = self._checked(rows)
+        self._store.check(self.definition, table)
+        old = self._old_rows(table)
+        if self.definition.mode == "append":
+            self._check_added(table, old, gone)
+        changes = changes_of(self.definition, table, old, gone=gone, epoch=marker.epoch)
+        appended = self._with_tombstones(changes)
+        self._reach("views: changes known")
+        done = self._stage.commit(marker, appends=[(self._topic.name, appended)] if len(changes) else [])
+        self._reach("views: changes appended")
+        if not done.written:
+            self._catch_up()
+            return Maintained(written=False, changes=0, positions=self._applied.positions)
+        spans = done.positions.get(self._topic.name, {})
+        ends = self._applied.positions | {number: span.stop for number, span in spans.items()}
+        after = Applied(topic_id=self._topic.id, positions=ends, query=marker.query, epoch=marker.epoch)
+        self._apply(delta_of(changes, self.definition), after)
+        self._reach("views: changes applied")
+        return Maintained(written=True, changes=len(changes), positions=ends)
+
+    def swap(self) -> None:
+        """Makes this generation the view: readers and subscribers see it from one moment on, and the old one goes.
+
+        The old topic of changes stays, for what was read `as_of` an earlier time or by others.
+        """
+        self._catch_up()
+        entry = self._catalog.get(self.definition.name)
+        generation = self.definition.generation
+        if entry.current != generation:
+            kept = {generation: self.definition}
+            entry = CatalogEntry(current=generation, building=None, definitions=kept)
+            self._catalog.put(self.definition.name, entry)
+            self._reach("views: swapped in the log")
+        self._show(entry)
+
+    def _register(self) -> CatalogEntry:
+        """The view's entry in the catalogue, with this generation in it."""
+        definition = self.definition
+        entry = self._catalog.find(definition.name)
+        generation = definition.generation
+        if entry is not None and entry.definitions.get(generation) == definition:
+            return entry
+        if entry is None:
+            new = CatalogEntry(current=generation, building=None, definitions={generation: definition})
+        else:
+            if generation < entry.current:
+                raise InvalidInput(
+                    f"Generation {generation} of view {definition.name!r} was replaced by {entry.current}.",
+                    advice="Ask `plan_view` which generation a definition is.",
+                )
+            building = None if generation == entry.current else generation
+            known = {entry.current: entry.definition, generation: definition}
+            new = CatalogEntry(current=entry.current, building=building, definitions=known)
+        self._catalog.put(definition.name, new)
+        return new
+
+    def _show(self, entry: CatalogEntry) -> None:
+        """Lets the store follow the catalogue, and forgets what is neither seen nor built."""
+        name = self.definition.name
+        self._store.show(name, entry.current)
+        self._reach("views: swapped in the store")
+        for stored in self._store.stored():
+            if stored.definition.name == name and stored.definition.generation not in entry.definitions:
+                self._store.drop(name, stored.definition.generation)
+
+    def _stored_applied(self) -> Applied:
+        for stored in self._store.stored():
+            if (stored.definition.name, stored.definition.generation) == (
+                self.definition.name,
+                self.definition.generation,
+            ):
+                return stored.applied
+        return Applied()
+
+    def _catch_up(self) -> None:
+        """Brings the store to the end of the topic of changes."""
+        held = self._log.offsets(self._topic.name)
+        ends = {number: span.stop for number, span in held.items()}
+        applied = self._applied
+        if applied.topic_id == self._topic.id and applied.positions == ends:
+            return
+        if self._can_go_on(held):
+            missing = self._log.read(self._topic.name, start=applied.positions, end=ends)
+            delta, clear = delta_of(missing, self.definition), False
+        else:
+            delta, clear = Delta(self._folded(ends), pa.array([], pa.string())), True
+        epochs = self._log.read(
+            self._topic.name, start={n: max(end - 1, held[n].start) for n, end in ends.items()}, end=ends
+        )
+        epoch = max(epochs.column("epoch").to_pylist(), default=applied.epoch)
+        after = Applied(topic_id=self._topic.id, positions=ends, query=applied.query, epoch=epoch)
+        self._reach("views: catching up")
+        self._apply(delta, after, clear=clear)
+
+    def _can_go_on(self, held: dict[int, range]) -> bool:
+        """Whether the changes that the store lacks are all there; a compacted topic forgets tombstones after a while."""
+        applied = self._applied
+        if applied.topic_id != self._topic.id or applied.positions.keys() != held.keys():
+            return False
+        if any(not span.start <= applied.positions[number] <= span.stop for number, span in held.items()):
+            return False
+        if not self._topic.compact:
+            return True
+        since = self._log.clock() - self._topic.tombstones_us
+        kept = self._log.offsets_at(self._topic.name, since, by="appended")
+        return all(applied.positions[number] >= offset for number, offset in kept.items())
+
+    def _folded(self, ends: dict[int, int]) -> pa.Table:
+        return fold(self._log, self.definition, ends)
+
+    def _apply(self, delta: Delta, after: Applied, *, clear: bool = False) -> None:
+        self._store.apply(self.definition, delta, before=self._applied, after=after, clear=clear)
+        self._applied = after
+
+    def _checked(self, rows: pa.Table) -> tuple[pa.Table, pa.Array]:
+        """The rows in the view's own types with their keys, of each key the last; and which of them remove their key."""
+        batch = to_batch(rows, self.definition.schema)
+        gone = pa.array(np.zeros(batch.num_rows, bool))
+        if "_deleted" in batch.schema.names:
+            gone = batch.column("_deleted").fill_null(False)
+        keys = self._row_numbers(batch.num_rows)
+        if self.definition.key:
+            keys = key_texts(batch, self.definition.key)
+        columns = [keys, *(batch.column(name) for name in self.definition.schema.names)]
+        table = pa.Table.from_arrays(columns, schema=stored_schema(self.definition)).append_column("_gone", gone)
+        table = last_of_each(table, KEY)
+        return table.drop_columns(["_gone"]), table.column("_gone").combine_chunks()
+
+    def _row_numbers(self, count: int) -> pa.Array:
+        """Keys for rows that have none: the offsets that they will have, since only this stage appends to the topic."""
+        first = sum(self._applied.positions.values())
+        return pa.array([f"{first + at:016d}" for at in range(count)], pa.string())
+
+    def _old_rows(self, table: pa.Table) -> pa.Table:
+        if not self.definition.key:
+            return stored_schema(self.definition).empty_table()
+        keys = None if self.definition.mode == "complete" else table.column(KEY).combine_chunks()
+        selection = Selection(keys=keys)
+        return self._store.read(self.definition.name, selection, generation=self.definition.generation).rows
+
+    def _check_added(self, table: pa.Table, old: pa.Table, gone: pa.Array) -> None:
+        """Rows of an append view are there for good: nothing is removed, and a key comes once."""
+        if pc.any(gone).as_py():
+            raise InvalidInput(
+                f'View {self.definition.name!r} has mode="append" and got rows with _deleted.',
+                advice='Use mode="update" for rows that can go.',
+            )
+        changed = changes_of(self.definition, table, old, gone=gone, epoch=0)
+        changed = changed.filter(pc.not_equal(changed.column("op"), "insert"))
+        if len(changed):
+            raise InvalidInput(
+                f'View {self.definition.name!r} has mode="append", and key {changed["key"][0].as_py()!r} is there already '
+                "with another row.",
+                advice='Use mode="update" for rows that change, or a key that is unique.',
+            )
+
+    def _with_tombstones(self, changes: pa.Table) -> pa.Table:
+        if not self._topic.compact:
+            return changes
+        return changes.append_column("_deleted", pc.equal(changes.column("op"), DELETE))
+
+
+def fold(log: Log, definition: ViewDefinition, ends: dict[int, int]) -> pa.Table:
+    """The rows that the changes up to these ends make, with their keys; memory is bounded by twice the rows."""
+    newest = Newest(log.topic(definition.changes), as_of=None)
+    for batch in log.scan(definition.changes, end=ends, columns=newest.columns):
+        newest.add(batch)
+    last = newest.table()
+    return rows_of(last.filter(pc.not_equal(last.column("op"), DELETE)), definition)

@@ -1,0 +1,361 @@
+"""Views in a PostgreSQL database, shared by many machines.
+
+Rows travel by COPY. A batch is copied to a temporary table and merged from there; the commit need not reach the disk at once
+(`synchronous_commit = off`), because the maintainer brings up from the log what a power loss takes back.
+
+A question runs as a cursor in a read-only transaction, which takes one SELECT and nothing else, under `statement_timeout`. What
+functions may do is decided by the role: give readers one that is no superuser. Passwords come from the URL, `PGPASSWORD` or
+`~/.pgpass`, and are never shown. Thread-safety: each thread has a connection of its own, which does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, TimedOut, Unreachable, Unsupported
+from headwater.views.changes import KEY, Delta, stored_schema
+from headwater.views.connections import Connections
+from headwater.views.definition import ViewDefinition
+from headwater.views.postgres_types import (
+    answer_column,
+    cast_type,
+    declared_type,
+    from_csv,
+    read_expression,
+    to_csv,
+    to_text,
+)
+from headwater.views.store import (
+    EVERYTHING,
+    META,
+    Applied,
+    Limits,
+    Selection,
+    Snapshot,
+    Stored,
+    check_condition,
+    choose,
+    moved_on,
+    order_sql,
+    quoted,
+    table_name,
+    too_large,
+    without_password,
+)
+
+CONNECT_S = 10
+WORK_MEMORY = "64MB"
+NAME_BYTES_MAX = 63
+
+_CHUNK_ROWS = 8_192
+_LOCK = 0x6865616477617465
+_CREATE_META = f"""create table if not exists {quoted(META)} (
+    name text not null, generation integer not null, definition text not null, applied text not null,
+    current boolean not null, primary key (name, generation))"""
+
+
+class PostgresStore:
+    """A database of views, in the first schema of the search path."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.url = without_password(url)
+        self._address = url
+        self._read_only = read_only
+        self._connections = Connections(self._connect)
+        self._psycopg = _client()
+        if not read_only:
+            with self._changing() as connection:
+                connection.execute(_CREATE_META)
+
+    def stored(self) -> list[Stored]:
+        with self._reading(None) as connection:
+            return _stored(connection)
+
+    def create(self, definition: ViewDefinition) -> None:
+        _check_names(definition)
+        columns = [f'{quoted(KEY)} text collate "C" primary key']
+        columns += [f"{quoted(field.name)} {declared_type(field.type)}" for field in definition.schema]
+        with self._changing() as connection:
+            if any(at.definition.generation == definition.generation for at in _stored(connection, definition.name)):
+                return
+            row = (definition.name, definition.generation, definition.to_json(), Applied().to_json())
+            connection.execute(f"create table {quoted(table_name(definition))} ({', '.join(columns)})")
+            connection.execute(f"insert into {quoted(META)} values (%s, %s, %s, %s, false)", row)
+
+    def show(self, name: str, generation: int) -> None:
+        with self._changing() as connection:
+            found = choose(_stored(connection, name), name, generation, self.url)
+            if found.current:
+                return
+            columns = ", ".join(map(quoted, found.definition.schema.names))
+            connection.execute(f"drop view if exists {quoted(name)}")
+            connection.execute(
+                f"create view {quoted(name)} as select {columns} from {quoted(table_name(found.definition))}"
+            )
+            connection.execute(
+                f"update {quoted(META)} set current = generation = %s where name = %s", (generation, name)
+            )
+
+    def drop(self, name: str, generation: int) -> None:
+        with self._changing() as connection:
+            for found in _stored(connection, name):
+                if found.definition.generation == generation and not found.current:
+                    connection.execute(f"drop table {quoted(table_name(found.definition))}")
+                    connection.execute(
+                        f"delete from {quoted(META)} where name = %s and generation = %s", (name, generation)
+                    )
+
+    def check(self, definition: ViewDefinition, rows: pa.Table) -> None:
+        """PostgreSQL's text has no NUL."""
+        for field in definition.schema:
+            if pa.types.is_string(field.type) and pc.any(pc.match_substring(rows.column(field.name), "\0")).as_py():
+                raise InvalidInput(
+                    f"View {definition.name!r}, column {field.name}: text with a NUL character, which PostgreSQL cannot hold.",
+                    advice="Remove it in the view's query, or keep the view in SQLite.",
+                )
+
+    def apply(
+        self, definition: ViewDefinition, delta: Delta, *, before: Applied, after: Applied, clear: bool = False
+    ) -> None:
+        place = (definition.name, definition.generation)
+        table = quoted(table_name(definition))
+        with self._writing() as connection:
+            connection.execute("set local synchronous_commit = off")
+            moved = connection.execute(
+                f"update {quoted(META)} set applied = %s, definition = %s where name = %s and generation = %s and applied = %s",
+                (after.to_json(), definition.to_json(), *place, before.to_json()),
+            )
+            if moved.rowcount != 1:
+                found = [at.applied for at in _stored(connection, place[0]) if at.definition.generation == place[1]]
+                raise moved_on(definition, before, found[0] if found else None)
+            if clear:
+                connection.execute(f"delete from {table}")
+            elif len(delta.deletes):
+                connection.execute(
+                    f"delete from {table} where {quoted(KEY)} = any(%s::text[])", (delta.deletes.to_pylist(),)
+                )
+            _merge(connection, table, delta.upserts)
+
+    def read(
+        self,
+        name: str,
+        selection: Selection = EVERYTHING,
+        *,
+        generation: int | None = None,
+        limits: Limits | None = None,
+    ) -> Snapshot:
+        with self._reading(limits) as connection:
+            stored = choose(_stored(connection, name), name, generation, self.url)
+            schema = stored_schema(stored.definition)
+            columns = ", ".join(read_expression(_escaped(quoted(field.name)), field.type) for field in schema)
+            found, parameters = _where(selection, stored.definition)
+            query = (
+                f"copy (select {columns} from {quoted(table_name(stored.definition))}{found}) to stdout (format csv)"
+            )
+            # Without parameters psycopg leaves a doubled percent sign as it is.
+            with connection.cursor().copy(query if parameters else query % (), parameters) as copy:
+                data = b"".join(bytes(piece) for piece in copy)
+            return Snapshot(stored, from_csv(data, schema))
+
+    def ask(self, query: str, *, limits: Limits, instead: tuple[ViewDefinition, pa.Table] | None = None) -> pa.Table:
+        deadline = time.monotonic() + limits.timeout_s
+        with self._told(), self._connection().transaction(force_rollback=True):
+            connection = self._connection()
+            if instead is not None:
+                _load(connection, *instead)
+            connection.execute("set transaction read only")
+            connection.execute(f"set local work_mem = '{WORK_MEMORY}'")
+            _limit(connection, deadline, limits)
+            # Prepared, because then the server itself refuses more than one statement.
+            connection.execute(f"declare question no scroll cursor for\n{query}", prepare=True)
+            rows: list[tuple[Any, ...]] = []
+            size = 0
+            while True:
+                _limit(connection, deadline, limits)
+                cursor = connection.execute(f"fetch forward {_CHUNK_ROWS} from question")
+                chunk = cursor.fetchall()
+                rows += chunk
+                size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for row in chunk for value in row)
+                if len(rows) > limits.rows_max or size > limits.bytes_max:
+                    raise too_large(limits)
+                if len(chunk) < _CHUNK_ROWS:
+                    break
+        columns = list(zip(*rows, strict=True)) if rows else [() for _ in cursor.description]
+        arrays = [answer_column(values, one) for values, one in zip(columns, cursor.description, strict=True)]
+        return pa.Table.from_arrays(arrays, names=[one.name for one in cursor.description])
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _connection(self) -> Any:
+        connection = self._connections.get()
+        if connection.closed:
+            self._connections.forget()
+            connection = self._connections.get()
+        return connection
+
+    def _connect(self) -> Any:
+        connection = self._psycopg.connect(self._address, autocommit=True, connect_timeout=CONNECT_S)
+        connection.execute("set timezone to 'UTC'")
+        text = import_module("psycopg.types.string").TextLoader
+        for kind in ("json", "jsonb"):
+            connection.adapters.register_loader(kind, text)
+        return connection
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        """A transaction that makes or removes tables; one at a time in the whole database."""
+        with self._writing() as connection:
+            connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        if self._read_only:
+            raise NoAccess(f"{self.url} was opened for reading.", advice="Open it for writing.")
+        with self._told(), self._connection().transaction():
+            yield self._connection()
+
+    @contextmanager
+    def _reading(self, limits: Limits | None) -> Iterator[Any]:
+        """One transaction: all that is read in it was true at one moment."""
+        with self._told(), self._connection().transaction():
+            connection = self._connection()
+            connection.execute("set transaction isolation level repeatable read, read only")
+            if limits is not None:
+                _limit(connection, time.monotonic() + limits.timeout_s, limits)
+            yield connection
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """PostgreSQL's refusals in our words, without the password."""
+        try:
+            yield
+        except self._psycopg.Error as error:
+            raise _refusal(self._psycopg, error, self.url, self._address) from None
+
+
+def _client() -> Any:
+    try:
+        return import_module("psycopg")
+    except ImportError as error:
+        raise Unsupported(
+            f"Views in PostgreSQL need psycopg: {error}.", advice="pip install 'headwater[postgres]'."
+        ) from None
+
+
+def _stored(connection: Any, name: str | None = None) -> list[Stored]:
+    found = connection.execute(
+        f"select definition, applied, current from {quoted(META)} where name = %(name)s or %(name)s::text is null "
+        'order by name collate "C", generation',
+        {"name": name},
+    )
+    return [
+        Stored(ViewDefinition.from_json(text), msgspec.json.decode(applied, type=Applied), current)
+        for text, applied, current in found.fetchall()
+    ]
+
+
+def _where(selection: Selection, definition: ViewDefinition) -> tuple[str, dict[str, Any]]:
+    """The rest of a SELECT and its parameters."""
+    parts: list[str] = []
+    parameters: dict[str, Any] = {}
+    if selection.keys is not None:
+        parts.append(f"{quoted(KEY)} = any(%(keys)s::text[])")
+        parameters["keys"] = selection.keys.to_pylist()
+    for at, (column, value) in enumerate(selection.equals.items()):
+        field = definition.schema.field(column)
+        parts.append(f"{_escaped(quoted(column))} is not distinct from %(v{at})s::{cast_type(field.type)}")
+        parameters[f"v{at}"] = to_text(pa.array([value], field.type))[0].as_py()
+    if selection.condition is not None:
+        parts.append(_escaped(check_condition(selection.condition, definition, dialect="postgres")))
+    text = f" where {' and '.join(parts)}" if parts else ""
+    orders = {name: _escaped(quoted(name)) for name in (KEY, *definition.schema.names)}
+    return text + order_sql(selection, orders), parameters
+
+
+def _escaped(text: str) -> str:
+    """Text for a query with parameters, where a percent sign is written twice."""
+    return text.replace("%", "%%")
+
+
+def _merge(connection: Any, table: str, rows: pa.Table) -> None:
+    """COPY to a temporary table, and from there in place of what the keys had."""
+    if not rows.num_rows:
+        return
+    names = [quoted(name) for name in rows.schema.names]
+    connection.execute(f"create temp table arriving (like {table}) on commit drop")
+    _copy(connection, "arriving", rows)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+    connection.execute(
+        f"insert into {table} ({', '.join(names)}) select {', '.join(names)} from arriving "
+        f"on conflict ({names[0]}) do update set {changes}"
+    )
+
+
+def _load(connection: Any, definition: ViewDefinition, rows: pa.Table) -> None:
+    """A temporary table with the view's name, which comes before the view."""
+    own = rows.select(definition.schema.names)
+    columns = ", ".join(f"{quoted(field.name)} {declared_type(field.type)}" for field in own.schema)
+    connection.execute(f"create temp table {quoted(definition.name)} ({columns}) on commit drop")
+    _copy(connection, f"pg_temp.{quoted(definition.name)}", own)
+
+
+def _copy(connection: Any, table: str, rows: pa.Table) -> None:
+    columns = ", ".join(map(quoted, rows.schema.names))
+    with connection.cursor().copy(f"copy {table} ({columns}) from stdin (format csv)") as copy:
+        copy.write(to_csv(rows))
+
+
+def _limit(connection: Any, deadline: float, limits: Limits) -> None:
+    """Gives the next statement the time that is left; asked again before each, because a question may call set_config."""
+    left_ms = int((deadline - time.monotonic()) * 1000)
+    if left_ms <= 0:
+        raise _took_too_long(limits.timeout_s)
+    connection.execute(f"set local statement_timeout = {left_ms}")
+
+
+def _took_too_long(timeout_s: float | None) -> TimedOut:
+    limit = "its time" if timeout_s is None else f"{timeout_s:g} s"
+    return TimedOut(f"The question took longer than {limit}.", advice="Ask for less, or raise timeout_s.")
+
+
+def _check_names(definition: ViewDefinition) -> None:
+    for name in (table_name(definition), *definition.schema.names):
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise InvalidInput(
+                f"View {definition.name!r}: {name[:40]!r}… is longer than PostgreSQL's {NAME_BYTES_MAX} bytes for a name.",
+                advice="Choose a shorter one.",
+            )
+
+
+def _refusal(psycopg: Any, error: Any, url: str, address: str) -> HeadwaterError:
+    text = _first_line(error)
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return _took_too_long(None)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return NoAccess(f"{url}: {text}.", advice="Grant the role what it needs, or use another one.")
+    if isinstance(error, psycopg.errors.UndefinedTable) and META in text:
+        return InvalidInput(f"There are no views in {url}.", advice="A view is there once its application has run.")
+    if not error.sqlstate and isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError)):
+        # The client's own words may quote the address, so they are only shown where it holds no secret.
+        said = f": {text}" if address == url else ", or it refuses the role"
+        return Unreachable(
+            f"{url} cannot be reached{said}.", advice="Check the address, the server and the role's password."
+        )
+    return InvalidInput(
+        f"PostgreSQL refuses the question: {text}.",
+        advice="Ask with one SELECT over views; nothing can be changed here. Names with '.' or '-' need double quotes.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

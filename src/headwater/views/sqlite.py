@@ -1,0 +1,351 @@
+"""Views in an SQLite file: one writer, any number of reading processes (WAL).
+
+Tables are `WITHOUT ROWID`, with the key's text as primary key. The file is synced as WAL's `NORMAL` does it: a power loss can
+take back its last transactions, never half of one, and the maintainer brings them up again from the log.
+
+Thread-safety: writes take turns on one connection under a lock; each reading thread has a connection of its own, which does not
+survive a fork. A question has a connection that is opened for it: read-only, with an authorizer that knows SELECT only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, Overloaded, StorageError, TimedOut
+from headwater.views.changes import KEY, Delta, stored_schema
+from headwater.views.connections import Connections
+from headwater.views.definition import ViewDefinition
+from headwater.views.sqlite_types import answer_column, declared_type, to_column, to_values
+from headwater.views.store import (
+    EVERYTHING,
+    META,
+    QUESTION,
+    Applied,
+    Limits,
+    Selection,
+    Snapshot,
+    Stored,
+    check_condition,
+    choose,
+    moved_on,
+    order_sql,
+    quoted,
+    table_name,
+    too_large,
+)
+
+BUSY_S = 30.0
+CACHE_KIB = 65_536
+TEXT_BYTES_MAX = 64 << 20
+
+_DECIMAL = "headwater_decimal"
+_CHUNK_ROWS = 8_192
+_PROGRESS_STEPS = 10_000
+_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_CREATE_META = f"""create table if not exists {quoted(META)} (
+    name text not null, generation integer not null, definition text not null, applied text not null,
+    current integer not null, primary key (name, generation)) without rowid"""
+
+
+class SqliteStore:
+    """A file of views."""
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = os.path.abspath(path)
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._readers = Connections(lambda: self._connect(read_only=True))
+        self._writer: sqlite3.Connection | None = None
+        if not read_only:
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            with self._told():
+                self._writer = self._connect(read_only=False)
+                self._writer.execute("pragma journal_mode = wal")
+                self._writer.execute("pragma synchronous = normal")
+                self._writer.execute(_CREATE_META)
+        elif not os.path.exists(self._path):
+            raise NotFound(f"There is no file {path}.", advice="A view is there once its application has run.")
+
+    def stored(self) -> list[Stored]:
+        with self._told(), self._reading() as connection:
+            return _stored(connection)
+
+    def create(self, definition: ViewDefinition) -> None:
+        columns = [f"{quoted(KEY)} TEXT NOT NULL PRIMARY KEY"]
+        columns += [f"{quoted(field.name)} {declared_type(field.type)}" for field in definition.schema]
+        with self._writing() as connection:
+            if any(at.definition.generation == definition.generation for at in _stored(connection, definition.name)):
+                return
+            row = (definition.name, definition.generation, definition.to_json(), Applied().to_json())
+            connection.execute(f"create table {quoted(table_name(definition))} ({', '.join(columns)}) without rowid")
+            connection.execute(f"insert into {quoted(META)} values (?, ?, ?, ?, 0)", row)
+
+    def show(self, name: str, generation: int) -> None:
+        with self._writing() as connection:
+            found = choose(_stored(connection, name), name, generation, self.url)
+            if found.current:
+                return
+            columns = ", ".join(map(quoted, found.definition.schema.names))
+            connection.execute(f"drop view if exists {quoted(name)}")
+            connection.execute(
+                f"create view {quoted(name)} as select {columns} from {quoted(table_name(found.definition))}"
+            )
+            connection.execute(
+                f"update {quoted(META)} set current = (generation = ?) where name = ?", (generation, name)
+            )
+
+    def drop(self, name: str, generation: int) -> None:
+        with self._writing() as connection:
+            for found in _stored(connection, name):
+                if found.definition.generation == generation and not found.current:
+                    connection.execute(f"drop table {quoted(table_name(found.definition))}")
+                    connection.execute(
+                        f"delete from {quoted(META)} where name = ? and generation = ?", (name, generation)
+                    )
+
+    def check(self, definition: ViewDefinition, rows: pa.Table) -> None:
+        """SQLite holds all that Arrow does."""
+
+    def apply(
+        self, definition: ViewDefinition, delta: Delta, *, before: Applied, after: Applied, clear: bool = False
+    ) -> None:
+        place = (definition.name, definition.generation)
+        table = quoted(table_name(definition))
+        with self._writing() as connection:
+            moved = connection.execute(
+                f"update {quoted(META)} set applied = ?, definition = ? where name = ? and generation = ? and applied = ?",
+                (after.to_json(), definition.to_json(), *place, before.to_json()),
+            )
+            if moved.rowcount != 1:
+                found = [at.applied for at in _stored(connection, place[0]) if at.definition.generation == place[1]]
+                raise moved_on(definition, before, found[0] if found else None)
+            if clear:
+                connection.execute(f"delete from {table}")
+            elif len(delta.deletes):
+                keys = ((key,) for key in delta.deletes.to_pylist())
+                connection.executemany(f"delete from {table} where {quoted(KEY)} = ?", keys)
+            marks = ", ".join("?" * len(delta.upserts.schema))
+            connection.executemany(f"insert or replace into {table} values ({marks})", _tuples(delta.upserts))
+
+    def read(
+        self,
+        name: str,
+        selection: Selection = EVERYTHING,
+        *,
+        generation: int | None = None,
+        limits: Limits | None = None,
+    ) -> Snapshot:
+        with self._told(), self._reading() as connection, _limited(connection, limits):
+            stored = choose(_stored(connection, name), name, generation, self.url)
+            schema = stored_schema(stored.definition)
+            found, parameters = _where(connection, selection, stored.definition)
+            columns = ", ".join(map(quoted, schema.names))
+            query = f"select {columns} from {quoted(table_name(stored.definition))}{found}"
+            return Snapshot(stored, _table(connection.execute(query, parameters).fetchall(), schema))
+
+    def ask(self, query: str, *, limits: Limits, instead: tuple[ViewDefinition, pa.Table] | None = None) -> pa.Table:
+        with self._told(), _closing(self._connect(read_only=True)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, TEXT_BYTES_MAX)
+            if instead is not None:
+                _load(connection, *instead)
+            connection.execute(f"create temp view {quoted(QUESTION)} as {query}")
+            connection.execute("begin")
+            with _limited(connection, limits):
+                names = connection.execute(f"pragma table_info({quoted(QUESTION)})").fetchall()
+                connection.set_authorizer(_only_reads)
+                return _answer(connection.execute(f"select * from {quoted(QUESTION)}"), names, limits)
+
+    def close(self) -> None:
+        with self._lock:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+        self._readers.close()
+
+    def _connect(self, *, read_only: bool) -> sqlite3.Connection:
+        mode = "ro" if read_only else "rwc"
+        connection = sqlite3.connect(
+            f"{Path(self._path).as_uri()}?mode={mode}",
+            uri=True,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute(f"pragma cache_size = -{CACHE_KIB}")
+        connection.create_collation(_DECIMAL, _compare_decimals)
+        return connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction; nobody else writes meanwhile."""
+        with self._told(), self._lock:
+            if self._writer is None:
+                raise NoAccess(f"{self.url} was opened for reading, or was closed.", advice="Open it for writing.")
+            self._writer.execute("begin immediate")
+            try:
+                yield self._writer
+                self._writer.execute("commit")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("rollback")
+                raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all that is read in it was true at one moment."""
+        connection: sqlite3.Connection = self._readers.get()
+        connection.execute("begin")
+        try:
+            yield connection
+        finally:
+            if connection.in_transaction:
+                connection.execute("rollback")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's refusals in our words."""
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise _refusal(error, self.url) from None
+
+
+def _stored(connection: sqlite3.Connection, name: str | None = None) -> list[Stored]:
+    found = connection.execute(
+        f"select definition, applied, current from {quoted(META)} where name = ?1 or ?1 is null order by name, generation",
+        (name,),
+    )
+    return [
+        Stored(ViewDefinition.from_json(text), msgspec.json.decode(applied, type=Applied), bool(current))
+        for text, applied, current in found.fetchall()
+    ]
+
+
+def _where(
+    connection: sqlite3.Connection, selection: Selection, definition: ViewDefinition
+) -> tuple[str, dict[str, Any]]:
+    """The rest of a SELECT and its parameters; many keys go by way of a table of their own."""
+    parts, parameters = [], {}
+    if selection.keys is not None and len(selection.keys) == 1:
+        parts.append(f"{quoted(KEY)} = :key")
+        parameters["key"] = selection.keys[0].as_py()
+    elif selection.keys is not None:
+        connection.execute("create temp table if not exists wanted (key text primary key) without rowid")
+        connection.execute("delete from temp.wanted")
+        connection.executemany("insert into temp.wanted values (?)", ((key,) for key in selection.keys.to_pylist()))
+        parts.append(f"{quoted(KEY)} in (select key from temp.wanted)")
+    for at, (column, value) in enumerate(selection.equals.items()):
+        parts.append(f"{quoted(column)} is :v{at}")
+        field = definition.schema.field(column)
+        parameters[f"v{at}"] = to_values(pa.array([value], field.type))[0]
+    if selection.condition is not None:
+        parts.append(check_condition(selection.condition, definition, dialect="sqlite"))
+    text = f" where {' and '.join(parts)}" if parts else ""
+    orders = {KEY: quoted(KEY)}
+    for field in definition.schema:
+        decimal = pa.types.is_decimal(field.type)
+        orders[field.name] = f"{quoted(field.name)}{f' collate {_DECIMAL}' if decimal else ''}"
+    return text + order_sql(selection, orders), parameters
+
+
+def _load(connection: sqlite3.Connection, definition: ViewDefinition, rows: pa.Table) -> None:
+    """A temporary table with the view's name, which comes before the view."""
+    own = rows.select(definition.schema.names)
+    columns = ", ".join(f"{quoted(field.name)} {declared_type(field.type)}" for field in own.schema)
+    connection.execute("begin")
+    connection.execute(f"create temp table {quoted(definition.name)} ({columns})")
+    marks = ", ".join("?" * own.num_columns)
+    connection.executemany(f"insert into temp.{quoted(definition.name)} values ({marks})", _tuples(own))
+    connection.execute("commit")
+
+
+def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(to_values(column.combine_chunks()) for column in rows.columns), strict=True)
+
+
+def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    if not rows:
+        return schema.empty_table()
+    columns = zip(*rows, strict=True)
+    return pa.Table.from_arrays(
+        [to_column(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def _answer(cursor: sqlite3.Cursor, names: Sequence[tuple[Any, ...]], limits: Limits) -> pa.Table:
+    """All rows, as long as they stay below the limits."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    while chunk := cursor.fetchmany(_CHUNK_ROWS):
+        rows += chunk
+        size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for row in chunk for value in row)
+        if len(rows) > limits.rows_max or size > limits.bytes_max:
+            raise too_large(limits)
+    columns = list(zip(*rows, strict=True)) if rows else [() for _ in names]
+    arrays = [answer_column(values, one[1], one[2]) for values, one in zip(columns, names, strict=True)]
+    return pa.Table.from_arrays(arrays, names=[one[1] for one in names])
+
+
+@contextmanager
+def _limited(connection: sqlite3.Connection, limits: Limits | None) -> Iterator[None]:
+    """Stops what runs on the connection when its time is over."""
+    if limits is None:
+        yield
+        return
+    deadline = time.monotonic() + limits.timeout_s
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, _PROGRESS_STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "interrupted" not in str(error):
+            raise
+        raise TimedOut(
+            f"The question took longer than {limits.timeout_s:g} s.", advice="Ask for less, or raise timeout_s."
+        ) from None
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+@contextmanager
+def _closing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _only_reads(action: int, *_: object) -> int:
+    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+
+
+def _compare_decimals(one: str, other: str) -> int:
+    left, right = Decimal(one), Decimal(other)
+    return (left > right) - (left < right)
+
+
+def _refusal(error: Exception, url: str) -> HeadwaterError:
+    text = str(error)
+    if isinstance(error, sqlite3.OperationalError) and ("locked" in text or "busy" in text):
+        return Overloaded(f"{url} is in use by another writer: {text}.", advice="Only one process maintains a store.")
+    if isinstance(error, sqlite3.OperationalError) and ("unable to open" in text or "readonly" in text):
+        return NoAccess(f"{url} cannot be opened: {text}.", advice="Check the path and the rights on it.")
+    if isinstance(error, sqlite3.OperationalError) and ("disk" in text or "full" in text):
+        return StorageError(f"{url}: {text}.", advice="Check the disk.")
+    if isinstance(error, sqlite3.DatabaseError) and ("malformed" in text or "not a database" in text):
+        return StorageError(f"{url} is damaged: {text}.", advice="Delete it: it is made again from the log.")
+    return InvalidInput(
+        f"SQLite refuses the question: {text}.",
+        advice="Ask with one SELECT over views; nothing can be changed here. Names with '.' or '-' need double quotes.",
+    )

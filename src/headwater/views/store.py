@@ -1,0 +1,221 @@
+"""A view store: where the rows of views are kept to be asked, and how far they follow the log.
+
+A store holds one table for each generation of a view, the SQL view `<view>` on the current one, and in `headwater@views` for
+each generation its definition, the last batch, and the place in its topic of changes up to which they were applied. It is made
+of the log and may be deleted at any time: maintainers bring it up again from the topics.
+
+SQLite (`sqlite:///./data/views.db`) and PostgreSQL (`postgresql://…`) are the two stores; both pass the contract of
+`headwater.testing.contract_views`. One process maintains a view, any number read it. A store may be used by many threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from headwater.model.errors import Fenced, InvalidInput, NotFound, Unsupported
+from headwater.views.changes import Delta
+from headwater.views.definition import ViewDefinition
+
+META = "headwater@views"
+QUESTION = "headwater@question"
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """How far a generation in a store follows its topic of changes: the topic's id, the next offset of each partition."""
+
+    topic_id: str = ""
+    positions: dict[int, int] = {}
+    query: str = ""
+    epoch: int = -1
+
+    def to_json(self) -> str:
+        """As a store keeps it: equal text, equal places."""
+        ordered = msgspec.structs.replace(self, positions=dict(sorted(self.positions.items())))
+        return msgspec.json.encode(ordered).decode()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one question may cost."""
+
+    timeout_s: float = 10.0
+    rows_max: int = 100_000
+    bytes_max: int = 256 << 20
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A generation of a view in a store."""
+
+    definition: ViewDefinition
+    applied: Applied
+    current: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Rows of a view (with the key's text in `_key`) as they were at one moment, and the place in the log of that moment."""
+
+    stored: Stored
+    rows: pa.Table
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which rows: of these keys, with these values, for which an SQL condition is true; ordered, and only the first."""
+
+    keys: pa.Array | None = None
+    equals: Mapping[str, Any] = {}
+    condition: str | None = None
+    order: Sequence[str] = ()
+    limit: int | None = None
+
+
+EVERYTHING = Selection()
+
+
+class ViewStore(Protocol):
+    """A kind of store. `url` has no password in it."""
+
+    url: str
+
+    def stored(self) -> list[Stored]:
+        """Every generation of every view, by name and generation."""
+
+    def create(self, definition: ViewDefinition) -> None:
+        """Makes room for a generation, unless it is there; nobody sees it before `show`."""
+
+    def show(self, name: str, generation: int) -> None:
+        """Lets readers see this generation, all of them from one moment on."""
+
+    def drop(self, name: str, generation: int) -> None:
+        """Removes a generation that is no longer seen."""
+
+    def check(self, definition: ViewDefinition, rows: pa.Table) -> None:
+        """Refuses rows that the store cannot hold exactly, before they are in the log; `InvalidInput`."""
+
+    def apply(
+        self, definition: ViewDefinition, delta: Delta, *, before: Applied, after: Applied, clear: bool = False
+    ) -> None:
+        """Changes rows and moves on in the log, in one transaction; `clear` empties the generation first.
+
+        `Fenced` where the generation is not, or no longer, at `before`: somebody else maintains it.
+        """
+
+    def read(
+        self,
+        name: str,
+        selection: Selection = EVERYTHING,
+        *,
+        generation: int | None = None,
+        limits: Limits | None = None,
+    ) -> Snapshot:
+        """Rows of a generation, or of the current one, in one transaction; `NotFound`, `TimedOut`."""
+
+    def ask(self, query: str, *, limits: Limits, instead: tuple[ViewDefinition, pa.Table] | None = None) -> pa.Table:
+        """The answer to one SELECT, which can change nothing; `InvalidInput`, `TimedOut`.
+
+        `instead` gives the rows that a view's name stands for in this question.
+        """
+
+    def close(self) -> None:
+        """Frees everything."""
+
+
+def open_store(url: str, *, read_only: bool = False) -> ViewStore:
+    """The store at a URL: `sqlite:///` and then a path, absolute or not, or `postgresql://user@host/database`."""
+    scheme, found, rest = str(url).partition("://")
+    if found and scheme == "sqlite":
+        from headwater.views.sqlite import SqliteStore
+
+        return SqliteStore(_sqlite_path(url, rest), read_only=read_only)
+    if found and scheme in ("postgresql", "postgres"):
+        from headwater.views.postgres import PostgresStore
+
+        return PostgresStore(url, read_only=read_only)
+    shown = scheme if found else str(url)[:60]
+    raise Unsupported(
+        f"There is no view store of the kind {shown!r}.",
+        advice="Use sqlite:///./data/views.db or postgresql://user@host/database.",
+    )
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: nothing between the user's name and the host, and no password among its parameters."""
+    bare = re.sub(r"(://[^/?#]*?):[^/?#]*@", r"\1@", url)
+    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&#]*", r"\1…", bare)
+
+
+def quoted(name: str) -> str:
+    """An SQL name, whatever characters it has."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(definition: ViewDefinition) -> str:
+    """The table of a generation; a view's own name cannot have the `@`."""
+    return f"{definition.name}@{definition.generation}"
+
+
+def order_sql(selection: Selection, expression: Mapping[str, str]) -> str:
+    """The ORDER BY and LIMIT of a selection; `expression` says how a column is ordered."""
+    text = ""
+    if selection.order:
+        parts = [
+            f"{expression[column.removeprefix('-')]}{' desc' if column.startswith('-') else ''} nulls last"
+            for column in selection.order
+        ]
+        text = f" order by {', '.join([*parts, expression['_key']])}"
+    return text if selection.limit is None else f"{text} limit {int(selection.limit)}"
+
+
+def check_condition(condition: str, definition: ViewDefinition, *, dialect: str) -> str:
+    """The condition in brackets, if it is one SQL expression and nothing else."""
+    import sqlglot
+
+    try:
+        sqlglot.condition(condition, dialect=dialect)
+    except (sqlglot.errors.SqlglotError, AttributeError, TypeError) as error:
+        raise InvalidInput(
+            f"where={condition!r:.80} is no SQL condition: {str(error).splitlines()[0]:.120}",
+            advice=f"Write one condition over {', '.join(definition.schema.names)}, or give a dict of values.",
+        ) from None
+    return f"(\n{condition}\n)"
+
+
+def choose(found: Sequence[Stored], name: str, generation: int | None, url: str) -> Stored:
+    """The generation that was asked for, or the current one; `NotFound`."""
+    for stored in found:
+        if stored.definition.generation == generation or (generation is None and stored.current):
+            return stored
+    which = "" if generation is None else f" of generation {generation}"
+    raise NotFound(
+        f"There is no view {name!r}{which} in {url}.",
+        advice="`headwater views list` names those that are; a view is there once its application has run.",
+    )
+
+
+def moved_on(definition: ViewDefinition, before: Applied, found: Applied | None) -> Fenced:
+    """The error for a generation that somebody else has changed."""
+    at = "gone" if found is None else f"at {found.positions} by now"
+    return Fenced(
+        f"View {definition.name!r}, generation {definition.generation}, was at {before.positions} and is {at}.",
+        advice="Nothing was changed. Another process maintains this view; stop this one.",
+    )
+
+
+def too_large(limits: Limits) -> InvalidInput:
+    """The error for an answer beyond its limits."""
+    return InvalidInput(
+        f"The answer is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",
+        advice="Ask for less (LIMIT, WHERE, GROUP BY), or raise rows_max.",
+    )
+
+
+def _sqlite_path(url: str, rest: str) -> str:
+    path = rest.partition("?")[0]
+    if not path.startswith("/") or path == "/":
+        raise InvalidInput(
+            f"{url!r} names no file.", advice="Write sqlite:/// and then the path: sqlite:///./data/views.db."
+        )
+    return path[1:]

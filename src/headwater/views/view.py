@@ -1,0 +1,207 @@
+"""A view as its readers see it: by key, in SQL, as it was, and live.
+
+Rows come from the store; what was (`as_of`) is folded from the topic of changes, and changes are followed there. Without a log
+a view can be read and asked, not followed. Thread-safety: as many threads as you like; a subscription belongs to one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.log.log import Log, open_log
+from headwater.log.topic import check_name
+from headwater.model.clock import time_us
+from headwater.model.errors import EventsMissed, InvalidInput, Unsupported
+from headwater.views.catalog import Catalog
+from headwater.views.changes import KEY
+from headwater.views.definition import ViewDefinition, check_limit, check_order
+from headwater.views.feed import Subscription
+from headwater.views.keys import key_text
+from headwater.views.maintain import fold
+from headwater.views.store import Limits, Selection, ViewStore, open_store
+from headwater.views.token import Token, is_token, parse_token
+from headwater.views.top import ranked_keys
+
+Moment = datetime | str | int | Token
+"""A moment of a view: when its changes were appended to the log, or the token of a change."""
+
+
+def open_view(url: str, name: str, *, log: Log | str | os.PathLike[str] | None = None) -> View:
+    """Opens a view for reading: in a store (`sqlite:///./data/views.db`, `postgresql://…`), by its name.
+
+    With the `log` that it is maintained in it can also be read as of an earlier time and subscribed to.
+    """
+    check_name(name, of="view")
+    store = open_store(url, read_only=True)
+    try:
+        store.read(name, Selection(limit=1))
+        opened = open_log(log, create=False, read_only=True) if isinstance(log, (str, os.PathLike)) else log
+    except BaseException:
+        store.close()
+        raise
+    return View(store, name, log=opened, owns_log=opened is not log)
+
+
+class View:
+    """A maintained, queryable, subscribable result."""
+
+    def __init__(self, store: ViewStore, name: str, *, log: Log | None = None, owns_log: bool = False) -> None:
+        self.name = name
+        self._store = store
+        self._log = log
+        self._owns_log = owns_log
+
+    @property
+    def definition(self) -> ViewDefinition:
+        """What the view is now."""
+        return self._store.read(self.name, Selection(limit=1)).stored.definition
+
+    def get(self, **key: Any) -> dict[str, Any] | None:
+        """The row of a key, given as the values of its columns; None where there is none."""
+        keys = pa.array([key_text(self.definition, key)], pa.string())
+        rows = self._store.read(self.name, Selection(keys=keys)).rows.drop_columns([KEY]).to_pylist()
+        return rows[0] if rows else None
+
+    def rows(
+        self,
+        where: Mapping[str, Any] | str | None = None,
+        *,
+        as_of: Moment | None = None,
+        order: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        timeout_s: float = 10.0,
+    ) -> pa.Table:
+        """The rows: all, those with certain values (`{"page": "/"}`), or those for which an SQL condition is true.
+
+        `order` and `limit` are the view's own (its top-N) where none are given; `order="-count"` is descending.
+        """
+        selection = self._selection(where, order, limit)
+        limits = Limits(timeout_s=timeout_s)
+        if as_of is None:
+            return self._store.read(self.name, selection, limits=limits).rows.drop_columns([KEY])
+        definition, rows = self._as_of(as_of)
+        if selection.condition is not None:
+            raise InvalidInput(
+                "An SQL condition cannot be given together with as_of.",
+                advice="Give a dict of values, or ask view.sql('select …', as_of=…).",
+            )
+        return _selected(rows, selection, definition).drop_columns([KEY])
+
+    def sql(
+        self, query: str, *, as_of: Moment | None = None, timeout_s: float = 10.0, rows_max: int = 100_000
+    ) -> pa.Table:
+        """The answer to one SELECT in the store's own SQL; it can change nothing, and is stopped at its limits.
+
+        All views of the store can be named; with `as_of` this one has the rows that it had then.
+        """
+        if not str(query).strip():
+            raise InvalidInput("There is no question.", advice=f'Ask something like select * from "{self.name}".')
+        limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
+        instead = None if as_of is None else self._as_of(as_of)
+        return self._store.ask(query, limits=limits, instead=instead)
+
+    def subscribe(
+        self,
+        since: str | Token | None = None,
+        *,
+        order: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        heartbeat_s: float | None = None,
+    ) -> Subscription:
+        """The current rows and then every change, or every change since a token (see `Change`).
+
+        With `order` and `limit` of the first rows only: who enters and who leaves.
+        """
+        return Subscription(
+            self._store,
+            self._needed_log("subscribe to"),
+            self.name,
+            since=since,
+            order=order,
+            limit=limit,
+            heartbeat_s=heartbeat_s,
+        )
+
+    def close(self) -> None:
+        """Frees the store, and the log if it was opened for this view."""
+        self._store.close()
+        if self._owns_log and self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _selection(
+        self, where: Mapping[str, Any] | str | None, order: str | Sequence[str] | None, limit: int | None
+    ) -> Selection:
+        definition = self.definition
+        equals = where if isinstance(where, Mapping) else {}
+        for column in equals:
+            if column not in definition.schema.names:
+                raise InvalidInput(
+                    f"View {self.name!r} has no column {column!r}.",
+                    advice=f"Its columns are {', '.join(definition.schema.names)}.",
+                )
+        return Selection(
+            equals=equals,
+            condition=where if isinstance(where, str) else None,
+            order=check_order(self.name, definition.schema, definition.order if order is None else order),
+            limit=check_limit(definition.limit if limit is None else limit),
+        )
+
+    def _as_of(self, moment: Moment) -> tuple[ViewDefinition, pa.Table]:
+        """The rows as they were."""
+        log = self._needed_log("ask for an earlier state of")
+        definition = Catalog(log).get(self.name).definition
+        topic = log.topic(definition.changes)
+        held = log.offsets(topic.name)
+        if topic.compact or any(span.start for span in held.values()):
+            raise EventsMissed(
+                f"The changes of view {self.name!r} were not all kept, so its earlier states are gone.",
+                advice="Keep the topic of changes whole: without compact and with retention='forever'.",
+                last=max((span.start for span in held.values()), default=0) - 1,
+            )
+        if is_token(moment):
+            token = parse_token(moment, view=self.name)
+            if (token.generation, token.topic_id) != (definition.generation, topic.id):
+                raise InvalidInput(
+                    f"The token is of generation {token.generation}; the view is at {definition.generation}.",
+                    advice="Ask by time, or take a token of this generation.",
+                )
+            ends = token.positions
+        else:
+            assert not isinstance(moment, Token)
+            ends = log.offsets_at(topic.name, time_us(moment) + 1, by="appended")
+        return definition, fold(log, definition, ends)
+
+    def _needed_log(self, what: str) -> Log:
+        if self._log is None:
+            raise Unsupported(
+                f"To {what} view {self.name!r} takes its log.",
+                advice='Open it with open_view(url, name, log="./data").',
+            )
+        return self._log
+
+
+def _selected(rows: pa.Table, selection: Selection, definition: ViewDefinition) -> pa.Table:
+    """A selection, made by Arrow."""
+    for column, value in selection.equals.items():
+        values = rows.column(column)
+        wanted = pa.array([value], definition.schema.field(column).type)[0]
+        rows = rows.filter(pc.equal(values, wanted).fill_null(False) if wanted.is_valid else values.is_null())
+    if selection.order:
+        ranked = ranked_keys(rows, selection.order)
+        rows = rows.take(pc.index_in(ranked, value_set=rows.column(KEY).combine_chunks()))
+    return rows if selection.limit is None else rows.slice(0, selection.limit)

@@ -1,0 +1,34 @@
+"""One Spark for all tests that need a real one: started for the first, stopped after the last, and nothing of it left running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from headwater.processing.session import make_session, stop_session
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local Spark with two cores that runs a failed task again; the data source is registered."""
+    folder = tmp_path_factory.mktemp("spark")
+    # The third number of the master is how often a task may fail: locally Spark would otherwise give up at once.
+    session = make_session(
+        "tests",
+        "local[2, 4]",
+        {
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder),
+            "spark.driver.memory": "1g",
+        },
+    )
+    assert SparkContext._gateway is not None
+    process = SparkContext._gateway.proc
+    try:
+        yield session
+    finally:
+        stop_session(session)
+        assert process.poll() is not None, "the JVM survived its session"

@@ -1,0 +1,105 @@
+"""A session: refused clearly where Spark cannot run, and gone with the program that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headwater.model.errors import SparkUnavailable, Unsupported
+from headwater.processing.session import check_java, check_reachable, make_session
+
+PROGRAM = """
+import headwater as hw
+from headwater.processing.session import make_session
+with hw.open_log("log") as log:
+    log.create_topic("t", "n BIGINT", partitions=1)
+    log.append("t", [{"n": n} for n in range(10)])
+spark = make_session("left alone", "local[1]")
+frame = spark.readStream.format("headwater").option("log", "log").option("topic", "t").load()
+query = frame.writeStream.format("noop").start()
+print(spark.read.format("headwater").option("log", "log").option("topic", "t").load().count(), flush=True)
+query.awaitTermination()
+"""
+
+
+def test_without_java_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of what a missing program does to a shell script of Spark's."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(SparkUnavailable, match=r"no Java|none on the PATH.*Install Java 17"):
+        make_session("none")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    with pytest.raises(SparkUnavailable, match=r"none in JAVA_HOME.*Install Java 17"):
+        check_java()
+
+
+def test_an_old_java_is_refused_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    for line, words in [
+        ('openjdk version "11.0.2"', "is version 11"),
+        ('java version "1.8.0_1"', "is version 8"),
+        ("what", "'what'"),
+    ]:
+        java.write_text(f"#!/bin/sh\necho '{line}' >&2\n")
+        java.chmod(0o755)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        with pytest.raises(SparkUnavailable, match=words):
+            check_java()
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host", "local-cluster[2,1,1024]"])
+def test_a_folder_and_a_master_elsewhere_are_refused_together(master: str) -> None:
+    """Before anything is started; Kafka is reachable from everywhere."""
+    for log in ("./data", "file:///data"):
+        with pytest.raises(Unsupported, match=r"folder of this machine.*kafka://"):
+            make_session("cluster", master, log=log)
+    check_reachable("kafka://host:9092", master)
+    for local in ("local", "local[*]", "local[2, 4]"):
+        check_reachable("./data", local)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_survives_a_killed_program(tmp_path: Path) -> None:
+    """Neither the JVM nor a Python worker, when the program that started Spark is killed in the middle of a stream."""
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline().strip() == "10"
+        left = descendants(program.pid)
+        assert any("java" in name for name in left.values())
+        assert any("python" in name for name in left.values())
+    finally:
+        program.send_signal(signal.SIGKILL)
+        program.communicate()
+    deadline = time.monotonic() + 60
+    while any(alive(pid, name) for pid, name in left.items()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not {pid: name for pid, name in left.items() if alive(pid, name)}
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and that those have, by name."""
+    children = {}
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdecimal() and int((process / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                children[int(process.name)] = (process / "comm").read_text().strip()
+        except OSError:
+            continue
+    return children | {below: name for child in children for below, name in descendants(child).items()}
+
+
+def alive(pid: int, name: str) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return f"({name})" in status and ") Z " not in status and os.path.exists(f"/proc/{pid}")
