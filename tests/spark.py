@@ -19,7 +19,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = make_session(
         "tests",
         "local[2, 4]",
-        {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder), "spark.driver.memory": "1g"},
+        {
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder),
+            "spark.driver.memory": "1g",
+        },
     )
     assert SparkContext._gateway is not None
     process = SparkContext._gateway.proc

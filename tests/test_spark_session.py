@@ -42,7 +42,11 @@ def test_without_java_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_old_java_is_refused_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    for line, words in [('openjdk version "11.0.2"', "is version 11"), ('java version "1.8.0_1"', "is version 8"), ("what", "'what'")]:
+    for line, words in [
+        ('openjdk version "11.0.2"', "is version 11"),
+        ('java version "1.8.0_1"', "is version 8"),
+        ("what", "'what'"),
+    ]:
         java.write_text(f"#!/bin/sh\necho '{line}' >&2\n")
         java.chmod(0o755)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -40,7 +40,10 @@ def test_kafka_topics_are_read_like_any_other(kafka: KafkaServer, spark: SparkSe
 
         expected = log.read("orders", columns=COLUMNS.split(","))
         order = [("_partition", "ascending"), ("_offset", "ascending")]
-        assert load(spark.read, columns=COLUMNS).toArrow().sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+        assert (
+            load(spark.read, columns=COLUMNS).toArrow().sort_by(order).to_pylist()
+            == expected.sort_by(order).to_pylist()
+        )
         streamed = load(spark.readStream, startingOffsets="earliest", maxOffsetsPerTrigger="3000", columns=COLUMNS)
         query = streamed.writeStream.format("memory").queryName("kafka").trigger(availableNow=True).start()
         assert query.awaitTermination(120)
@@ -52,4 +55,6 @@ def test_kafka_topics_are_read_like_any_other(kafka: KafkaServer, spark: SparkSe
             row["amount"] for row in start if not row["_deleted"] and row["amount"] % 10 == 3
         )
         table = load(spark.read, asOf="latest", columns="id,amount").collect()
-        assert sorted(map(tuple, table)) == sorted((row["id"], row["amount"]) for row in log.table("orders").to_pylist())
+        assert sorted(map(tuple, table)) == sorted(
+            (row["id"], row["amount"]) for row in log.table("orders").to_pylist()
+        )

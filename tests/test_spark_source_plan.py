@@ -53,7 +53,9 @@ class Topics:
         self.log.append(topic, rows)
 
     def source(self, **options: str) -> HeadwaterSource:
-        return HeadwaterSource({"log": self.url, **({} if "subscribePattern" in options else {"topic": "orders"}), **options})
+        return HeadwaterSource(
+            {"log": self.url, **({} if "subscribePattern" in options else {"topic": "orders"}), **options}
+        )
 
     def stream(self, **options: str) -> StreamReader:
         source = self.source(**options)
@@ -136,11 +138,11 @@ def test_options_are_read_whatever_their_case() -> None:
 
 
 def test_a_column_or_topic_that_is_not_there_is_refused_when_the_frame_is_made(topics: Topics) -> None:
-    with pytest.raises(InvalidInput, match="Option columns: .*'price'.*Choose from id, amount"):
+    with pytest.raises(InvalidInput, match=r"Option columns: .*'price'.*Choose from id, amount"):
         topics.source(columns="id,price").schema()
-    with pytest.raises(InvalidInput, match="columns names a column twice"):
+    with pytest.raises(InvalidInput, match=r"columns names a column twice"):
         topics.source(columns="*,id").schema()
-    with pytest.raises(TopicNotFound, match="subscribePattern='none.*' matches no topic"):
+    with pytest.raises(TopicNotFound, match=r"subscribePattern='none.*' matches no topic"):
         topics.source(subscribePattern="none.*").schema()
     with pytest.raises(TopicNotFound, match="'returns'"):
         topics.source(topic="orders,returns").schema()
@@ -164,7 +166,9 @@ def test_a_folder_is_refused_where_tasks_run_elsewhere(topics: Topics) -> None:
 
 def test_topics_that_are_read_as_one_have_the_same_columns(topics: Topics) -> None:
     """Refused with the difference; columns that they share can be named. A column is nullable if it is in one of them."""
-    topics.log.create_topic("returns", "id STRING NOT NULL, amount DOUBLE, at TIMESTAMP, why STRING", key="id", time="at")
+    topics.log.create_topic(
+        "returns", "id STRING NOT NULL, amount DOUBLE, at TIMESTAMP, why STRING", key="id", time="at"
+    )
     with pytest.raises(SchemaConflict, match="amount is BIGINT and DOUBLE; why is not there and STRING"):
         topics.source(topic="orders,returns").schema()
     schema = topics.source(topic="returns,orders", columns="id,at,_topic").schema()
@@ -177,7 +181,13 @@ def test_topics_that_are_read_as_one_have_the_same_columns(topics: Topics) -> No
 
 def test_offsets_survive_the_checkpoint_with_keys_of_a_later_version() -> None:
     """What stands beside the topics begins with a dot, which no topic's name does; what is not known is kept."""
-    kept = {"b": {"10": 4, "2": 7}, "a": {"0": 1}, ".incarnation": 2, ".topics": {"a": {"id": "x", "schema": 1}}, ".watermark": {"a": 5}}
+    kept = {
+        "b": {"10": 4, "2": 7},
+        "a": {"0": 1},
+        ".incarnation": 2,
+        ".topics": {"a": {"id": "x", "schema": 1}},
+        ".watermark": {"a": 5},
+    }
     offsets = Offsets.from_json(json.loads(json.dumps(kept)))
     assert offsets.places == {("a", 0): 1, ("b", 2): 7, ("b", 10): 4}
     assert offsets.more == {".watermark": {"a": 5}}
@@ -360,7 +370,9 @@ def test_what_retention_removed_is_an_error_or_skipped(tmp_path: Path) -> None:
     assert log.tidy("t") > 0
     first = log.offsets("t")[0].start
     for ask in (lambda: strict.partitions(start, end), lambda: list(strict.read(early))):
-        with pytest.raises(EventsMissed, match=f"Events 0 to {first - 1} of partition 0 of topic 't'.*failOnDataLoss=false") as caught:
+        with pytest.raises(
+            EventsMissed, match=f"Events 0 to {first - 1} of partition 0 of topic 't'.*failOnDataLoss=false"
+        ) as caught:
             ask()
         assert (caught.value.first, caught.value.last) == (0, first - 1)
     for wanted in (early_lenient, *lenient.partitions(start, end)):
@@ -411,7 +423,7 @@ def test_a_query_keeps_its_columns_while_the_schema_moves_on_and_a_restart_says_
     assert "column note STRING was added" in said and "column n was INT and is BIGINT" in said
     topics.log.append("t", [{"n": 1 << 40}])
     last = stream.latestOffset(end, ALL)
-    with pytest.raises(SchemaConflict, match="Column n of topic 't' is BIGINT by now.*Start the query again"):
+    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is BIGINT by now.*Start the query again"):
         topics.rows(stream, stream.partitions(end, last))
 
 
@@ -443,7 +455,9 @@ def test_deleted_events_are_left_out_unless_they_are_asked_for(tmp_path: Path) -
         rows = {}
         for name, made in (("left out", source), ("shown", shown)):
             reader = made.reader(made.schema())
-            rows[name] = [row for wanted in reader.partitions() for batch in reader.read(wanted) for row in batch.to_pylist()]
+            rows[name] = [
+                row for wanted in reader.partitions() for batch in reader.read(wanted) for row in batch.to_pylist()
+            ]
         assert rows["left out"] == [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
         assert rows["shown"] == [
             {"id": "a", "n": 1, "_deleted": False},
@@ -470,7 +484,9 @@ def test_a_table_as_of_a_time_equals_the_logs_own(topics: Topics) -> None:
         )
     topics.log.append("orders", [{"id": "o3", "_deleted": True, "at": NOON + timedelta(minutes=9)}])
     for as_of in (None, NOON - timedelta(minutes=1), NOON, NOON + timedelta(minutes=3, seconds=5)):
-        reader = topics.batch(asOf="latest" if as_of is None else as_of.isoformat(), columns="*,_time,_partition", filter="amount % 2 = 1")
+        reader = topics.batch(
+            asOf="latest" if as_of is None else as_of.isoformat(), columns="*,_time,_partition", filter="amount % 2 = 1"
+        )
         found = topics.rows(reader, reader.partitions())
         expected = [row for row in topics.log.table("orders", as_of=as_of).to_pylist() if row["amount"] % 2]
         assert sorted(row["id"] for row in found) == sorted(row["id"] for row in expected)
@@ -503,7 +519,7 @@ def test_a_filter_picks_what_spark_would_pick(tmp_path: Path, condition: str) ->
     own = {
         "upper(id) = 'O7' OR amount / 4 = 2": "upper(id) = 'O7' or amount = 8",
         "place.lat > 2 AND size(tags) = 1": "place.lat > 2 and len(tags) = 1",
-        "at >= '2026-01-31T12:00:30Z' and AT < timestamp'2026-01-31 12:01:00'": "second(\"at\") >= 30 and minute(\"at\") = 0",
+        "at >= '2026-01-31T12:00:30Z' and AT < timestamp'2026-01-31 12:01:00'": 'second("at") >= 30 and minute("at") = 0',
         "`amount` = 5 or _key = 'o6'": "amount = 5 or id = 'o6'",
     }
     with hw.open_log(tmp_path / "log") as log:
@@ -529,7 +545,9 @@ def test_a_filter_picks_what_spark_would_pick(tmp_path: Path, condition: str) ->
         )
         source = HeadwaterSource({"log": log.url, "topic": "t", "columns": "amount", "filter": condition})
         reader = source.reader(source.schema())
-        found = [n for wanted in reader.partitions() for batch in reader.read(wanted) for n in batch.column(0).to_pylist()]
+        found = [
+            n for wanted in reader.partitions() for batch in reader.read(wanted) for n in batch.column(0).to_pylist()
+        ]
         events = log.read("t", columns=["id", "amount", "at", "note", "tags", "place", "_partition", "_offset"])
         connection = duckdb.connect()
         connection.execute("set TimeZone = 'UTC'")
@@ -570,7 +588,7 @@ def test_a_filter_that_is_none_is_refused_with_the_place(topics: Topics, conditi
 
 
 def test_an_error_of_ours_is_found_in_what_spark_raises() -> None:
-    text = "[PYTHON_DATA_SOURCE_ERROR] Failed: headwater.model.errors.TopicNotFound: There is no topic 'x'. Topics here: y.\n SQLSTATE: 38000"
+    text = "[PYTHON_ERROR] Failed: headwater.model.errors.TopicNotFound: There is no topic 'x'. Topics here: y.\n SQLSTATE: 38000"
     error = told(RuntimeError(text))
     assert type(error) is TopicNotFound
     assert str(error) == "There is no topic 'x'. Topics here: y."
