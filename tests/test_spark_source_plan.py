@@ -334,6 +334,20 @@ def test_a_deleted_topic_is_left_alone_where_loss_is_accepted(topics: Topics) ->
     assert topics.amounts(stream, start, end) == [0, 1, 2]
 
 
+def test_a_topic_that_is_no_longer_subscribed_to_keeps_its_offsets(topics: Topics) -> None:
+    """Leaving a topic out of the option is a decision; naming it again goes on where it was."""
+    topics.log.create_topic("more", "id STRING, amount BIGINT, at TIMESTAMP", key="id", time="at", partitions=1)
+    both = topics.stream(topic="orders,more", startingOffsets="earliest")
+    start = both.initialOffset()
+    topics.add(3)
+    topics.add(2, topic="more")
+    one = topics.stream(topic="orders", startingOffsets="earliest")
+    middle = one.latestOffset(start, ALL)
+    assert (middle["more"], topics.amounts(one, start, middle)) == (start["more"], [0, 1, 2])
+    end = both.latestOffset(middle, ALL)
+    assert topics.amounts(both, middle, end) == [0, 1]
+
+
 def test_offsets_beyond_the_log_are_refused(topics: Topics) -> None:
     """A log that was restored from an older backup does not have them."""
     topics.add(6)
@@ -464,6 +478,15 @@ def test_deleted_events_are_left_out_unless_they_are_asked_for(tmp_path: Path) -
             {"id": "b", "n": 2, "_deleted": False},
             {"id": "a", "n": None, "_deleted": True},
         ]
+
+
+def test_a_null_struct_with_fields_that_are_not_null_is_read(topics: Topics) -> None:
+    topics.log.create_topic("t", "n INT, place STRUCT<lat: DOUBLE NOT NULL>", partitions=1)
+    topics.log.append("t", [{"n": 1, "place": None}, {"n": 2, "place": {"lat": 1.5}}])
+    reader = topics.batch(topic="t", columns="place,_offset")
+    expected = [{"place": None, "_offset": 0}, {"place": {"lat": 1.5}, "_offset": 1}]
+    assert topics.rows(reader, reader.partitions()) == expected
+    assert topics.log.read("t", columns=["place", "_offset"]).to_pylist() == expected
 
 
 def test_many_small_appends_become_few_batches(topics: Topics) -> None:
