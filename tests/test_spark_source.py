@@ -31,7 +31,7 @@ QUERY_S = 120
 EVERY_TYPE = """
     s STRING, b BINARY, t BOOLEAN, i8 TINYINT, i16 SMALLINT, i32 INT, i64 BIGINT NOT NULL, f FLOAT, d DOUBLE, m DECIMAL(20, 3),
     day DATE, at TIMESTAMP, clock TIMESTAMP_NTZ, tags ARRAY<STRING>, counts MAP<STRING, BIGINT>,
-    place STRUCT<lat: DOUBLE NOT NULL, names: ARRAY<STRUCT<lang: STRING, n: INT>>>, deep MAP<STRING, ARRAY<TIMESTAMP>>
+    exact STRUCT<a: INT NOT NULL> NOT NULL, place STRUCT<lat: DOUBLE, names: ARRAY<STRUCT<lang: STRING, n: INT>>>, deep MAP<STRING, ARRAY<TIMESTAMP>>
 """
 
 
@@ -64,9 +64,9 @@ def every_type() -> list[dict[str, Any]]:
         "at": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC),
         "clock": datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC).replace(tzinfo=None),
         "tags": ["a", None, ""], "counts": {"x": 1, "y": None}, "place": {"lat": 1.25, "names": [{"lang": "de", "n": 1}, None]},
-        "deep": {"k": [NOON, None]},
+        "deep": {"k": [NOON, None]}, "exact": {"a": 1},
     }  # fmt: skip
-    empty = {"i64": 0}
+    empty = {"i64": 0, "exact": {"a": 2}}
     other = {
         **full,
         "i64": 7,

@@ -517,6 +517,12 @@ def test_a_table_as_of_a_time_equals_the_logs_own(topics: Topics) -> None:
         assert all(row["_time"] == row["at"] for row in found)
 
 
+def test_a_topic_without_a_key_is_no_table(topics: Topics) -> None:
+    topics.log.create_topic("t", "n INT")
+    with pytest.raises(InvalidInput, match="no key"):
+        topics.batch(topic="t", asOf="latest").partitions()
+
+
 # Filters
 
 
