@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from headwater.log.table import Newest
 from headwater.processing.border import crossing
 from headwater.processing.offsets import EARLIEST, LATEST
 from headwater.processing.options import read_options
@@ -104,7 +103,6 @@ class BatchReader(DataSourceReader):
                 return [
                     Whole(topic, {at: end for (name, at), end in ends.items() if name == topic.name}, as_of=as_of)
                     for topic in found
-                    if Newest(topic, as_of=as_of)  # refuses a topic without a key, before a task is started
                 ]
             where = EARLIEST if options.starting is None else options.starting
             starts = subscription.resolve("startingOffsets", where, found)
