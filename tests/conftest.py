@@ -1,4 +1,4 @@
-"""What every test can ask for: our own marks, the real services, Spark, the command line, an inner pytest run; and how Hypothesis runs here."""
+"""What every test can ask for: our marks, the real services, Spark, the command line, an inner pytest run; and how Hypothesis runs."""
 
 from hypothesis import settings
 

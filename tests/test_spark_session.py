@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.session import check_java, check_reachable, make_session
+from headwater.processing.source import HeadwaterSource, RemoteSource, register
 
 PROGRAM = """
 import headwater as hw
@@ -63,6 +67,18 @@ def test_a_folder_and_a_master_elsewhere_are_refused_together(master: str) -> No
     check_reachable("kafka://host:9092", master)
     for local in ("local", "local[*]", "local[2, 4]"):
         check_reachable("./data", local)
+
+
+@pytest.mark.parametrize(
+    ("master", "kind"), [("local[2]", HeadwaterSource), ("spark://host:7077", RemoteSource), ("yarn", RemoteSource)]
+)
+def test_a_session_gets_the_source_for_its_master(master: str, kind: type) -> None:
+    """The source that refuses folders is registered where tasks run elsewhere, under the same name."""
+    registered: list[type] = []
+    context, sources = SimpleNamespace(master=master), SimpleNamespace(register=registered.append)
+    register(cast(SparkSession, SimpleNamespace(sparkContext=context, dataSource=sources)))
+    assert registered == [kind]
+    assert kind.name() == "headwater"
 
 
 @pytest.mark.slow

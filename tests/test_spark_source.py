@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,8 @@ QUERY_S = 120
 EVERY_TYPE = """
     s STRING, b BINARY, t BOOLEAN, i8 TINYINT, i16 SMALLINT, i32 INT, i64 BIGINT NOT NULL, f FLOAT, d DOUBLE, m DECIMAL(20, 3),
     day DATE, at TIMESTAMP, clock TIMESTAMP_NTZ, tags ARRAY<STRING>, counts MAP<STRING, BIGINT>,
-    place STRUCT<lat: DOUBLE NOT NULL, names: ARRAY<STRUCT<lang: STRING, n: INT>>>, deep MAP<STRING, ARRAY<TIMESTAMP>>
+    exact STRUCT<a: INT NOT NULL> NOT NULL, place STRUCT<lat: DOUBLE, names: ARRAY<STRUCT<lang: STRING, n: INT>>>,
+    deep MAP<STRING, ARRAY<TIMESTAMP>>
 """
 
 
@@ -47,11 +49,12 @@ def load(reader: Any, log: Log, **options: str) -> DataFrame:
     return reader.load()
 
 
-def run(frame: DataFrame, name: str, **options: str) -> tuple[list[Any], StreamingQuery]:
-    """All that there is now, through a stream: the rows, and the query."""
-    query = frame.writeStream.format("memory").queryName(name).options(**options).trigger(availableNow=True).start()
+def run(frame: DataFrame, folder: Path) -> tuple[list[Any], StreamingQuery]:
+    """All that there is now, through a stream with its checkpoint: the rows that it has written so far, and the query."""
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    query = writer.option("path", str(folder / "rows")).trigger(availableNow=True).start()
     assert query.awaitTermination(QUERY_S)
-    return frame.sparkSession.table(name).collect(), query
+    return frame.sparkSession.read.schema(frame.schema).parquet(str(folder / "rows")).collect(), query
 
 
 def every_type() -> list[dict[str, Any]]:
@@ -59,11 +62,12 @@ def every_type() -> list[dict[str, Any]]:
     full = {
         "s": "ünïcode \x00 ☃", "b": b"\x00\xff", "t": True, "i8": -128, "i16": 32767, "i32": -(2**31), "i64": 2**63 - 1, "f": 1.5,
         "d": -1e308, "m": Decimal("12345678901234567.891"), "day": date(1, 1, 1),
-        "at": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC), "clock": datetime(1969, 12, 31, 23, 59, 59, 999999),
+        "at": datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC),
+        "clock": datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC).replace(tzinfo=None),
         "tags": ["a", None, ""], "counts": {"x": 1, "y": None}, "place": {"lat": 1.25, "names": [{"lang": "de", "n": 1}, None]},
-        "deep": {"k": [NOON, None]},
+        "deep": {"k": [NOON, None]}, "exact": {"a": 1},
     }  # fmt: skip
-    empty = {"i64": 0}
+    empty = {"i64": 0, "exact": {"a": 2}}
     other = {
         **full,
         "i64": 7,
@@ -78,7 +82,7 @@ def every_type() -> list[dict[str, Any]]:
     return [{**row, "i64": number} if number > 2 else row for number, row in enumerate([full, empty, other] * 4)]
 
 
-def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log) -> None:
+def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     """The schema is the topic's, and each value equals what the log itself reads, with the log's own columns too."""
     log.create_topic("t", EVERY_TYPE, key="i64", time="at", partitions=3)
     log.append("t", [{**row, "_headers": {"trace": b"\x01"}} if row["i64"] == 4 else row for row in every_type()])
@@ -101,7 +105,7 @@ def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log) -> 
     assert found.schema.names == expected.schema.names
     assert found.to_pylist() == expected.to_pylist()
     streamed, _ = run(
-        load(spark.readStream, log, topic="t", startingOffsets="earliest", columns=",".join(names)), "every_type"
+        load(spark.readStream, log, topic="t", startingOffsets="earliest", columns=",".join(names)), tmp_path
     )
     assert sorted(streamed, key=lambda row: (row["_partition"], row["_offset"])) == sorted(
         frame.collect(), key=lambda row: (row["_partition"], row["_offset"])
@@ -114,7 +118,7 @@ def test_available_now_equals_a_batch_equals_the_log(spark: SparkSession, log: L
     rows = [{"id": f"o{n % 97}", "amount": n, "at": NOON + timedelta(seconds=n)} for n in range(10_000)]
     log.append("orders", rows)
     frame = load(spark.readStream, log, topic="orders", startingOffsets="earliest", maxOffsetsPerTrigger="4000")
-    seen, query = run(frame, "limited", checkpointLocation=str(tmp_path / "checkpoint"))
+    seen, query = run(frame, tmp_path)
     batch = load(spark.read, log, topic="orders").collect()
     assert sorted(row.amount for row in seen) == sorted(row.amount for row in batch) == list(range(10_000))
     assert {tuple(row) for row in seen} == {tuple(row) for row in batch}
@@ -125,8 +129,8 @@ def test_available_now_equals_a_batch_equals_the_log(spark: SparkSession, log: L
     assert sizes == [4000, 4000, 2000]
     assert [lag(progress) for progress in query.recentProgress][:3] == [6000, 2000, 0]
     log.append("orders", [{"id": "late", "amount": 10_000, "at": NOON}])
-    after, _ = run(frame, "again", checkpointLocation=str(tmp_path / "checkpoint"))
-    assert [row.amount for row in after if row.amount >= 10_000] == [10_000]
+    after, _ = run(frame, tmp_path)
+    assert sorted(row.amount for row in after) == list(range(10_001))
 
 
 def lag(progress: Any) -> int:
@@ -175,17 +179,17 @@ def test_what_is_refused_is_told_in_our_sentence(spark: SparkSession, tmp_path: 
             load(spark.read, log, **option)
         assert_told(caught.value, kind, words)
     frame = load(spark.readStream, log, topic="t", startingOffsets="earliest")
-    run(frame, "before", checkpointLocation=str(tmp_path / "checkpoint"))
+    log.append("t", [{"n": 0}])
+    run(frame, tmp_path)
     for number in range(40):
-        log.append("t", [{"n": number * 50 + at} for at in range(50)])
+        log.append("t", [{"n": 1 + number * 50 + at} for at in range(50)])
     log.tidy("t")
-    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pytest.raises(PySparkException) as caught:
-        query.awaitTermination(QUERY_S)
-    assert_told(caught.value, EventsMissed, "Events 0 to")
+        run(frame, tmp_path)
+    assert_told(caught.value, EventsMissed, "Events 1 to")
     lenient = load(spark.readStream, log, topic="t", startingOffsets="earliest", failOnDataLoss="false")
-    rows, _ = run(lenient, "lenient", checkpointLocation=str(tmp_path / "checkpoint"))
-    assert sorted(row.n for row in rows) == log.read("t").column("n").to_pylist()
+    rows, _ = run(lenient, tmp_path)
+    assert sorted(row.n for row in rows) == [0, *log.read("t").column("n").to_pylist()]
     log.close()
 
 
@@ -241,3 +245,12 @@ def workers_that_read(log: Log) -> list[int]:
         if "pyspark.daemon" in command and any(segment in line and ".frames" in line for line in maps.splitlines()):
             found.append(int(process.name))
     return found
+
+
+def test_the_pages_program_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """What docs/spark.md shows, from top to bottom, in the session that is there; its folders are looked for where that was started."""
+    page = (Path(__file__).parent.parent / "docs" / "spark.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    program = "\n".join(blocks).replace('"./', f'"{tmp_path}/')
+    exec(compile(program, "docs/spark.md", "exec"), {})

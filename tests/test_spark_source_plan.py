@@ -138,11 +138,11 @@ def test_options_are_read_whatever_their_case() -> None:
 
 
 def test_a_column_or_topic_that_is_not_there_is_refused_when_the_frame_is_made(topics: Topics) -> None:
-    with pytest.raises(InvalidInput, match="Option columns: .*'price'.*Choose from id, amount"):
+    with pytest.raises(InvalidInput, match=r"Option columns: .*'price'.*Choose from id, amount"):
         topics.source(columns="id,price").schema()
-    with pytest.raises(InvalidInput, match="columns names a column twice"):
+    with pytest.raises(InvalidInput, match=r"columns names a column twice"):
         topics.source(columns="*,id").schema()
-    with pytest.raises(TopicNotFound, match="subscribePattern='none.*' matches no topic"):
+    with pytest.raises(TopicNotFound, match=r"subscribePattern='none.*' matches no topic"):
         topics.source(subscribePattern="none.*").schema()
     with pytest.raises(TopicNotFound, match="'returns'"):
         topics.source(topic="orders,returns").schema()
@@ -334,6 +334,20 @@ def test_a_deleted_topic_is_left_alone_where_loss_is_accepted(topics: Topics) ->
     assert topics.amounts(stream, start, end) == [0, 1, 2]
 
 
+def test_a_topic_that_is_no_longer_subscribed_to_keeps_its_offsets(topics: Topics) -> None:
+    """Leaving a topic out of the option is a decision; naming it again goes on where it was."""
+    topics.log.create_topic("more", "id STRING, amount BIGINT, at TIMESTAMP", key="id", time="at", partitions=1)
+    both = topics.stream(topic="orders,more", startingOffsets="earliest")
+    start = both.initialOffset()
+    topics.add(3)
+    topics.add(2, topic="more")
+    one = topics.stream(topic="orders", startingOffsets="earliest")
+    middle = one.latestOffset(start, ALL)
+    assert (middle["more"], topics.amounts(one, start, middle)) == (start["more"], [0, 1, 2])
+    end = both.latestOffset(middle, ALL)
+    assert topics.amounts(both, middle, end) == [0, 1]
+
+
 def test_offsets_beyond_the_log_are_refused(topics: Topics) -> None:
     """A log that was restored from an older backup does not have them."""
     topics.add(6)
@@ -423,7 +437,7 @@ def test_a_query_keeps_its_columns_while_the_schema_moves_on_and_a_restart_says_
     assert "column note STRING was added" in said and "column n was INT and is BIGINT" in said
     topics.log.append("t", [{"n": 1 << 40}])
     last = stream.latestOffset(end, ALL)
-    with pytest.raises(SchemaConflict, match="Column n of topic 't' is BIGINT by now.*Start the query again"):
+    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is BIGINT by now.*Start the query again"):
         topics.rows(stream, stream.partitions(end, last))
 
 
@@ -466,6 +480,15 @@ def test_deleted_events_are_left_out_unless_they_are_asked_for(tmp_path: Path) -
         ]
 
 
+def test_a_null_struct_with_fields_that_are_not_null_is_read(topics: Topics) -> None:
+    topics.log.create_topic("t", "n INT, place STRUCT<lat: DOUBLE NOT NULL>", partitions=1)
+    topics.log.append("t", [{"n": 1, "place": None}, {"n": 2, "place": {"lat": 1.5}}])
+    reader = topics.batch(topic="t", columns="place,_offset")
+    expected = [{"place": None, "_offset": 0}, {"place": {"lat": 1.5}, "_offset": 1}]
+    assert topics.rows(reader, reader.partitions()) == expected
+    assert topics.log.read("t", columns=["place", "_offset"]).to_pylist() == expected
+
+
 def test_many_small_appends_become_few_batches(topics: Topics) -> None:
     """And events of one partition stay in order."""
     for _ in range(50):
@@ -492,6 +515,12 @@ def test_a_table_as_of_a_time_equals_the_logs_own(topics: Topics) -> None:
         assert sorted(row["id"] for row in found) == sorted(row["id"] for row in expected)
         assert sorted(row["amount"] for row in found) == sorted(row["amount"] for row in expected)
         assert all(row["_time"] == row["at"] for row in found)
+
+
+def test_a_topic_without_a_key_is_no_table(topics: Topics) -> None:
+    topics.log.create_topic("t", "n INT")
+    with pytest.raises(InvalidInput, match="no key"):
+        topics.batch(topic="t", asOf="latest").partitions()
 
 
 # Filters
@@ -588,7 +617,7 @@ def test_a_filter_that_is_none_is_refused_with_the_place(topics: Topics, conditi
 
 
 def test_an_error_of_ours_is_found_in_what_spark_raises() -> None:
-    text = "[PYTHON_DATA_SOURCE_ERROR] Failed: headwater.model.errors.TopicNotFound: There is no topic 'x'. Topics here: y.\n SQLSTATE: 38000"
+    text = "[PYTHON_ERROR] Failed: headwater.model.errors.TopicNotFound: There is no topic 'x'. Topics here: y.\n SQLSTATE: 38000"
     error = told(RuntimeError(text))
     assert type(error) is TopicNotFound
     assert str(error) == "There is no topic 'x'. Topics here: y."

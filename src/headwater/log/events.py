@@ -109,7 +109,9 @@ def _column(chunk: Chunk, field: pa.Field) -> pa.Array:
             return pa.repeat(pa.scalar(False), count) if field.name == "_deleted" else pa.nulls(count, field.type)
         case "_deleted":
             return batch.column("_deleted").fill_null(False)
-    return batch.column(field.name).cast(field.type)
+    column = batch.column(field.name)
+    # Arrow refuses to cast a null struct with NOT NULL fields even to its own type.
+    return column if column.type == field.type else column.cast(field.type)
 
 
 def _appended(chunk: Chunk) -> pa.Array:

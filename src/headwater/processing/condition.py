@@ -10,8 +10,7 @@ condition on one row. Thread-safety: a `Filter` belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import duckdb
@@ -19,6 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import InvalidInput
+
+CONDITIONS_MAX = 16
 
 _EVENTS = "__events__"
 _PRESENT = {"current_timestamp", "current_date", "current_time", "localtimestamp", "localtime"}
@@ -31,8 +32,12 @@ class Condition(msgspec.Struct, frozen=True):
     sql: str
 
 
-def parse_condition(text: str, known: Mapping[str, pa.Field]) -> Condition:
-    """The condition of a SQL text on columns of these names and types; `InvalidInput` says what is wrong and where."""
+@lru_cache(maxsize=CONDITIONS_MAX)
+def parse_condition(text: str, columns: tuple[pa.Field, ...]) -> Condition:
+    """The condition of a SQL text on these columns; `InvalidInput` says what is wrong and where.
+
+    Every task of a worker asks for the same one again, so it is understood once.
+    """
     import sqlglot  # 0.2 s, for those who filter
     from sqlglot import expressions as sql
 
@@ -45,6 +50,7 @@ def parse_condition(text: str, known: Mapping[str, pa.Field]) -> Condition:
     if wrong is not None or not isinstance(tree, sql.Expression):
         shown = (wrong or tree).sql("spark")
         raise _refused(text, f"{shown!r} is no condition on one row")
+    known = {field.name: field for field in columns}
     names = {name.lower(): name for name in known}
     found: dict[str, None] = {}
     for column in tree.find_all(sql.Column):

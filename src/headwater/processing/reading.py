@@ -58,6 +58,7 @@ class Whole(InputPartition):
     """A whole topic up to `ends`, to be read as a table: the newest row of each key as of an event time."""
 
     def __init__(self, topic: Topic, ends: Mapping[int, int], *, as_of: int | None) -> None:
+        Newest(topic, as_of=as_of)  # refuses a topic without a key, before a task is started
         self.topic, self.topic_id, self.ends, self.as_of = topic.name, topic.id, dict(ends), as_of
 
     def __repr__(self) -> str:

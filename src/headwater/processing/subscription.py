@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -45,7 +45,7 @@ class Subscription:
 
     def topics(self) -> list[Topic]:
         """The topics as they are now: those named, or those that match by now."""
-        return [self._log.topic(name) for name in self._subscribed()]
+        return self._found(self._subscribed(), read=self._versions)
 
     def schema(self) -> pa.Schema:
         """The columns of the DataFrame: those that were asked for, which all topics must have alike."""
@@ -71,7 +71,7 @@ class Subscription:
             return None
         topics = self.topics()
         known = [*topics[0].schema, *output_schema(topics[0], LOG_COLUMNS)] if topics else []
-        return parse_condition(text, {field.name: field for field in known})
+        return parse_condition(text, tuple(known))
 
     def read_with(self, topics: Iterable[Topic]) -> dict[str, Read]:
         """The topics' ids, and the schema versions that this run of the query began with."""
@@ -99,19 +99,13 @@ class Subscription:
     def checked(self, before: Offsets) -> list[Topic]:
         """The topics of offsets that were kept, and new ones: each still the one that the offsets belong to.
 
-        Says once when a topic's schema has moved on since the query ran last.
+        One that is no longer subscribed to keeps its offsets and is not read. Says once when a topic's schema has moved on since
+        the query ran last.
         """
-        gone = [name for name in before.topics if name not in self._log.topics()]
-        if gone and self._options.fails_on_loss:
-            raise TopicNotFound(
-                f"Topic {gone[0]!r} was deleted, and this query has read it before.",
-                advice="Set failOnDataLoss=false to go on without it, or start the query with a new checkpoint.",
-            )
-        topics = [
-            self._log.topic(name)
-            for name in dict.fromkeys([*before.topics, *self._subscribed(gone)])
-            if name not in gone
-        ]
+        names = [*self._subscribed()]
+        if self._options.pattern is not None:
+            names += [name for name in before.topics if re.fullmatch(self._options.pattern, name)]
+        topics = self._found(dict.fromkeys(names), read=before.topics)
         for topic in topics:
             read = before.topics.get(topic.name)
             if read is None:
@@ -124,7 +118,7 @@ class Subscription:
                 )
             if topic.name not in self._versions and read.schema < topic.schema_id:
                 _say.warning("%s", _moved_on(topic, read.schema))
-        self._check_not_lost(before)
+        self._check_not_lost(before, {topic.name for topic in topics})
         return topics
 
     def check_kept(self, at: At, offset: int, bound: Bounds) -> int:
@@ -144,13 +138,29 @@ class Subscription:
 
     # Below
 
-    def _subscribed(self, gone: Sequence[str] = ()) -> Sequence[str]:
+    def _subscribed(self) -> Sequence[str]:
         if self._options.pattern is None:
-            return [name for name in self._options.topics if name not in gone]
+            return self._options.topics
         if not self._names or time.monotonic() - self._looked > _LOOK_S:
             self._names = [name for name in self._log.topics() if re.fullmatch(self._options.pattern, name)]
             self._looked = time.monotonic()
         return self._names
+
+    def _found(self, names: Iterable[str], *, read: Container[str]) -> list[Topic]:
+        """The topics of these names; one that was read before and is gone is lost data."""
+        topics: list[Topic] = []
+        for name in names:
+            try:
+                topics.append(self._log.topic(name))
+            except TopicNotFound:
+                if name not in read:
+                    raise
+                if self._options.fails_on_loss:
+                    raise TopicNotFound(
+                        f"Topic {name!r} was deleted, and this query has read it before.",
+                        advice="Set failOnDataLoss=false to go on without it, or start the query with a new checkpoint.",
+                    ) from None
+        return topics
 
     def _columns(self, topic: Topic) -> pa.Schema:
         own = {name.lower(): name for name in [*topic.schema.names, *LOG_COLUMNS]}
@@ -189,8 +199,10 @@ class Subscription:
             )
         return offset
 
-    def _check_not_lost(self, before: Offsets) -> None:
+    def _check_not_lost(self, before: Offsets, names: Container[str]) -> None:
         for (name, number), offset in before.places.items():
+            if name not in names:
+                continue
             lost = self._log.store.lost_after(name, number, incarnation=before.incarnation)
             if lost is not None and offset > lost:
                 raise taken_back((name, number), offset, lost)
