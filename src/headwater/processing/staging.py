@@ -7,7 +7,7 @@ marker in one transaction: until then nothing of them is visible, and whatever a
     staged/<stage>/<number>/<any>.arrow   one task's rows, of the holder with that fencing number
     staged/<stage>/runs                   which run of the query has which number (JSON), the newest last
     staged/<stage>/lock                   lock of `runs`
-    staged/batch-<any>/0/<any>.arrow      the same of a batch job, which has no stage
+    staged/.batch-<any>/0/<any>.arrow      the same of a batch job, which has no stage
 
 Invariants:
 - a run of a query takes its number when its first task starts, and once: whoever runs the query anew gets a greater one, so a
@@ -49,7 +49,7 @@ INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
 RUNS_MAX = 1000
 ORPHAN_S = 86_400.0
-BATCH = "batch-"
+BATCH = ".batch-"
 
 
 @dataclass
