@@ -30,7 +30,7 @@ from children import Child, Gate
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NotFound, SchemaConflict, Unsupported
 from headwater.processing import sink
 from headwater.processing.marker import marker_of
-from headwater.processing.sink import BatchWriter, StreamWriter
+from headwater.processing.sink import BatchWriter, StreamWriter, Task
 from headwater.processing.stage import FrameWriter
 from headwater.testing.contract_case import refused
 from spark_rig import counted, kill_session, order, spark_session, start_driver
@@ -232,14 +232,14 @@ def test_a_batch_is_visible_in_one_moment(spark: SparkSession, tmp_path: Path) -
 class _RunWriter(StreamWriter):
     """A task's writer outside of Spark."""
 
-    def run(self) -> str:
-        return self.name
+    def task(self) -> Task:
+        return Task(self.name, self.epoch, 0)
 
 
-def run_writer(folder: Path, name: str) -> _RunWriter:
+def run_writer(folder: Path, name: str, *, epoch: int = 0) -> _RunWriter:
     options = {"log": f"{folder}/log", "topic": "out", "stage": "s", "checkpointLocation": f"{folder}/checkpoint"}
     writer = _RunWriter(options, SCHEMA)
-    writer.name = name
+    writer.name, writer.epoch = name, epoch
     return writer
 
 

@@ -5,7 +5,7 @@ earlier holder from then on. Then the new fencing number is written (key `<stage
 `<stage>/marker`) is read: nobody else can write one any more.
 
 Not the offsets of a group, whose metadata could hold a marker too: brokers forget the offsets of a group without members after a
-week, and a stage that was stopped for longer would write its last batch again (see docs/decisions/0008).
+week, and a stage that was stopped for longer would write its last batch again (see docs/decisions/0009).
 
 What a transaction wrote becomes visible partition by partition, as always on Kafka. Where the events of an earlier commit
 stand is not kept. A number belongs to the process that took it: a transaction cannot be handed on.

@@ -146,6 +146,27 @@ def commit_staged(
     return stage.commit_writes(marker, [*every, *writes])
 
 
+def write_task(
+    log: Log, stage: str, topic: str, marker: Marker, batches: Iterable[pa.RecordBatch]
+) -> WriterCommitMessage:
+    """On Kafka: commits the rows of one task under a stage of the task's own.
+
+    Opening it fences whoever wrote as this task before; only then is its marker looked at. The rows are all fetched also when
+    they are there already: operators before this one in the same task keep their state only by that. A task without rows
+    leaves its epoch out.
+    """
+    holder = Stage(log, stage, gaps=True)
+    fetched = [batch for batch in batches if batch.num_rows]
+    if fetched:
+        holder.commit(marker, [(topic, pa.Table.from_batches(fetched))])
+    return WriterCommitMessage()
+
+
+def is_local(log: Log) -> bool:
+    """Whether the log is a folder, in which tasks can stage files."""
+    return isinstance(log.store, LocalStore)
+
+
 def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
     """What a task staged, as it is appended; placed anew where the topic has changed since."""
     if staged.path is None and staged.data is None:
