@@ -10,10 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 import headwater as hw
-from headwater.testing.contract_case import OpenLog, values_of
+from headwater.log.log import Log
+from headwater.model.errors import CheckpointConflict
+from headwater.processing.sink import StreamWriter, Task
+from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_stages import StageContract, marker, rows
 from headwater.testing.servers.kafka import KafkaServer
 from stage_holder import EPOCHS
@@ -80,3 +85,48 @@ def test_a_holder_that_slept_is_fenced_by_the_brokers(url: str) -> None:
         assert stage.last == hw.Marker(query="q", epoch=0, ends={"in": {"0": 10}}, stage="s")
         assert not stage.commit(marker(0), [("b", rows(0))]).written
         assert [value["n"] for value in values_of(log, "b")] == [0]
+
+
+class _TaskWriter(StreamWriter):
+    """A task's writer outside of Spark."""
+
+    given: Log
+    place: Task
+
+    def log(self) -> Log:
+        return self.given
+
+    def task(self) -> Task:
+        return self.place
+
+
+def write_as(log: Log, checkpoint: Path, epoch: int, number: int, numbers: range) -> None:
+    """What Spark has a task of a batch do."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
+    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
+    _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
+    writer = _TaskWriter({"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}, schema)
+    batches = [pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})]
+    writer.commit([writer.write(iter(batches))], epoch)
+
+
+@pytest.mark.covers("Trident", backends=["kafka"])
+def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> None:
+    """Each task of a batch commits by itself: one dies, the batch is run again, the other finds its marker."""
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=2)
+        write_as(log, tmp_path / "checkpoint", 0, 0, range(10))
+        for _ in range(2):
+            for number in range(2):
+                write_as(log, tmp_path / "checkpoint", 0, number, range(10 * number, 10 * number + 10))
+        write_as(log, tmp_path / "checkpoint", 1, 1, range(0))
+        write_as(log, tmp_path / "checkpoint", 2, 1, range(20, 30))
+        assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
+        assert log.stages() == ["s.0", "s.1"]
+        with refused(CheckpointConflict, "'s.1'", "older"):
+            write_as(log, tmp_path / "checkpoint", 0, 1, range(10, 20))
+        with refused(CheckpointConflict, "planned anew"):
+            log.stage("s.0").commit(hw.Marker(query="q", epoch=0, ends=[7]), [("b", rows(99))])
+        assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
