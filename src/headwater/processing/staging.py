@@ -91,11 +91,11 @@ def number_of_run(log: Log, stage: str, run: str) -> int:
 
 
 def newest_number(log: Log, stage: str) -> int:
-    """The number of the newest run; for a batch without a task, which cannot say to which run it belongs."""
+    """The number in force; for a batch without a task, which cannot say to which run it belongs and has nothing to write."""
     folder = staged_folder(log, stage)
     with _locked(folder):
-        runs = _runs(folder)
-        return next(reversed(runs.values())) if runs else take_number(log, stage)
+        in_force = log.store.stage_state(stage).number
+        return in_force if in_force in _runs(folder).values() else take_number(log, stage)
 
 
 def take_number(log: Log, stage: str) -> int:
@@ -245,7 +245,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _runs(folder: Path) -> dict[str, int]:
     try:
         return msgspec.json.decode((folder / "runs").read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):  # a power loss may tear it; every number from before it is fenced
         return {}
 
 
