@@ -123,13 +123,14 @@ def counted(spark: SparkSession, folder: Path) -> DataFrame:
 
 def start_driver(folder: Path) -> subprocess.Popen[bytes]:
     """A driver of its own, in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, __file__, str(folder)],
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"},
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "driver.err").open("ab"),
-    )
+    with (folder / "driver.err").open("ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, __file__, str(folder)],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
 
 
 def drive(folder: Path) -> None:

@@ -19,6 +19,7 @@ from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
 from headwater.log.stage import Stage
 from headwater.model.errors import Damaged, Fenced
+from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.crash_worker import _AnywhereDisk, _PointDisk
 from headwater.testing.points import crash_points, stage_points
@@ -114,6 +115,35 @@ def test_holders_die_anywhere(folder: Path, seed: int) -> None:
     print(f"{lives} lives")
     in_child(lambda: run_stage(folder, RealDisk()))
     check(folder)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_marker_and_events_agree_after_a_power_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of it reached the disk, and whenever it came: what was acknowledged is there, and no batch twice."""
+    print(f"seed {seed}")
+    chance, disk, acknowledged = Random(seed), SimDisk(seed), -1
+    monkeypatch.setattr(commit, "COMMITS_BYTES_MAX", chance.choice((3000, 1 << 20)))
+    make_topics(Path(disk.folder), disk.process("first"))
+    for life in range(5):
+        process = f"life {life}"
+        disk.crash_randomly(process, chance.choice((0.0, 0.002, 0.01)))
+        try:
+            stage = hw.open_log(f"{disk.folder}/log", disk=disk.process(process)).stage("s")
+            last = stage.last
+            for epoch in range(0 if last is None else last.epoch, acknowledged + chance.randint(2, 4)):
+                commit_epoch(stage, epoch)
+                acknowledged = epoch
+        except Crashed:
+            pass
+        disk.power_loss()
+    disk.heal()
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("look")) as log:
+        last = log.stage("s").last
+        written = -1 if last is None else last.epoch
+        assert acknowledged <= written <= acknowledged + 1
+        assert [value["n"] for value in values_of(log, "b")] == [r["n"] for e in range(written + 1) for r in rows_of(e)]
+    run_stage(Path(disk.folder), disk.process("last"), epochs=30)
+    check(Path(disk.folder), disk.process("end"), epochs=30)
 
 
 def test_a_holder_that_slept_is_fenced(folder: Path) -> None:

@@ -89,12 +89,14 @@ class LocalStages:
         with self.gate:
             return self._stages.stage(name, create=False).state()
 
-    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
         with self.gate:
             self._check_writable()
             stage = self._stages.stage(name, create=True)
             with stage.held():
-                if known := already_there(name, number, stage.seen(), marker):
+                if known := already_there(name, number, stage.seen(), marker, gaps=gaps):
                     return known
                 part = StagePart(name, b"" if marker is None else marker.canonical())
                 stage.make_room(part, {(write.topic.name, write.partition) for write in writes})

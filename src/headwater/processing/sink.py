@@ -1,6 +1,7 @@
 """The sink: what `df.writeStream.format("headwater")` and `df.write.format("headwater")` write to the log with, exactly once.
 
-The tasks stage their rows (see `staging`), and the driver appends everything with the batch's marker in one transaction. Spark makes
+The tasks stage their rows (see `staging`), and the driver appends everything with the batch's marker in one transaction. On Kafka
+each task commits its own rows with the marker, under a stage of its own, so a batch becomes visible task by task. Spark makes
 a writer anew in another Python process for each batch, for each of its tasks and for its commit, so a writer holds nothing but its
 options; which run of the query it belongs to, the tasks know from Spark and tell the driver.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,11 +27,13 @@ from headwater.log.log import Log
 from headwater.log.stage import Stage
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
+from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
 from headwater.processing.staging import (
     BATCH,
     Staged,
     commit_staged,
+    is_local,
     newest_number,
     number_of_run,
     opened_log,
@@ -38,11 +41,21 @@ from headwater.processing.staging import (
     stage_rows,
     sweep,
     sweep_batches,
+    write_task,
     writes_of,
 )
 
 _RUN = "spark.jobGroup.id"
-"""The local property in which a streaming query gives its tasks the id of its run."""
+_EPOCH = "streaming.sql.batchId"
+"""The local properties in which a streaming query gives its tasks the id of its run and the number of the batch."""
+
+
+class Task(NamedTuple):
+    """A task of a batch: the run of its query, the batch, and its number among the tasks."""
+
+    run: str
+    epoch: int
+    number: int
 
 
 class _Writer:
@@ -90,18 +103,21 @@ class _Writer:
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query."""
 
-    def run(self) -> str:
-        """In a task: the id of the run of the query that it belongs to."""
+    def task(self) -> Task:
+        """In a task: which one it is."""
         context = TaskContext.get()
         run = None if context is None else context.getLocalProperty(_RUN)
-        if run is None:
+        epoch = None if context is None else context.getLocalProperty(_EPOCH)
+        if context is None or run is None or epoch is None:
             raise InvalidInput("This task belongs to no streaming query.", advice="Write with df.writeStream.")
-        return str(run)
+        return Task(str(run), int(epoch), context.partitionId())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: stages its rows."""
-        log = self.log()
-        number = number_of_run(log, self.stage, self.run())
+        """In a task: stages its rows; on Kafka, which has nowhere to stage them, commits them."""
+        log, task = self.log(), self.task()
+        if not is_local(log):
+            return write_task(log, f"{self.stage}.{task.number}", self.topic, self._marker(task.epoch), iterator)
+        number = number_of_run(log, self.stage, task.run)
         self.reach("sink: task begun")
         staged = stage_rows(log, self.stage, number, log.store.refresh(self.topic), iterator)
         self.reach("sink: task staged")
@@ -110,12 +126,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batch_id: int) -> None:
         """In the driver: appends everything and the batch's marker, unless that was done before."""
         log, staged = self.log(), [message for message in messages if message is not None]
+        if not is_local(log):
+            return
         self.reach("sink: all staged")
         number = max((message.number for message in staged), default=0) or newest_number(log, self.stage)
-        marker = marker_of(self.checkpoint, batch_id)
         stage = Stage(log, self.stage, number=number)
         self.reach("sink: committing")
-        commit_staged(log, stage, log.store.refresh(self.topic), marker, staged)
+        commit_staged(log, stage, log.store.refresh(self.topic), self._marker(batch_id), staged)
         self.reach("sink: committed")
         sweep(log, self.stage, number)
         self.reach("sink: swept")
@@ -124,9 +141,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         """In the driver, after a task has failed for good."""
         remove_staged(messages)
 
+    def _marker(self, batch_id: int) -> Marker:
+        return marker_of(self.checkpoint, batch_id)
+
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes a DataFrame once: all of it becomes visible in one moment. Run again, it is appended again."""
+    """Writes a DataFrame: all of it becomes visible in one moment, on Kafka task by task. Run again, it is appended again."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -135,17 +155,23 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
                 advice='Use .mode("append"), or delete the topic and make it again.',
             )
         super().__init__(options, schema)
+        self.schema = schema
         # An attempt is named here, in the driver, so that its tasks find the same folder.
         self.stage = f"{BATCH}{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows."""
         log = self.log()
+        if not is_local(log):
+            log.append(self.topic, pa.Table.from_batches(iterator, to_arrow_schema(self.schema, timezone="UTC")))
+            return WriterCommitMessage()
         return stage_rows(log, self.stage, 0, log.store.refresh(self.topic), iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
         """In the driver: appends everything."""
         log = self.log()
+        if not is_local(log):
+            return
         topic: Topic = log.store.refresh(self.topic)
         log.store.write_atomically([w for message in messages if message for w in writes_of(log, topic, message)])
         self._clear(messages)
@@ -155,6 +181,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._clear(messages)
 
     def _clear(self, messages: Sequence[Staged | None]) -> None:
+        if not is_local(self.log()):
+            return
         remove_staged(messages)
         sweep_batches(self.log(), self.stage)
 

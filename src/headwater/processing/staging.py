@@ -7,7 +7,7 @@ marker in one transaction: until then nothing of them is visible, and whatever a
     staged/<stage>/<number>/<any>.arrow   one task's rows, of the holder with that fencing number
     staged/<stage>/runs                   which run of the query has which number (JSON), the newest last
     staged/<stage>/lock                   lock of `runs`
-    staged/batch-<any>/0/<any>.arrow      the same of a batch job, which has no stage
+    staged/.batch-<any>/0/<any>.arrow      the same of a batch job, which has no stage
 
 Invariants:
 - a run of a query takes its number when its first task starts, and once: whoever runs the query anew gets a greater one, so a
@@ -49,7 +49,7 @@ INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
 RUNS_MAX = 1000
 ORPHAN_S = 86_400.0
-BATCH = "batch-"
+BATCH = ".batch-"
 
 
 @dataclass
@@ -91,11 +91,11 @@ def number_of_run(log: Log, stage: str, run: str) -> int:
 
 
 def newest_number(log: Log, stage: str) -> int:
-    """The number of the newest run; for a batch without a task, which cannot say to which run it belongs."""
+    """The number in force; for a batch without a task, which cannot say to which run it belongs and has nothing to write."""
     folder = staged_folder(log, stage)
     with _locked(folder):
-        runs = _runs(folder)
-        return next(reversed(runs.values())) if runs else take_number(log, stage)
+        in_force = log.store.stage_state(stage).number
+        return in_force if in_force in _runs(folder).values() else take_number(log, stage)
 
 
 def take_number(log: Log, stage: str) -> int:
@@ -144,6 +144,27 @@ def commit_staged(
     """Appends what the tasks of a batch have staged, and more that belongs to it, with the batch's marker: once."""
     every = [write for staged in messages for write in writes_of(log, topic, staged)]
     return stage.commit_writes(marker, [*every, *writes])
+
+
+def write_task(
+    log: Log, stage: str, topic: str, marker: Marker, batches: Iterable[pa.RecordBatch]
+) -> WriterCommitMessage:
+    """On Kafka: commits the rows of one task under a stage of the task's own.
+
+    Opening it fences whoever wrote as this task before; only then is its marker looked at. The rows are all fetched also when
+    they are there already: operators before this one in the same task keep their state only by that. A task without rows
+    leaves its epoch out.
+    """
+    holder = Stage(log, stage, gaps=True)
+    fetched = [batch for batch in batches if batch.num_rows]
+    if fetched:
+        holder.commit(marker, [(topic, pa.Table.from_batches(fetched))])
+    return WriterCommitMessage()
+
+
+def is_local(log: Log) -> bool:
+    """Whether the log is a folder, in which tasks can stage files."""
+    return isinstance(log.store, LocalStore)
 
 
 def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
@@ -224,7 +245,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _runs(folder: Path) -> dict[str, int]:
     try:
         return msgspec.json.decode((folder / "runs").read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
+    except (FileNotFoundError, msgspec.DecodeError):  # a power loss may tear it; every number from before it is fenced
         return {}
 
 

@@ -1,0 +1,132 @@
+"""Stages on a real Kafka: the contract, and what a killed holder leaves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+import headwater as hw
+from headwater.log.log import Log
+from headwater.model.errors import CheckpointConflict
+from headwater.processing.sink import StreamWriter, Task
+from headwater.testing.contract_case import OpenLog, refused, values_of
+from headwater.testing.contract_stages import StageContract, marker, rows
+from headwater.testing.servers.kafka import KafkaServer
+from stage_holder import EPOCHS
+
+pytestmark = pytest.mark.service("kafka")
+
+
+@pytest.fixture(scope="module")
+def fresh_urls(kafka: KafkaServer) -> Iterator[Iterator[str]]:
+    """Addresses of empty logs; one handle keeps the clients open from test to test."""
+    with hw.open_log(f"kafka://{kafka.bootstrap}"):
+        yield (f"kafka://{kafka.bootstrap}?prefix=s{number}." for number in itertools.count())
+
+
+@pytest.fixture
+def url(fresh_urls: Iterator[str]) -> str:
+    """The address of an empty log."""
+    return next(fresh_urls)
+
+
+class TestKafkaStages(StageContract):
+    """A transaction holds events and marker; where the events of an earlier one stand is not kept."""
+
+    backend = "kafka"
+    dense_offsets = False
+    transactions_in_one_moment = False
+    keeps_positions = False
+
+    @pytest.fixture
+    def open_log(self, url: str) -> OpenLog:
+        return lambda: hw.open_log(url)
+
+
+def start(url: str, *words: str) -> subprocess.Popen[str]:
+    """A process of its own: the client cannot be forked."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "stage_holder.py"), url, *words], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_holder_is_killed_in_its_transaction(url: str) -> None:
+    """The next one rolls it back before it looks, and goes on: every batch once."""
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=1)
+        for killed_in in (1, 3):
+            with start(url, "commit", str(killed_in)) as holder:
+                assert holder.wait(60) == -signal.SIGKILL
+        with start(url, "commit", "-1") as holder:
+            assert holder.wait(60) == 0
+        assert [value["n"] for value in values_of(log, "b")] == list(range(EPOCHS))
+
+
+def test_a_holder_that_slept_is_fenced_by_the_brokers(url: str) -> None:
+    """Even if it looked at its number before the other came."""
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=1)
+        with start(url, "sleep") as zombie:
+            assert zombie.stdout is not None
+            assert zombie.stdout.readline() == "asleep\n"
+            stage = log.stage("s")
+            os.kill(zombie.pid, signal.SIGCONT)
+            assert zombie.stdout.read() == "fenced by the brokers\nfenced by the number\n"
+            assert zombie.wait(60) == 0
+        assert stage.last == hw.Marker(query="q", epoch=0, ends={"in": {"0": 10}}, stage="s")
+        assert not stage.commit(marker(0), [("b", rows(0))]).written
+        assert [value["n"] for value in values_of(log, "b")] == [0]
+
+
+class _TaskWriter(StreamWriter):
+    """A task's writer outside of Spark."""
+
+    given: Log
+    place: Task
+
+    def log(self) -> Log:
+        return self.given
+
+    def task(self) -> Task:
+        return self.place
+
+
+def write_as(log: Log, checkpoint: Path, epoch: int, number: int, numbers: range) -> None:
+    """What Spark has a task of a batch do."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
+    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
+    _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
+    writer = _TaskWriter({"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}, schema)
+    batches = [pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})]
+    writer.commit([writer.write(iter(batches))], epoch)
+
+
+@pytest.mark.covers("Trident", backends=["kafka"])
+def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> None:
+    """Each task of a batch commits by itself: one dies, the batch is run again, the other finds its marker."""
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=2)
+        write_as(log, tmp_path / "checkpoint", 0, 0, range(10))
+        for _ in range(2):
+            for number in range(2):
+                write_as(log, tmp_path / "checkpoint", 0, number, range(10 * number, 10 * number + 10))
+        write_as(log, tmp_path / "checkpoint", 1, 1, range(0))
+        write_as(log, tmp_path / "checkpoint", 2, 1, range(20, 30))
+        assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
+        assert log.stages() == ["s.0", "s.1"]
+        with refused(CheckpointConflict, "'s.1'", "older"):
+            write_as(log, tmp_path / "checkpoint", 0, 1, range(10, 20))
+        with refused(CheckpointConflict, "planned anew"):
+            log.stage("s.0").commit(hw.Marker(query="q", epoch=0, ends=[7]), [("b", rows(99))])
+        assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
