@@ -39,7 +39,7 @@ def test_a_view_is_asked(command: Command, feeder: Feeder) -> None:
     assert command("views", "get", "per_page", "page=/", "day=null").rows == [{"page": "/", "day": None, "n": 1}]
     assert command("views", "sql", "select sum(n) as s from per_page").rows == [{"s": 3}]
     assert "s" in command("views", "sql", "select sum(n) as s from per_page", "--format", "table").out
-    assert command("views", "sql", "select n from per_page", "--format", "csv").out == "n\n1\n2\n"
+    assert command("views", "sql", "select n from per_page order by n", "--format", "csv").out == "n\n1\n2\n"
     asked = ("views", "sql", "select n from per_page", "--view", "per_page", "--as-of", "2020-01-01")
     assert command(*asked).rows == []
 
