@@ -164,7 +164,7 @@ CODES = {
     "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
-    "not_owner", "group_in_use", "group_not_found", "unreachable",
+    "not_owner", "group_in_use", "group_not_found", "unreachable", "checkpoint_conflict",
 }  # fmt: skip
 
 HEAVY = [

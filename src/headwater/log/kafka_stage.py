@@ -1,30 +1,150 @@
-"""Stages on Kafka: refused so far."""
+"""Stages on Kafka: markers are records of the compacted topic `__headwater.stages`, written in the transaction that stores the events.
+
+Whoever opens a stage takes the transactional id of that stage: the brokers roll back what its holder had begun, and refuse every
+earlier holder from then on. Then the new fencing number is written (key `<stage>/number`), and the newest marker (key
+`<stage>/marker`) is read: nobody else can write one any more.
+
+Not the offsets of a group, whose metadata could hold a marker too: brokers forget the offsets of a group without members after a
+week, and a stage that was stopped for longer would write its last batch again (see docs/decisions/0009).
+
+What a transaction wrote becomes visible partition by partition, as always on Kafka. Where the events of an earlier commit
+stand is not kept. A number belongs to the process that took it: a transaction cannot be handed on.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-from headwater.log.stage import StageCommit, StageState
+from headwater.log.kafka_catalog import INTERNAL, Catalog, CompactedTopic
+from headwater.log.kafka_writer import Parcel, Transactor
+from headwater.log.stage import Positions, StageCommit, StageState, already_there
 from headwater.log.store import Write
-from headwater.model.errors import Unsupported
+from headwater.model.errors import Fenced
 from headwater.model.marker import Marker
+
+if TYPE_CHECKING:
+    from headwater.log.kafka_cluster import Cluster
+
+_NUMBER, _MARKER = "number", "marker"
 
 
 class KafkaStages:
-    """The part of a Kafka log that knows stages."""
+    """The part of a Kafka log that knows stages; the rest of it is `KafkaStore`."""
+
+    _cluster: Cluster
+    _prefix: str
+    _catalog: Catalog
+    _lock: threading.Lock
+    _kept: _StageRecords | None = None
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def _parcel(self, write: Write) -> Parcel:
+        raise NotImplementedError
+
+    def _settled(self, result: Future[Any]) -> Any:
+        raise NotImplementedError
 
     def stages(self) -> list[str]:
-        return []
+        self._check_open()
+        records = self._stage_records()
+        records.topic.refresh()
+        return sorted(records.numbers)
 
     def take_stage(self, name: str) -> int:
-        raise _unsupported()
+        self._check_writable()
+        records = self._stage_records()
+        records.topic.make()
+        number: int = self._settled(self._cluster.writer.run(lambda: records.take(name)))
+        return number
 
     def stage_state(self, name: str) -> StageState:
-        raise _unsupported()
+        self._check_open()
+        return self._stage_records().state(name)
 
-    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
-        raise _unsupported()
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
+        self._check_writable()
+        self._catalog.refresh()
+        records = self._stage_records()
+        if known := already_there(name, number, records.state(name), marker, gaps=gaps):
+            return known
+        parcels = [self._parcel(write) for write in writes]
+        offsets = self._settled(
+            self._cluster.writer.run(
+                lambda: records.holder(name, number).commit([*parcels, records.parcel(name, marker)])
+            )
+        )
+        positions: Positions = {}
+        for write, given in zip(writes, offsets, strict=False):
+            spans = positions.setdefault(write.topic.name, {})
+            first = spans[write.partition].start if write.partition in spans else given[0]
+            spans[write.partition] = range(first, given[-1] + 1)
+        return StageCommit(marker, written=True, positions=positions)
+
+    def _stage_records(self) -> _StageRecords:
+        with self._lock:
+            if self._kept is None:
+                self._kept = _StageRecords(self._cluster, self._prefix)
+            return self._kept
 
 
-def _unsupported() -> Unsupported:
-    return Unsupported("A log on Kafka keeps no stages.", advice="Use a log in a folder.")
+class _StageRecords:
+    """What the topic says, and the transactions of the stages that this process holds."""
+
+    def __init__(self, cluster: Cluster, prefix: str) -> None:
+        self._cluster = cluster
+        self._holders: dict[tuple[str, int], Transactor] = {}
+        self._markers: dict[str, Marker] = {}
+        self.numbers: dict[str, int] = {}
+        self.topic = CompactedTopic(cluster, f"{prefix}{INTERNAL}stages", self._apply)
+
+    def state(self, name: str) -> StageState:
+        self.topic.refresh()
+        return StageState(self.numbers.get(name, 0), self._markers.get(name))
+
+    def take(self, name: str) -> int:
+        """Fences every holder, and only then looks at what they left."""
+        transactor = Transactor(self._cluster, f"{self.topic.name}.{name}")
+        self.topic.refresh()
+        number = self.numbers.get(name, 0) + 1
+        transactor.commit([self.topic.parcel([(_key(name, _NUMBER), b"%d" % number)])])
+        for held in [held for held in self._holders if held[0] == name]:
+            self._holders.pop(held).close()
+        self._holders[name, number] = transactor
+        return number
+
+    def holder(self, name: str, number: int) -> Transactor:
+        """The transactions of a stage that this process has opened."""
+        found = self._holders.get((name, number))
+        if found is None:
+            raise Fenced(
+                f"Stage {name!r} was not opened in this process with number {number}, or was opened again since.",
+                advice="Nothing was written. On Kafka, open the stage where it commits.",
+            )
+        return found
+
+    def parcel(self, name: str, marker: Marker | None) -> Parcel:
+        """The record that says which marker is the last."""
+        return self.topic.parcel([(_key(name, _MARKER), None if marker is None else marker.canonical())])
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        name, _, kind = key.decode("utf-8").rpartition("/")
+        if kind == _NUMBER and value is not None:
+            self.numbers[name] = int(value)
+        elif kind == _MARKER and value is not None:
+            self._markers[name] = Marker.from_canonical(value)
+        elif kind == _MARKER:
+            self._markers.pop(name, None)
+
+
+def _key(name: str, kind: str) -> bytes:
+    return f"{name}/{kind}".encode()

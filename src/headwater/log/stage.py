@@ -7,7 +7,7 @@ later wins, and the other can no longer write anything (`Fenced`), even if it wa
 
 What a marker may follow (`is_new`):
 - the same marker again: the batch is there, nothing is written;
-- no marker at all, or the epoch before it of the same query: written;
+- no marker at all, or the epoch before it of the same query (with `gaps` any epoch before it): written;
 - anything else, another query, other ends, an epoch that goes back or jumps, is refused (`CheckpointConflict`), and never
   passed over: events would be lost or doubled without a word.
 """
@@ -47,12 +47,17 @@ class StageCommit(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused."""
+    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused.
 
-    def __init__(self, log: Log, name: str) -> None:
+    A holder that lives in several processes opens it in one of them, and gives its `number` to the others (not on Kafka).
+    With `gaps` epochs may be left out, as by one of many tasks that has nothing to write in each batch.
+    """
+
+    def __init__(self, log: Log, name: str, *, number: int | None = None, gaps: bool = False) -> None:
         self.name = name
         self._log = log
-        self.number = log.store.take_stage(name)
+        self._gaps = gaps
+        self.number = log.store.take_stage(name) if number is None else number
 
     @property
     def last(self) -> Marker | None:
@@ -71,7 +76,7 @@ class Stage:
         """
         named = msgspec.structs.replace(marker, stage=self.name)
         state = self._log.store.stage_state(self.name)
-        if known := already_there(self.name, self.number, state, named):
+        if known := already_there(self.name, self.number, state, named, gaps=self._gaps):
             return known
         writes = [write for topic, rows in appends for write in self._log._writes(topic, rows)]
         return self.commit_writes(named, writes)
@@ -79,7 +84,7 @@ class Stage:
     def commit_writes(self, marker: Marker, writes: Sequence[Write]) -> StageCommit:
         """`commit`, for events that were placed in their partitions before."""
         named = msgspec.structs.replace(marker, stage=self.name)
-        return self._log.store.commit_stage(self.name, self.number, named, writes)
+        return self._log.store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)
 
     def accept_new_checkpoint(self) -> Marker | None:
         """Forgets the last marker, so that the next batch may have any; returns it.
@@ -91,19 +96,21 @@ class Stage:
         return last
 
 
-def already_there(name: str, number: int, state: StageState, marker: Marker | None) -> StageCommit | None:
+def already_there(
+    name: str, number: int, state: StageState, marker: Marker | None, *, gaps: bool = False
+) -> StageCommit | None:
     """What is known of a marker that was committed before, None if it is to be written now; `Fenced`, `CheckpointConflict`."""
     if number != state.number:
         raise Fenced(
             f"Stage {name!r} was opened again since: number {number} was replaced by {state.number}.",
             advice="Nothing was written. Another process runs this stage now; stop this one.",
         )
-    if marker is None or is_new(name, state.last, marker):
+    if marker is None or is_new(name, state.last, marker, gaps=gaps):
         return None
     return StageCommit(marker, written=False, positions=state.positions)
 
 
-def is_new(name: str, last: Marker | None, marker: Marker) -> bool:
+def is_new(name: str, last: Marker | None, marker: Marker, *, gaps: bool = False) -> bool:
     """Whether a marker is to be written after the last one, or is that one; `CheckpointConflict`."""
     if last is None:
         return True
@@ -111,7 +118,7 @@ def is_new(name: str, last: Marker | None, marker: Marker) -> bool:
         why = "The checkpoint was deleted, or it belongs to another application"
     elif marker.epoch == last.epoch and marker.ends == last.ends:
         return False
-    elif marker.epoch == last.epoch + 1:
+    elif marker.epoch == last.epoch + 1 or (gaps and marker.epoch > last.epoch):
         return True
     elif marker.epoch == last.epoch:
         why = "The batch was planned anew, to other ends in its sources, as after a power loss that took back the checkpoint"

@@ -9,7 +9,8 @@ Invariants:
 - the number rises, and is on disk before anybody uses it, under the stage's lock; that lock is held from the moment number and
   marker are checked until the transaction has ended, so nobody commits with a number that was replaced meanwhile;
 - a marker is written when its transaction is published, under `commit.lock`, into the slot that is not the newest whole one: a
-  process killed in the middle leaves the one before, and whoever settles its transaction writes it again;
+  process killed in the middle leaves the one before, and whoever settles its transaction writes it again. So once everything
+  is settled no slot is torn, and one whose checksum fails is damage: the older marker never passes for the present one;
 - publishing cannot find the disk full: the file has room for the marker before its transaction begins;
 - markers are not synced one by one: each is in its transaction's record until `sync` was called.
 
@@ -88,12 +89,14 @@ class LocalStages:
         with self.gate:
             return self._stages.stage(name, create=False).state()
 
-    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
         with self.gate:
             self._check_writable()
             stage = self._stages.stage(name, create=True)
             with stage.held():
-                if known := already_there(name, number, stage.seen(), marker):
+                if known := already_there(name, number, stage.seen(), marker, gaps=gaps):
                     return known
                 part = StagePart(name, b"" if marker is None else marker.canonical())
                 stage.make_room(part, {(write.topic.name, write.partition) for write in writes})
@@ -205,7 +208,7 @@ class FileStage:
 
     def seen(self) -> StageState:
         """What the files say; under the lock nothing is newer."""
-        stored = _read_marker(self._disk, f"{self._folder}/marker")
+        stored = _read_marker(self._disk, f"{self._folder}/marker", settled=self._writable)
         last = Marker.from_canonical(stored.marker) if stored.marker else None
         return StageState(int(self._number.read(0)[0]), last, stored.positions())
 
@@ -255,7 +258,9 @@ def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
         if name in newest:
             found = newest[name]
             with suppress(Damaged, FileNotFoundError):
-                found = max(found, _read_marker(disk, f"{stage}/marker"), key=lambda stored: stored.transaction)
+                found = max(
+                    found, _read_marker(disk, f"{stage}/marker", settled=False), key=lambda stored: stored.transaction
+                )
             _create_marker(disk, f"{stage}/marker", found)
         disk.sync_folder(stage)
         disk.reach("stage: recovered one")
@@ -288,7 +293,7 @@ def _mend_number(disk: Disk, stage: str) -> None:
 
 def _refuse_to_guess(stage: str) -> None:
     raise Damaged(
-        f"No marker in {stage}/marker is whole: nobody can say which batch the stage wrote last.",
+        f"A marker in {stage}/marker is not whole: nobody can say which batch the stage wrote last.",
         advice="Find out from its output, remove the stage's folder, and start it with a new checkpoint from there.",
     )
 
@@ -348,16 +353,21 @@ def _write_marker(disk: Disk, path: str, stored: _Stored) -> None:
         file.close()
 
 
-def _read_marker(disk: Disk, path: str) -> _Stored:
+def _read_marker(disk: Disk, path: str, *, settled: bool = True) -> _Stored:
+    """The newest marker; with everything settled a slot that is not whole is damaged, else somebody may be writing to it."""
     file = disk.open(path)
     try:
         slot_bytes = _slot_bytes(file)
-        slots = [_slot(file, _MARKER.size + number * slot_bytes, slot_bytes) for number in range(2)]
+        starts = [_MARKER.size + number * slot_bytes for number in range(2)]
+        slots = [_slot(file, start, slot_bytes) for start in starts]
+        is_torn = any(
+            slot is None and any(file.read_at(start, slot_bytes)) for slot, start in zip(slots, starts, strict=True)
+        )
     finally:
         file.close()
     whole = [slot for slot in slots if slot is not None]
-    if not whole:
-        raise Damaged(f"{path} is damaged: no marker in it is whole.", advice="Run `headwater doctor`.")
+    if not whole or (settled and is_torn):
+        raise Damaged(f"{path} is damaged: a marker in it is not whole.", advice="Run `headwater doctor`.")
     return max(whole, key=lambda stored: stored.transaction)
 
 

@@ -31,9 +31,11 @@ class MemoryStages:
     def stage_state(self, name: str) -> StageState:
         return self._states.get(name, StageState())
 
-    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
         with self._changed:
-            if known := already_there(name, number, self.stage_state(name), marker):
+            if known := already_there(name, number, self.stage_state(name), marker, gaps=gaps):
                 return known
             positions: Positions = {}
             for write, span in zip(writes, self.write_atomically(writes), strict=True):

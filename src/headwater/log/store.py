@@ -257,10 +257,12 @@ class Store(Protocol):
     def stage_state(self, name: str) -> StageState:
         """What is known of a stage now, transactions of dead processes included."""
 
-    def commit_stage(self, name: str, number: int, marker: Marker | None, writes: Sequence[Write]) -> StageCommit:
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
         """Appends all batches and commits the marker, or does nothing (see `stage`); without a marker forgets the last one.
 
-        `Fenced`, `CheckpointConflict`.
+        With `gaps` epochs may be left out. `Fenced`, `CheckpointConflict`.
         """
 
     def counters(self) -> Mapping[str, int]:

@@ -1,0 +1,1 @@
+"""Processing: topics as Spark sees them; nothing else of Headwater imports PySpark."""

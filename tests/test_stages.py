@@ -1,0 +1,172 @@
+"""Stages whose holders are killed at every point, at random, and by a power loss: real processes, and an oracle of plain loops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import headwater as hw
+from children import Child, Gate, in_child
+from headwater.log import commit
+from headwater.log.disk import RealDisk
+from headwater.log.doctor import examine
+from headwater.log.stage import Stage
+from headwater.model.errors import Damaged, Fenced
+from headwater.testing.contract_case import refused, values_of
+from headwater.testing.crash_worker import _AnywhereDisk, _PointDisk
+from headwater.testing.points import crash_points, stage_points
+
+EPOCHS = 12
+MEMORY = Path("/dev/shm")
+TRANSACTION_POINTS = [point for point in crash_points() if point.startswith(("transaction:", "commit:", "settle:"))]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where there is some: a kill cannot show what a sync does."""
+    made = Path(tempfile.mkdtemp(prefix="headwater-stages-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+    yield made
+    shutil.rmtree(made)
+
+
+def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> _PointDisk:
+    disk = _PointDisk(point, nth)
+    disk.boot = boot
+    return disk
+
+
+def make_topics(folder: Path, disk: RealDisk | None = None) -> None:
+    with hw.open_log(str(folder / "log"), disk=disk) as log:
+        log.create_topic("a", "n INT, k STRING", key="k", partitions=3)
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=1)
+
+
+def rows_of(epoch: int) -> list[dict[str, object]]:
+    return [{"n": 10 * epoch + number, "k": f"k{number}"} for number in range(epoch % 4 + 1)]
+
+
+def run_stage(folder: Path, disk: RealDisk, *, epochs: int = EPOCHS) -> None:
+    """As Spark does: the last batch is always written again, since nobody knows whether it was."""
+    with hw.open_log(str(folder / "log"), disk=disk) as log:
+        stage = log.stage("s")
+        start = 0 if stage.last is None else stage.last.epoch
+        for epoch in range(start, epochs):
+            commit_epoch(stage, epoch)
+
+
+def commit_epoch(stage: Stage, epoch: int) -> None:
+    # Later markers need more room than a file begins with.
+    ends = {str(number): 10**15 + epoch for number in range(1 + 80 * epoch)}
+    stage.commit(hw.Marker(query="q", epoch=epoch, ends=ends), [("a", rows_of(epoch)), ("b", rows_of(epoch))])
+
+
+def check(folder: Path, disk: RealDisk | None = None, *, epochs: int = EPOCHS) -> None:
+    """Every batch once, in both topics, and in the order of epochs."""
+    wanted = [row["n"] for epoch in range(epochs) for row in rows_of(epoch)]
+    with hw.open_log(str(folder / "log"), disk=disk) as log:
+        assert [value["n"] for value in values_of(log, "b")] == wanted
+        assert sorted(value["n"] for value in values_of(log, "a")) == sorted(wanted)
+        last = log.stage("s").last
+        assert last is not None
+        assert last.epoch == epochs - 1
+
+
+@pytest.mark.parametrize("point", [*stage_points(), *TRANSACTION_POINTS])
+def test_a_holder_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two steps of opening, committing, publishing and recovering: the next one goes on, exactly once."""
+    monkeypatch.setattr(commit, "COMMITS_BYTES_MAX", 6000)
+    make_topics(folder, disk_of_boot(0))
+    if "recovered" in point:
+        in_child(lambda: run_stage(folder, disk_of_boot(0), epochs=5))
+    if "settle" in point:
+        Child(lambda: run_stage(folder, disk_of_boot(1, "commit: recorded", 3))).wait()
+    killed = 0
+    for nth in (1, 2, 3):
+        boot = nth if "recovered" in point else 1
+        status = Child(lambda nth=nth, boot=boot: run_stage(folder, disk_of_boot(boot, point, nth))).wait()
+        killed += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert killed, "the point is not reached"
+    in_child(lambda: run_stage(folder, disk_of_boot(4)))
+    check(folder, disk_of_boot(4))
+
+
+@pytest.mark.slow
+@pytest.mark.covers("Trident", backends=["file"])
+@pytest.mark.parametrize("seed", range(8))
+def test_holders_die_anywhere(folder: Path, seed: int) -> None:
+    """Also in the middle of a write: replayed batches leave the topics as they were."""
+    print(f"seed {seed}")
+    make_topics(folder)
+    lives = 0
+    while lives < 60:
+        disk = _AnywhereDisk(seed * 1000 + lives, 0.003)
+        disk.boot = lives if Random(seed * 1000 + lives).random() < 0.2 else 0
+        lives += 1
+        if not os.WIFSIGNALED(Child(lambda disk=disk: run_stage(folder, disk)).wait()):
+            break
+    print(f"{lives} lives")
+    in_child(lambda: run_stage(folder, RealDisk()))
+    check(folder)
+
+
+def test_a_holder_that_slept_is_fenced(folder: Path) -> None:
+    """Stopped between two batches until somebody else has gone on with the stage; then it wakes."""
+    make_topics(folder)
+    with Gate() as asleep:
+
+        def sleep() -> str:
+            with hw.open_log(str(folder / "log")) as log:
+                stage = log.stage("s")
+                commit_epoch(stage, 0)
+                asleep.open()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                try:
+                    commit_epoch(stage, 1)
+                except Fenced:
+                    return "fenced"
+            return "committed"
+
+        zombie = Child(sleep)
+        asleep.wait()
+        in_child(lambda: run_stage(folder, RealDisk(), epochs=1))
+        os.kill(zombie.pid, signal.SIGCONT)
+        assert zombie.result() == "fenced"
+    check(folder, epochs=1)
+
+
+def test_stages_are_in_a_backup(folder: Path) -> None:
+    """With the events of the same moment: a restored log refuses a checkpoint that is ahead of it."""
+    make_topics(folder)
+    run_stage(folder, RealDisk(), epochs=4)
+    with hw.open_log(str(folder / "log")) as log:
+        log.backup(folder / "backup")
+    run_stage(folder, RealDisk(), epochs=6)
+    hw.restore_log(str(folder / "backup"), str(folder / "again" / "log"))
+    check(folder / "again", epochs=4)
+    run_stage(folder / "again", RealDisk())
+    check(folder / "again")
+
+
+@pytest.mark.parametrize("slots", [(0,), (1,), (0, 1)])
+def test_a_damaged_marker_is_found_and_never_guessed(folder: Path, slots: tuple[int, ...]) -> None:
+    """The stage refuses to work, also where the older marker is whole; the doctor names the file; other stages go on."""
+    make_topics(folder)
+    run_stage(folder, RealDisk(), epochs=2)
+    path = folder / "log" / "stages" / "s" / "marker"
+    raw = bytearray(path.read_bytes())
+    for slot in slots:
+        raw[16 + slot * (len(raw) - 16) // 2 + 20] ^= 0x10
+    path.write_bytes(raw)
+    with hw.open_log(str(folder / "log")) as log:
+        with refused(Damaged, "marker"):
+            commit_epoch(log.stage("s"), 2)
+        assert log.stage("other").commit(hw.Marker(query="q", epoch=0), [("b", rows_of(0))]).written
+    report = examine(str(folder / "log"))
+    assert any("stages/s/marker" in str(finding) for finding in report.findings), report.findings
