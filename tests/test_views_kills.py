@@ -13,7 +13,9 @@ import pytest
 import view_storm
 from children import Child
 from headwater.log.log import open_log
+from headwater.testing.contract_views import Feeder, by_page, counts, pages
 from headwater.testing.servers.postgres import PostgresServer
+from headwater.views.catalog import plan_view
 from headwater.views.store import open_store
 from headwater.views.view import View, open_view
 from test_views_stores import new_schema
@@ -37,6 +39,40 @@ def test_a_maintainer_killed_at_a_step_is_gone_on_with(tmp_path: Path, point: st
         view_storm.run(tmp_path / "log", url, seed, die_at=point, die_on=die_on)
     assert view_storm.run(tmp_path / "log", url, seed)
     view_storm.check(tmp_path / "log", url, seed)
+
+
+@pytest.mark.parametrize("point", sorted(SWAPS))
+def test_a_swap_killed_at_a_step_is_ended_by_the_next(tmp_path: Path, point: str) -> None:
+    """The log has decided: whoever comes next lets the store follow, and subscribers see the new generation."""
+    url = f"sqlite:///{tmp_path}/views.db"
+
+    def swap_and_die() -> None:
+        def reach(at: str) -> None:
+            if at == point and swapping:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        swapping = False
+        with open_log(tmp_path / "log") as log:
+            store = open_store(url)
+            Feeder(log, store, pages()).give(counts(a=1))
+            new = Feeder(log, store, plan_view(log, pages(code="other")).definition, reach=reach)
+            new.give(counts(b=2))
+            swapping = True
+            new.maintainer.swap()
+
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        Child(swap_and_die).result()
+    with open_log(tmp_path / "log") as log:
+        store = open_store(url)
+        view = View(store, "per_page", log=log)
+        with view.subscribe() as feed:
+            assert [change.new["page"] for change in feed.poll() if change.new] == ["b"]
+        plan = plan_view(log, pages(code="other"))
+        assert (plan.rebuild, plan.definition.generation) == (False, 2)
+        Feeder(log, store, plan.definition)
+        assert by_page(view) == {"b": 2}
+        assert [stored.definition.generation for stored in store.stored()] == [2]
+        store.close()
 
 
 def storm(folder: Path, url: str, seed: int, *, kills: int, forget: bool) -> None:

@@ -230,9 +230,8 @@ class Maintainer:
         gone = pa.array(np.zeros(batch.num_rows, bool))
         if "_deleted" in batch.schema.names:
             gone = batch.column("_deleted").fill_null(False)
-        keys = self._row_numbers(batch.num_rows)
-        if self.definition.key:
-            keys = key_texts(batch, self.definition.key)
+        key = self.definition.key
+        keys = key_texts(batch, key) if key else self._row_numbers(batch.num_rows)
         columns = [keys, *(batch.column(name) for name in self.definition.schema.names)]
         table = pa.Table.from_arrays(columns, schema=stored_schema(self.definition)).append_column("_gone", gone)
         table = last_of_each(table, KEY)

@@ -66,7 +66,7 @@ class SqliteStore:
         self._path = os.path.abspath(path)
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._readers = Connections(lambda: self._connect(read_only=True))
+        self._readers = Connections(self._connect_reader)
         self._writer: sqlite3.Connection | None = None
         if not read_only:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +185,12 @@ class SqliteStore:
         )
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
         connection.create_collation(_DECIMAL, _compare_decimals)
+        return connection
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        """For our own reads, whose temporary tables are small; a stranger's question keeps its own in files."""
+        connection = self._connect(read_only=True)
+        connection.execute("pragma temp_store = memory")
         return connection
 
     @contextmanager
