@@ -20,7 +20,7 @@ from headwater.log.log import Log
 from headwater.model.errors import Conflict, EventsMissed, InvalidInput, NotFound, Unsupported
 from headwater.model.marker import Marker
 from headwater.testing.contract_case import refused
-from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages
+from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages, small_topic
 from headwater.views.catalog import Catalog
 from headwater.views.definition import ViewDefinition, check_definition, code_fingerprint, define_view
 from headwater.views.keys import key_text, key_texts
@@ -252,21 +252,43 @@ def test_a_token_that_is_no_place_any_more_begins_again(log: Log, feeder: Feeder
         view.subscribe(msgspec.structs.replace(token, view="other"))
 
 
-def test_a_compacted_history_begins_again(log: Log, store: ViewStore) -> None:
-    """Where changes are gone that a subscriber lacks, it gets the rows anew; earlier states are refused."""
-    feeder = Feeder(log, store, pages(), compact=True)
+@pytest.mark.parametrize("kept", ["compact", "retention_bytes"])
+def test_a_history_that_is_gone_begins_again(log: Log, store: ViewStore, kept: str) -> None:
+    """Compacted or given up: who lacks changes that are gone gets the rows anew; earlier states are refused."""
+    small_topic(log, pages(), **{kept: 4096 if kept == "retention_bytes" else True})
+    feeder = Feeder(log, store, pages(), compact=kept == "compact")
     view = View(store, "per_page", log=log)
     feeder.give(counts(a=1))
-    with view.subscribe() as feed:
-        drained(feed)
-        token = feed.token
-    for n in range(4):
-        feeder.give(counts(a=n + 2, b=n))
-    log.store.change("per_page.changes", lambda topic: msgspec.structs.replace(topic, segment_bytes=4096))
+    with view.subscribe() as slow:
+        drained(slow)
+        for n in range(40):
+            feeder.give(counts(a=n + 2, b=n))
+        assert log.tidy("per_page.changes") > 0
+        told = drained(slow)
+        assert (told[0].kind == "reset") == (kept == "retention_bytes")
+        rows = [change.new for change in told[told[0].kind == "reset" :] if change.new]
+        assert rows[-2:] == counts(a=41, b=39)
+    with view.subscribe(slow.token) as feed:
+        assert drained(feed) == []
+    token = msgspec.structs.replace(parse_token(slow.token, view="per_page"), positions={0: 1})
     with view.subscribe(token) as feed:
-        assert {change.kind for change in drained(feed)} <= {"changed", "added", "reset", "ready"}
+        assert [change.kind for change in drained(feed)] == ["reset", "added", "added", "ready"]
     with refused(EventsMissed, "earlier states"):
         view.rows(as_of=NOON)
+
+
+def test_a_store_is_not_made_of_half_a_history(log: Log, store: ViewStore, tmp_path: Path) -> None:
+    """Where retention took the beginning and the store is gone, that is said."""
+    small_topic(log, pages(), retention_bytes=4096)
+    feeder = Feeder(log, store, pages())
+    for n in range(40):
+        feeder.give(counts(**{f"p{n}": n}))
+    assert log.tidy("per_page.changes") > 0
+    assert len(by_page(View(store, "per_page"))) == 40
+    other = open_store(f"sqlite:///{tmp_path}/other.db")
+    with refused(EventsMissed, "retention"):
+        Maintainer(log, other, pages())
+    other.close()
 
 
 def test_waiting_has_heartbeats_and_an_end(feeder: Feeder, view: View) -> None:

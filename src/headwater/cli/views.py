@@ -182,19 +182,13 @@ def watch(
     log: LogOption = None,
 ) -> None:
     """Print the rows of a view, then each change as it happens: lines on a terminal, JSON in a pipe; Ctrl-C ends it."""
-    from headwater.model.errors import Closed
-
     shown = 0
     with _opened(name, store, log) as view, view.subscribe(since, order=order, limit=limit) as feed:
         person = is_terminal()
-        try:
-            while changes_max is None or shown < changes_max:
-                room = 500 if changes_max is None else min(500, changes_max - shown)
-                for change in feed.poll(changes_max=room):
-                    _print_change(change, person=person)
-                    shown += 1
-        except Closed:
-            return
+        while changes_max is None or shown < changes_max:
+            for change in feed.poll(changes_max=500 if changes_max is None else min(500, changes_max - shown)):
+                _print_change(change, person=person)
+                shown += 1
 
 
 def _print_change(change: Any, *, person: bool) -> None:
