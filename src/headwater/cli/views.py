@@ -15,17 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.location import LogOption, log_url, open_existing
-from headwater.cli.output import (
-    Format,
-    is_terminal,
-    make_table,
-    print_table,
-    printable,
-    rows_of,
-    to_cell,
-    write_csv,
-    write_json,
-)
+from headwater.cli.output import Format, is_terminal, print_table, printable, rows_of, to_cell, write_json
+from headwater.cli.sql import print_answer
 from headwater.model.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -35,7 +26,6 @@ if TYPE_CHECKING:
     from headwater.views.view import View
 
 VARIABLE = "HEADWATER_VIEWS"
-TABLE_ROWS_MAX = 1_000
 
 views = typer.Typer(help="List and show views, ask them, and watch one.", no_args_is_help=True)
 
@@ -168,7 +158,7 @@ def sql(
             raise InvalidInput("--as-of needs the view that it is about.", advice="Add --view NAME.")
         with _opened(view, store, log) as opened:
             answer = opened.sql(query, as_of=as_of, timeout_s=timeout_s, rows_max=rows_max)
-    _print_rows(answer, format)
+    print_answer(answer.to_reader(), format)
 
 
 @views.command()
@@ -206,26 +196,6 @@ def _print_change(change: Any, *, person: bool) -> None:
 
 def _row_text(row: dict[str, Any]) -> str:
     return "  ".join(f"{printable(name)}={to_cell(value).plain}" for name, value in row.items())
-
-
-def _print_rows(rows: pa.Table, format: Format | None) -> None:
-    shape = format or ("table" if is_terminal() else "json")
-    batches = rows.to_batches()
-    if shape == "csv":
-        write_csv([tuple(rows.schema.names)])
-        for batch in batches:
-            write_csv(rows_of(batch))
-    elif shape == "json":
-        for batch in batches:
-            write_json(rows.schema.names, rows_of(batch))
-    else:
-        table = make_table(rows.schema.names, rows.schema.types)
-        for batch in rows.slice(0, TABLE_ROWS_MAX).to_batches():
-            for row in rows_of(batch):
-                table.add_row(*map(to_cell, row))
-        print_table(table)
-        if rows.num_rows > TABLE_ROWS_MAX:
-            typer.echo(f"The first {TABLE_ROWS_MAX:,} rows; --format csv or json gives all.", err=True)
 
 
 def _summary(log: Log, entry: Any) -> dict[str, Any]:

@@ -134,6 +134,14 @@ class Subscription:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     # Where it begins
 
     def _open(self, token: Token | None, *, why: str = "") -> None:
