@@ -103,6 +103,13 @@ def test_root_elsewhere_is_told_and_nothing_is_installed() -> None:
     assert "install what your system calls default-jre-headless" in run.lines[0]
 
 
+def test_postgres_is_asked_for_with_services_only_and_needed_when_they_are_required() -> None:
+    machine = GOOD._replace(has_postgres=False)
+    assert Run(machine).lines == []
+    assert (Run(machine, "--services").code, Run(machine, "--services", "--strict").code) == (0, 1)
+    assert "sudo apt-get install postgresql" in Run(machine, "--services").lines[0]
+
+
 def test_maven_is_asked_for_with_services_only_and_needed_when_they_are_required() -> None:
     machine = GOOD._replace(has_maven=False)
     assert Run(machine).lines == []

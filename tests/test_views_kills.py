@@ -6,17 +6,18 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import view_storm
+from children import Child
 from headwater.log.log import open_log
+from headwater.testing.contract_views import Feeder, by_page, counts, pages
 from headwater.testing.servers.postgres import PostgresServer
+from headwater.views.catalog import plan_view
 from headwater.views.store import open_store
-from headwater.views.view import View
+from headwater.views.view import View, open_view
 from test_views_stores import new_schema
 
 SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "views" / "maintain.py"
@@ -35,28 +36,61 @@ def test_a_maintainer_killed_at_a_step_is_gone_on_with(tmp_path: Path, point: st
     url = f"sqlite:///{tmp_path}/views.db"
     seed = len(point)
     for die_on in (1, 2):
-        ended = view_storm.run(tmp_path / "log", url, seed, die_at=point, die_on=die_on)
-        assert ended in (0, -signal.SIGKILL)
-    assert view_storm.run(tmp_path / "log", url, seed) == 0
+        view_storm.run(tmp_path / "log", url, seed, die_at=point, die_on=die_on)
+    assert view_storm.run(tmp_path / "log", url, seed)
     view_storm.check(tmp_path / "log", url, seed)
+
+
+@pytest.mark.parametrize("point", sorted(SWAPS))
+def test_a_swap_killed_at_a_step_is_ended_by_the_next(tmp_path: Path, point: str) -> None:
+    """The log has decided: whoever comes next lets the store follow, and subscribers see the new generation."""
+    url = f"sqlite:///{tmp_path}/views.db"
+
+    def swap_and_die() -> None:
+        def reach(at: str) -> None:
+            if at == point and swapping:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        swapping = False
+        with open_log(tmp_path / "log") as log:
+            store = open_store(url)
+            Feeder(log, store, pages()).give(counts(a=1))
+            new = Feeder(log, store, plan_view(log, pages(code="other")).definition, reach=reach)
+            new.give(counts(b=2))
+            swapping = True
+            new.maintainer.swap()
+
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        Child(swap_and_die).result()
+    with open_log(tmp_path / "log") as log:
+        store = open_store(url)
+        view = View(store, "per_page", log=log)
+        with view.subscribe() as feed:
+            assert [change.new["page"] for change in feed.poll() if change.new] == ["b"]
+        plan = plan_view(log, pages(code="other"))
+        assert (plan.rebuild, plan.definition.generation) == (False, 2)
+        Feeder(log, store, plan.definition)
+        assert by_page(view) == {"b": 2}
+        assert [stored.definition.generation for stored in store.stored()] == [2]
+        store.close()
 
 
 def storm(folder: Path, url: str, seed: int, *, kills: int, forget: bool) -> None:
     """Kills at random moments; with `forget` the store is deleted once in a while."""
     chance = random.Random(seed)
     for _ in range(kills):
-        view_storm.run(folder / "log", url, seed, kill_after_s=chance.random() * 0.6 + 0.4)
+        view_storm.run(folder / "log", url, seed, kill_after_s=chance.random() * 0.4)
         if forget and chance.random() < 0.3:
             for file in folder.glob("views.db*"):
                 file.unlink()
-    assert view_storm.run(folder / "log", url, seed) == 0
+    assert view_storm.run(folder / "log", url, seed)
     view_storm.check(folder / "log", url, seed)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_storm_of_kills(tmp_path: Path, seed: int) -> None:
     """SQLite, whose file is deleted now and then."""
-    storm(tmp_path, f"sqlite:///{tmp_path}/views.db", seed, kills=3, forget=True)
+    storm(tmp_path, f"sqlite:///{tmp_path}/views.db", seed, kills=8, forget=True)
 
 
 @pytest.mark.service("postgres")
@@ -64,42 +98,36 @@ def test_a_storm_of_kills_on_postgres(tmp_path: Path, postgres: PostgresServer) 
     """And at the step between log and store."""
     url = new_schema(postgres)
     view_storm.run(tmp_path / "log", url, 7, die_at="views: changes appended", die_on=3)
-    storm(tmp_path, url, 7, kills=2, forget=False)
+    storm(tmp_path, url, 7, kills=5, forget=False)
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_many_storms_of_kills(tmp_path: Path, seed: int) -> None:
     """The long tier."""
-    storm(tmp_path, f"sqlite:///{tmp_path}/views.db", seed, kills=6, forget=True)
+    storm(tmp_path, f"sqlite:///{tmp_path}/views.db", seed, kills=12, forget=True)
 
 
-FOLLOWER = """
-import os, sys
-from headwater.log.log import open_log
-from headwater.views.view import open_view
-folder, url, token, stop = sys.argv[1], sys.argv[2], sys.argv[3] or None, int(sys.argv[4])
-with open_view(url, "storm", log=folder) as view, view.subscribe(token) as feed:
-    print("subscribed", flush=True)
-    for number, change in enumerate(feed):
-        print(repr((change.kind, change.old and (change.old["k"], change.old["n"]),
-                    change.new and (change.new["k"], change.new["n"]), change.token)), flush=True)
-        if number + 1 == stop:
-            os.kill(os.getpid(), 9)
-"""
+def follow_and_die(folder: Path, url: str, token: str, stop: int, told: Path) -> None:
+    """A subscriber in a process of its own, which dies after so many changes."""
+    with told.open("a") as lines, open_view(url, "storm", log=folder) as view, view.subscribe(token or None) as feed:
+        for number, change in enumerate(feed, 1):
+            rows = [row and (row["k"], row["n"]) for row in (change.old, change.new)]
+            print(repr((change.kind, *rows, change.token)), file=lines, flush=True)
+            if number == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_subscriber_goes_on_exactly_by_its_token(tmp_path: Path) -> None:
     """Whatever it was told before it died, it is told the rest and nothing twice; in a process of its own, as are others."""
     url = f"sqlite:///{tmp_path}/views.db"
-    assert view_storm.run(tmp_path / "log", url, 5, die_at="views: changes appended", die_on=4) == -signal.SIGKILL
+    assert not view_storm.run(tmp_path / "log", url, 5, die_at="views: changes appended", die_on=4)
     rows: dict[str, int] = {}
     token, changes = "", 0
-    end = None
     for turn, stop in enumerate((30, 9, 5, 200)):
         if turn == 1:
-            assert view_storm.run(tmp_path / "log", url, 5) == 0
-        told, end = _follow(tmp_path / "log", url, token, stop if turn else None)
+            assert view_storm.run(tmp_path / "log", url, 5)
+        told = _follow(tmp_path / "log", url, token, stop if turn else None)
         for kind, old, new, place in told:
             if kind == "added" and place is None:
                 assert not token
@@ -110,10 +138,10 @@ def test_a_killed_subscriber_goes_on_exactly_by_its_token(tmp_path: Path) -> Non
                 assert rows.setdefault(new[0], new[1]) == new[1]
             token = place or token
     assert rows == view_storm.oracle(5, view_storm.BATCHES)
-    assert changes and end is None
+    assert changes
 
 
-def _follow(folder: Path, url: str, token: str, stop: int | None) -> tuple[list[tuple], None]:
+def _follow(folder: Path, url: str, token: str, stop: int | None) -> list[tuple]:
     """What a follower in a process of its own is told before it dies: after so many changes, or when there are no more."""
     with open_log(folder) as log:
         store = open_store(url)
@@ -124,15 +152,9 @@ def _follow(folder: Path, url: str, token: str, stop: int | None) -> tuple[list[
         store.close()
     stop = ahead if stop is None else min(stop, ahead)
     if not stop:
-        return [], None
-    process = subprocess.run(
-        [sys.executable, "-c", FOLLOWER, str(folder), url, token, str(stop)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ,
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    lines = process.stdout.splitlines()
-    assert lines[0] == "subscribed"
-    return [eval(line) for line in lines[1:]], None
+        return []
+    told = folder.parent / f"told {len(list(folder.parent.glob('told *')))}"
+    child = Child(lambda: follow_and_die(folder, url, token, stop, told))
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        child.result()
+    return [eval(line) for line in told.read_text().splitlines()]

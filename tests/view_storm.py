@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from children import Child
 from headwater.log.log import open_log
-from headwater.model.errors import Fenced
 from headwater.model.marker import Marker
 from headwater.views.definition import define_view
 from headwater.views.maintain import Maintainer
@@ -70,24 +68,19 @@ def maintain_all(folder: str, url: str, seed: int, die_at: str, die_on: int) -> 
 
 def run(
     folder: Path, url: str, seed: int, *, die_at: str = "", die_on: int = 1, kill_after_s: float | None = None
-) -> int:
-    """One process that maintains; how it ended."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(folder), url, str(seed), die_at, str(die_on)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+) -> bool:
+    """One process that maintains; whether it came to the end, or died by SIGKILL."""
+    child = Child(lambda: maintain_all(str(folder), url, seed, die_at, die_on))
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        child.kill()
     try:
-        if kill_after_s is not None:
-            process.stdout.readline()
-            time.sleep(kill_after_s)
-            process.kill()
-        return process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        child.result()
+    except AssertionError as error:
+        if "SIGKILL" not in str(error):
+            raise
+        return False
+    return True
 
 
 def check(folder: Path, url: str, seed: int) -> None:
@@ -111,11 +104,3 @@ def check(folder: Path, url: str, seed: int) -> None:
         ends = {number: span.stop for number, span in log.offsets("storm.changes").items()}
         assert store.stored()[0].applied.positions == ends
         store.close()
-
-
-if __name__ == "__main__":
-    print("begun", flush=True)
-    try:
-        maintain_all(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
-    except Fenced:
-        sys.exit(3)

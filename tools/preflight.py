@@ -41,6 +41,7 @@ class Machine(NamedTuple):
     is_root: bool
     is_debian: bool
     lacks_servers: Tuple[str, ...] = ()
+    has_postgres: bool = True
 
 
 class Lack(NamedTuple):
@@ -99,6 +100,9 @@ def missing(machine: Machine, services: bool, strict: bool, bench: bool = False)
         lacks.append(Lack(text, fatal=False))
     if services and not machine.has_maven:
         lacks.append(Lack("no Maven; the tests with a real Kafka need it and are skipped without", "maven", strict))
+    if services and not machine.has_postgres:
+        text = "no PostgreSQL server; the tests with a real one need it and are skipped without"
+        lacks.append(Lack(text, "postgresql", strict))
     if bench:
         lacks += [Lack(f"no {server}; the queue figures need it", server) for server in machine.lacks_servers]
     return lacks
@@ -125,7 +129,13 @@ def look_around() -> Machine:
         is_root=os.geteuid() == 0,
         is_debian=os.path.exists("/etc/debian_version") and shutil.which("apt-get") is not None,
         lacks_servers=tuple(server for server in SERVERS if shutil.which(server, path=PATH) is None),
+        has_postgres=has_postgres(),
     )
+
+
+def has_postgres() -> bool:
+    """Look for the server where Debian keeps it, which is not on the PATH, and on the PATH."""
+    return shutil.which("postgres") is not None or any(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 
 
 def java_version() -> Optional[int]:

@@ -31,6 +31,7 @@ from headwater.cli.run import plan, run, status
 from headwater.cli.sql import sql
 from headwater.cli.tail import tail
 from headwater.cli.topics import topics
+from headwater.cli.views import views
 from headwater.model.errors import HeadwaterError
 
 DEBUG = "HEADWATER_DEBUG"
@@ -51,6 +52,7 @@ app = typer.Typer(
 app.add_typer(topics, name="topics")
 app.add_typer(queues, name="queues")
 app.add_typer(groups, name="groups")
+app.add_typer(views, name="views")
 app.command()(produce)
 app.command()(tail)
 app.command()(lag)

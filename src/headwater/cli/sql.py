@@ -25,18 +25,23 @@ def sql(
     """Ask a question about topics in SQL."""
     from headwater.cli.question import answer
 
-    shape = format or ("table" if is_terminal() else "json")
     with open_existing(log) as opened, answer(opened, query) as batches:
-        if shape == "table":
-            _print(batches)
-        elif shape == "csv":
-            write_csv([tuple(batches.schema.names)])
-            for batch in batches:
-                write_csv(rows_of(batch))
-        else:
-            names = _unique(batches.schema.names)
-            for batch in batches:
-                write_json(names, rows_of(batch))
+        print_answer(batches, format)
+
+
+def print_answer(batches: pa.RecordBatchReader, format: Format | None) -> None:
+    """Prints the rows of an answer; the default is a table on a terminal, JSON lines in a pipe."""
+    shape = format or ("table" if is_terminal() else "json")
+    if shape == "table":
+        _print(batches)
+    elif shape == "csv":
+        write_csv([tuple(batches.schema.names)])
+        for batch in batches:
+            write_csv(rows_of(batch))
+    else:
+        names = _unique(batches.schema.names)
+        for batch in batches:
+            write_json(names, rows_of(batch))
 
 
 def _print(batches: pa.RecordBatchReader) -> None:

@@ -88,8 +88,7 @@ class Subscription:
         self._closed = False
         self._source: Iterator[Change] = iter(())
         self._top: TopN | None = None
-        token = None if since is None else parse_token(since, view=name)
-        self._open(token)
+        self._open(None if since is None else parse_token(since, view=name))
 
     def poll(self, *, changes_max: int = 500, timeout_s: float = 1.0) -> list[Change]:
         """The next changes; an empty list (or a heartbeat) when none came in time."""
@@ -135,17 +134,30 @@ class Subscription:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     # Where it begins
 
     def _open(self, token: Token | None, *, why: str = "") -> None:
         """Begins at a token, or with the current rows; after a `reset` where there is something to forget."""
-        self._catalog = self._log.reader(CATALOG, start="latest")  # before the entry is read: a swap after it is seen
-        self._definition = Catalog(self._log).get(self._name).definition
-        self._waiter: Waiter = self._log.store.waiter([self._definition.changes, CATALOG])
+        catalog = Catalog(self._log)
+        catalog.get(self._name)
+        self._catalog = self._log.reader(CATALOG, start="latest")  # before the entry counts: a swap after it is seen
+        self._definition = catalog.get(self._name).definition
         order = self._definition.order if self._order is None else self._order
         limit = self._definition.limit if self._limit is None else self._limit
         order = check_order(self._name, self._definition.schema, order)
         self._top = TopN(order, check_limit(limit)) if order or limit is not None else None
+        self._start(token, why)
+        self._waiter: Waiter = self._log.store.waiter([self._definition.changes, CATALOG])
+
+    def _start(self, token: Token | None, why: str) -> None:
         if token is not None:
             why = self._too_old(token)
             try:

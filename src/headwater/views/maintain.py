@@ -27,7 +27,7 @@ from headwater.log.log import Log
 from headwater.log.rows import to_batch
 from headwater.log.table import Newest
 from headwater.log.topic import Durability
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import EventsMissed, InvalidInput
 from headwater.views.catalog import Catalog, CatalogEntry
 from headwater.views.changes import (
     DELETE,
@@ -195,7 +195,8 @@ class Maintainer:
             missing = self._log.read(self._topic.name, start=applied.positions, end=ends)
             delta, clear = delta_of(missing, self.definition), False
         else:
-            delta, clear = Delta(self._folded(ends), pa.array([], pa.string())), True
+            self._check_whole(held)
+            delta, clear = Delta(fold(self._log, self.definition, ends), pa.array([], pa.string())), True
         epochs = self._log.read(
             self._topic.name, start={n: max(end - 1, held[n].start) for n, end in ends.items()}, end=ends
         )
@@ -217,8 +218,15 @@ class Maintainer:
         kept = self._log.offsets_at(self._topic.name, since, by="appended")
         return all(applied.positions[number] >= offset for number, offset in kept.items())
 
-    def _folded(self, ends: dict[int, int]) -> pa.Table:
-        return fold(self._log, self.definition, ends)
+    def _check_whole(self, held: dict[int, range]) -> None:
+        """Refuses to make a store of what retention has left: rows would be missing without a word."""
+        first = max(span.start for span in held.values())
+        if first:
+            raise EventsMissed(
+                f"The store of view {self.definition.name!r} must be made anew, and retention removed changes from its topic.",
+                advice="Put the store's last copy back, or build the view anew as another generation.",
+                last=first - 1,
+            )
 
     def _apply(self, delta: Delta, after: Applied, *, clear: bool = False) -> None:
         self._store.apply(self.definition, delta, before=self._applied, after=after, clear=clear)
@@ -230,9 +238,8 @@ class Maintainer:
         gone = pa.array(np.zeros(batch.num_rows, bool))
         if "_deleted" in batch.schema.names:
             gone = batch.column("_deleted").fill_null(False)
-        keys = self._row_numbers(batch.num_rows)
-        if self.definition.key:
-            keys = key_texts(batch, self.definition.key)
+        key = self.definition.key
+        keys = key_texts(batch, key) if key else self._row_numbers(batch.num_rows)
         columns = [keys, *(batch.column(name) for name in self.definition.schema.names)]
         table = pa.Table.from_arrays(columns, schema=stored_schema(self.definition)).append_column("_gone", gone)
         table = last_of_each(table, KEY)

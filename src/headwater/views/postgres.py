@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, TimedOut, Unreachable, Unsupported
+from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable, Unsupported
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
@@ -56,6 +56,7 @@ WORK_MEMORY = "64MB"
 NAME_BYTES_MAX = 63
 
 _CHUNK_ROWS = 8_192
+_NOT_SERVING = ("08", "53", "57")  # classes of SQLSTATE: connection, resources, shutdown
 _LOCK = 0x6865616477617465
 _CREATE_META = f"""create table if not exists {quoted(META)} (
     name text not null, generation integer not null, definition text not null, applied text not null,
@@ -203,7 +204,14 @@ class PostgresStore:
         return connection
 
     def _connect(self) -> Any:
-        connection = self._psycopg.connect(self._address, autocommit=True, connect_timeout=CONNECT_S)
+        """Refusals are raised outside of the handler, so that not even an error's context has a password in it."""
+        connection, failed = None, ""
+        try:
+            connection = self._psycopg.connect(self._address, autocommit=True, connect_timeout=CONNECT_S)
+        except self._psycopg.Error as error:
+            failed = _without_secrets(self._psycopg, _first_line(error), self._address)
+        if connection is None:
+            raise _unreachable(self.url, failed)
         connection.execute("set timezone to 'UTC'")
         text = import_module("psycopg.types.string").TextLoader
         for kind in ("json", "jsonb"):
@@ -236,11 +244,11 @@ class PostgresStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """PostgreSQL's refusals in our words, without the password."""
+        """PostgreSQL's refusals in our words."""
         try:
             yield
         except self._psycopg.Error as error:
-            raise _refusal(self._psycopg, error, self.url, self._address) from None
+            raise _refusal(self._psycopg, error, self.url) from None
 
 
 def _client() -> Any:
@@ -337,24 +345,33 @@ def _check_names(definition: ViewDefinition) -> None:
             )
 
 
-def _refusal(psycopg: Any, error: Any, url: str, address: str) -> HeadwaterError:
+def _refusal(psycopg: Any, error: Any, url: str) -> HeadwaterError:
     text = _first_line(error)
     if isinstance(error, psycopg.errors.QueryCanceled):
         return _took_too_long(None)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return NoAccess(f"{url}: {text}.", advice="Grant the role what it needs, or use another one.")
     if isinstance(error, psycopg.errors.UndefinedTable) and META in text:
-        return InvalidInput(f"There are no views in {url}.", advice="A view is there once its application has run.")
-    if not error.sqlstate and isinstance(error, (psycopg.OperationalError, psycopg.ProgrammingError)):
-        # The client's own words may quote the address, so they are only shown where it holds no secret.
-        said = f": {text}" if address == url else ", or it refuses the role"
-        return Unreachable(
-            f"{url} cannot be reached{said}.", advice="Check the address, the server and the role's password."
-        )
+        return NotFound(f"There are no views in {url}.", advice="A view is there once its application has run.")
+    if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in _NOT_SERVING:
+        return _unreachable(url, text)
     return InvalidInput(
         f"PostgreSQL refuses the question: {text}.",
         advice="Ask with one SELECT over views; nothing can be changed here. Names with '.' or '-' need double quotes.",
     )
+
+
+def _unreachable(url: str, text: str) -> Unreachable:
+    return Unreachable(f"{url}: {text}.", advice="Check the address, the server, and the role with its password.")
+
+
+def _without_secrets(psycopg: Any, text: str, address: str) -> str:
+    """What the client says of an address, unless it quotes what is secret in it."""
+    try:
+        secret = psycopg.conninfo.conninfo_to_dict(address).get("password")
+    except psycopg.Error:
+        return "this is no address of a database"
+    return text if secret is None or str(secret) not in text else "the server cannot be reached"
 
 
 def _first_line(error: Exception) -> str:

@@ -3,8 +3,9 @@
 Tables are `WITHOUT ROWID`, with the key's text as primary key. The file is synced as WAL's `NORMAL` does it: a power loss can
 take back its last transactions, never half of one, and the maintainer brings them up again from the log.
 
-Thread-safety: writes take turns on one connection under a lock; each reading thread has a connection of its own, which does not
-survive a fork. A question has a connection that is opened for it: read-only, with an authorizer that knows SELECT only.
+Thread-safety: writes take turns on one connection under a lock; each reading thread has a connection of its own. After a fork
+the child reads by connections of its own and cannot write. A question has a connection that is opened for it: read-only, with
+an authorizer that knows SELECT only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, Overloaded, StorageError, TimedOut
+from headwater.model.errors import (
+    Closed,
+    HeadwaterError,
+    InvalidInput,
+    NoAccess,
+    NotFound,
+    Overloaded,
+    StorageError,
+    TimedOut,
+)
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
@@ -65,8 +75,9 @@ class SqliteStore:
         self.url = f"sqlite:///{path}"
         self._path = os.path.abspath(path)
         self._read_only = read_only
+        self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._readers = Connections(lambda: self._connect(read_only=True))
+        self._readers = Connections(self._connect_reader)
         self._writer: sqlite3.Connection | None = None
         if not read_only:
             Path(self._path).parent.mkdir(parents=True, exist_ok=True)
@@ -168,6 +179,8 @@ class SqliteStore:
                 return _answer(connection.execute(f"select * from {quoted(QUESTION)}"), names, limits)
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            return
         with self._lock:
             writer, self._writer = self._writer, None
             if writer is not None:
@@ -187,10 +200,20 @@ class SqliteStore:
         connection.create_collation(_DECIMAL, _compare_decimals)
         return connection
 
+    def _connect_reader(self) -> sqlite3.Connection:
+        """For our own reads, whose temporary tables are small; a stranger's question keeps its own in files."""
+        connection = self._connect(read_only=True)
+        connection.execute("pragma temp_store = memory")
+        return connection
+
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction; nobody else writes meanwhile."""
         with self._told(), self._lock:
+            if self._pid != os.getpid():
+                raise Closed(
+                    f"{self.url} was opened by the process that forked this one.", advice="Open it again here."
+                )
             if self._writer is None:
                 raise NoAccess(f"{self.url} was opened for reading, or was closed.", advice="Open it for writing.")
             self._writer.execute("begin immediate")

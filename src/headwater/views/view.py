@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.log import Log, open_log
+from headwater.log.rows import to_batch
 from headwater.log.topic import check_name
 from headwater.model.clock import time_us
 from headwater.model.errors import EventsMissed, InvalidInput, Unsupported
@@ -147,15 +148,8 @@ class View:
         self, where: Mapping[str, Any] | str | None, order: str | Sequence[str] | None, limit: int | None
     ) -> Selection:
         definition = self.definition
-        equals = where if isinstance(where, Mapping) else {}
-        for column in equals:
-            if column not in definition.schema.names:
-                raise InvalidInput(
-                    f"View {self.name!r} has no column {column!r}.",
-                    advice=f"Its columns are {', '.join(definition.schema.names)}.",
-                )
         return Selection(
-            equals=equals,
+            equals=_values(definition, where) if isinstance(where, Mapping) else {},
             condition=where if isinstance(where, str) else None,
             order=check_order(self.name, definition.schema, definition.order if order is None else order),
             limit=check_limit(definition.limit if limit is None else limit),
@@ -193,6 +187,19 @@ class View:
                 advice='Open it with open_view(url, name, log="./data").',
             )
         return self._log
+
+
+def _values(definition: ViewDefinition, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in the types of their columns."""
+    fields = []
+    for column in wanted:
+        if column not in definition.schema.names or pa.types.is_nested(definition.schema.field(column).type):
+            raise InvalidInput(
+                f"View {definition.name!r} has no column {column!r} to choose rows by.",
+                advice=f"Its columns are {', '.join(definition.schema.names)}; ask about nested ones in SQL.",
+            )
+        fields.append(definition.schema.field(column).with_nullable(True))
+    return to_batch([dict(wanted)], pa.schema(fields)).to_pylist()[0] if fields else {}
 
 
 def _selected(rows: pa.Table, selection: Selection, definition: ViewDefinition) -> pa.Table:

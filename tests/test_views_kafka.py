@@ -1,0 +1,50 @@
+"""Views on Kafka: the same maintainer, feed and rebuild, where offsets have gaps and transactions are Kafka's own."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages
+from headwater.testing.servers.kafka import KafkaServer
+from headwater.views.store import open_store
+from headwater.views.view import View
+
+
+@pytest.mark.service("kafka")
+@pytest.mark.parametrize("compact", [False, True], ids=["whole", "compacted"])
+def test_a_view_on_kafka_is_maintained_followed_and_made_again(
+    kafka: KafkaServer, tmp_path: Path, *, compact: bool
+) -> None:
+    """Deletions keep their old row, whether they are tombstones or not; the store is made of the topic again."""
+    with hw.open_log(f"kafka://{kafka.bootstrap}?prefix=v{uuid.uuid4().hex[:8]}.") as log:
+        store = open_store(f"sqlite:///{tmp_path}/views.db")
+        feeder = Feeder(log, store, pages(), compact=compact)
+        view = View(store, "per_page", log=log)
+        feeder.give(counts(a=1, b=2))
+        with view.subscribe() as feed:
+            assert {change.kind for change in drained(feed)} == {"added", "ready"}
+            feeder.give([{"page": "a", "_deleted": True}, *counts(b=3, c=4)])
+            told = feed.poll(timeout_s=10)
+            while len(told) < 3:
+                told += feed.poll(timeout_s=10)
+            token = feed.token
+        assert sorted((change.kind, (change.old or {}).get("n")) for change in told) == [
+            ("added", None),
+            ("changed", 2),
+            ("removed", 1),
+        ]
+        assert by_page(view) == {"b": 3, "c": 4}
+        feeder.give(counts(c=5))
+        if not compact:
+            with view.subscribe(token) as feed:
+                assert [change.new for change in drained(feed)] == counts(c=5)
+            assert view.rows(as_of=token).num_rows == 2
+        other = open_store(f"sqlite:///{tmp_path}/other.db")
+        Feeder(log, other, pages(), compact=compact)
+        assert by_page(View(other, "per_page")) == {"b": 3, "c": 5}
+        for used in (store, other):
+            used.close()
