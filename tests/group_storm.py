@@ -34,6 +34,8 @@ class Storm:
 
     poll_interval_s = 0.25
     finish_s = 30.0
+    batch_max = 60
+    polled_max = 80
     pause_s = (0.01, 0.12)
     """Between two strikes."""
 
@@ -123,7 +125,7 @@ class Storm:
         return all(committed.get(number, 0) >= end for number, end in ends.items())
 
     def _produce(self) -> None:
-        count = self.random.randint(1, 60)
+        count = self.random.randint(1, self.batch_max)
         self.log.append("in", [{"n": number} for number in range(self.sent, self.sent + count)])
         self.sent += count
 
@@ -134,7 +136,14 @@ class Storm:
 
     def work(self, account: str, random: Random) -> None:
         """A worker's life, in its own process."""
-        work(self.url, account, self.mode, random, poll_interval_s=self.poll_interval_s)
+        work(
+            self.url,
+            account,
+            self.mode,
+            random,
+            poll_interval_s=self.poll_interval_s,
+            polled_max=self.polled_max,
+        )
 
     def _kill(self) -> None:
         number = self.random.randrange(len(self.children))
@@ -163,7 +172,7 @@ class Storm:
                 self.strikes["leave"] += 1
 
 
-def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s: float) -> None:
+def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s: float, polled_max: int) -> None:
     """It polls, writes down, commits, and leaves of its own accord now and then."""
     handle = os.open(account, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -183,15 +192,15 @@ def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s:
             ) as consumer,
         ):
             for _ in range(random.randint(20, 200)):
-                step(mine, consumer, mode, random, write)
+                step(mine, consumer, mode, random, write, polled_max=polled_max)
     except BaseException as error:  # noqa: BLE001 - the oracle reads it
         os.write(handle, json.dumps({"error": repr(error)}).encode() + b"\n")
     return
 
 
-def step(log: hw.Log, consumer: Consumer, mode: Mode, random: Random, write: Any) -> None:
+def step(log: hw.Log, consumer: Consumer, mode: Mode, random: Random, write: Any, *, polled_max: int) -> None:
     """One poll and what follows from it."""
-    events = consumer.poll(events_max=random.randint(1, 80), timeout_s=0.05)
+    events = consumer.poll(events_max=random.randint(1, polled_max), timeout_s=0.05)
     spans: dict[int, list[int]] = defaultdict(list)
     for event in events:
         spans[event.partition].append(event.offset)

@@ -53,6 +53,8 @@ class KafkaStorm(Storm):
 
     poll_interval_s = 1.5
     finish_s = 60.0
+    batch_max = 400
+    polled_max = 12  # so that most strikes fall into a commit or a transaction
 
     def __init__(self, kafka: KafkaServer, folder: Path, seed: int, *, pause_s_max: float) -> None:
         self.pause_s = (0.1, pause_s_max)
@@ -98,7 +100,7 @@ class KafkaStorm(Storm):
         found, ended = [], set()
         while len(ended) < partitions:
             record = reading.poll(20)
-            assert record is not None
+            assert record is not None, f"{topic}: of {partitions} partitions only {ended} were read to their ends"
             if record.error() is None:
                 found.append(record)
             else:

@@ -142,7 +142,7 @@ class Consumer:
         self._commit_handed()
 
     async def commit_async(self) -> None:
-        """`commit` for asyncio; it takes microseconds, and no disk is waited for."""
+        """`commit` for asyncio; it takes microseconds and waits for no disk, or for one answer of a Kafka broker."""
         self.commit()
         await asyncio.sleep(0)
 
@@ -180,6 +180,11 @@ class Consumer:
                     self._commit_handed()
                 elif self._auto:
                     self._commit(self._shares.by_place)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
             with suppress(Closed):
                 self._membership.leave()
         finally:

@@ -175,6 +175,11 @@ class Cluster:
             self.kafka.Consumer, {**settings, **ours}, **{"client.id": f"{self._settings['client.id']}.{os.getpid()}"}
         )
 
+    def pid_of(self, client_id: str) -> int | None:
+        """The process of a member, if its id is of the kind that ours have."""
+        base, _, pid = client_id.rpartition(".")
+        return int(pid) if base == self._settings["client.id"] and pid.isdecimal() else None
+
     def producer(self, **settings: Any) -> Any:
         """A producer whose events are stored once and by all replicas in sync."""
         return self._made(

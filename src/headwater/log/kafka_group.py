@@ -65,8 +65,8 @@ _SERVED_MAX = 1000
 _SETTLED_S = 0.5
 _NEW_GENERATION_S = 1.0
 _OURS = "headwater"
-_METADATA = struct.Struct("<7si")
-_METADATA_MAGIC = b"CGMDv2:"
+_METADATA = struct.Struct("<5s2xi")
+_METADATA_MAGIC = b"CGMDv"
 
 
 class KafkaGroups:
@@ -210,10 +210,9 @@ class KafkaGroup:
     def _member(self, described: Any) -> MemberProgress:
         assigned = described.assignment.topic_partitions if described.assignment else []
         places = sorted(_place(at, self._prefix) for at in assigned if at.topic.startswith(self._prefix))
-        _, _, pid = described.client_id.rpartition(".")
         topics = sorted({topic for topic, _ in places})
         return MemberProgress(
-            described.member_id, int(pid) if pid.isdecimal() else None, None, None, places, topics, None
+            described.member_id, self._cluster.pid_of(described.client_id), None, None, places, topics, None
         )
 
 
