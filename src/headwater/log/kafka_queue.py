@@ -141,10 +141,10 @@ class KafkaQueue(Queue):
 
     def _free_member(self, events_max: int) -> Member | None:
         """The next member that holds nothing; a new one where all hold something, until there are too many."""
-        now = self._clock()
-        for _ in range(len(self._members)):
+        now, members = self._clock(), list(self._members)
+        for _ in members:
             self._turn += 1
-            member = self._members[self._turn % len(self._members)]
+            member = members[self._turn % len(members)]
             if member.lock.locked():
                 continue
             with member.lock:
