@@ -78,10 +78,10 @@ class KafkaRound(Round):
         strikes = ["kill"] * KILLS + ["stop"] * STOPS
         self._chance.shuffle(strikes)
         while (sent < EVENTS or strikes) and time.monotonic() < deadline:
-            if sent < EVENTS:
+            working = [name for name in self._programs if self._has_leased(name)]
+            if sent == 0 or (sent < EVENTS and working):
                 log.append("tasks", [self._row(sent + n) for n in range(20)])
                 sent += 20
-            working = [name for name in self._programs if self._has_leased(name)]
             if working and strikes and self._chance.random() < 0.5:
                 name = self._chance.choice(working)
                 if strikes.pop() == "kill":

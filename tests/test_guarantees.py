@@ -15,7 +15,7 @@ def test_the_matrix_has_every_rule_and_every_log_keeps_it() -> None:
     tool = _tool()
     passed = {
         (case, name): {"yes"}
-        for cases in tool.KINDS.values()
+        for cases in [*tool.KINDS.values(), *tool.QUEUES.values()]
         for case in cases
         for _, _, tests in tool.rules()
         for name, _ in tests

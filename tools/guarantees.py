@@ -1,6 +1,6 @@
 """Writes the matrix of docs/guarantees.md: each rule of the log's contract, and which kinds of log were seen to keep it.
 
-    pytest tests/test_contract.py tests/test_kafka.py --junitxml /tmp/contract.xml
+    pytest tests/test_contract.py tests/test_kafka.py tests/test_kafka_queue.py --junitxml /tmp/contract.xml
     python tools/guarantees.py /tmp/contract.xml
 
 A cell is what the run showed: `yes` when every test of the rule passed on that log, `no` when one failed, `–` when none ran, and
@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "guarantees.md"
 BEGIN = "<!-- The matrix is written by tools/guarantees.py from a run of the contract suite. -->"
 END = "<!-- End of the matrix. -->"
 KINDS = {"file": ["TestFileLog", "TestFileLogWithoutFsync"], "memory": ["TestMemoryLog"], "kafka": ["TestKafkaLog"]}
+QUEUES = {"file": ["TestFileQueues"], "memory": ["TestMemoryQueues"], "kafka": ["TestKafkaQueues"]}
 WEAKER = {"kafka": ["dense_offsets", "transactions_in_one_moment"]}
 NOTES = {
     "dense_offsets": "a transaction leaves a gap of one offset in each of its partitions",
@@ -48,9 +49,10 @@ def rules() -> List[Tuple[str, str, List[Tuple[str, Set[str]]]]]:
     """The parts of the contract: title, what it is about, and its tests with the properties that they ask for."""
     sys.path.insert(0, str(ROOT / "src"))
     from headwater.testing.contract import LogContract
+    from headwater.testing.contract_queues import QueueContract
 
     parts = []
-    for part in LogContract.__mro__:
+    for part in [*LogContract.__mro__, *QueueContract.__mro__]:
         tests = [
             (name, {p for p in NOTES if f"self.{p}" in inspect.getsource(test)})
             for name, test in vars(part).items()
@@ -59,6 +61,13 @@ def rules() -> List[Tuple[str, str, List[Tuple[str, Set[str]]]]]:
         if tests:
             parts.append((part.__name__.replace("Contract", ""), (part.__doc__ or "").strip(), tests))
     return parts
+
+
+def queue_rules() -> Set[str]:
+    """The tests of queues, which have classes of their own."""
+    from headwater.testing.contract_queues import QueueContract
+
+    return {name for name in dir(QueueContract) if name.startswith("test_")}
 
 
 def read_results(path: Path) -> Dict[Tuple[str, str], Set[str]]:
@@ -86,7 +95,8 @@ def matrix(results: Dict[Tuple[str, str], Set[str]]) -> str:
 
 def cell(kind: str, name: str, asked: Set[str], results: Dict[Tuple[str, str], Set[str]]) -> str:
     """What one kind of log was seen to do about one rule."""
-    outcomes: Set[str] = set().union(*(results.get((case, name), {"–"}) for case in KINDS[kind]))
+    cases = (QUEUES if name in queue_rules() else KINDS)[kind]
+    outcomes: Set[str] = set().union(*(results.get((case, name), {"–"}) for case in cases))
     if "no" in outcomes:
         return "no"
     if "–" in outcomes:

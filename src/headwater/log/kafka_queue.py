@@ -124,14 +124,14 @@ class KafkaQueue(Queue):
     def _look(self, events_max: int, wait_s: float) -> list[Lease]:
         """What waits here, or else what Kafka hands over to one member in a little time."""
         self._check_usable()
-        self._acks.write()
         if self._credit is not None:
             events_max = min(events_max, self._credit - self._acks.outstanding(self._clock()))
+        leases = self._hand_out(events_max) if events_max > 0 else []
+        if leases:
+            return leases
+        self._acks.write()
         if events_max > 0:
             self._check_topic()
-            leases = self._hand_out(events_max)
-            if leases:
-                return leases
             member = self._free_member(events_max)
             if member is not None:
                 self._fill(member, wait_s)
@@ -141,10 +141,10 @@ class KafkaQueue(Queue):
 
     def _free_member(self, events_max: int) -> Member | None:
         """The next member that holds nothing; a new one where all hold something, until there are too many."""
-        now = self._clock()
-        for _ in range(len(self._members)):
+        now, members = self._clock(), list(self._members)
+        for _ in members:
             self._turn += 1
-            member = self._members[self._turn % len(self._members)]
+            member = members[self._turn % len(members)]
             if member.lock.locked():
                 continue
             with member.lock:
@@ -329,7 +329,7 @@ class KafkaQueue(Queue):
     def seek(self, start: Start) -> None:
         refuse("seek")
 
-    def check_unit_of_work(self) -> None:
+    def _check_unit_of_work(self) -> None:
         refuse("tx.ack")
 
     # Small things

@@ -37,9 +37,6 @@ class KafkaDeadLetters(DeadLetters):
     def browse(self, events_max: int) -> list[Event]:
         return list(islice(self._letters(), events_max))
 
-    def count(self) -> int:
-        return sum(1 for _ in self._letters())
-
     def redrive(self, events_max: int | None) -> int:
         target, letters, sent = self._log.store.refresh(self._topic), self._letters(), 0
         while events_max is None or sent < events_max:

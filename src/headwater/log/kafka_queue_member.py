@@ -4,8 +4,8 @@ Kafka hands out whole batches of its log, however few events were asked for, and
 settled all of the last batch. So what a caller did not ask for waits here until the next call, and a handle that leases while
 it has leases out uses another member.
 
-A batch counts from when it may have been acquired: when its lease ends, what is left of it is forgotten here, and Kafka hands it to
-somebody else. Kafka says so itself when an acknowledgement comes too late.
+A batch counts from when it may have been acquired: an answer to one poll may come to the next, so that is when the one
+before began. When its lease ends what is left of it is forgotten here, and Kafka hands it to somebody else.
 
 The first member of a new group is assigned nothing until its second heartbeat, five seconds later, because the brokers first
 make a state for the group; a member that comes after that is assigned its partitions at once. So a member that has seen nothing
@@ -34,6 +34,7 @@ Place = tuple[int, int]
 
 _COME_AGAIN_S = 0.3
 _WAS_THERE_S = 0.0005
+_ON_ITS_WAY_US = 2_000_000
 _COMMIT_S = 10.0
 _POLL_INTERVAL_S_MIN = 60.0
 
@@ -63,7 +64,7 @@ class Member:
         self._events_max = events_max
         self._begun = time.monotonic()
         self._has_come_again = self._has_seen = False
-        self._ended = 0
+        self._looked = 0
         self._consumer = self._new()
         tell_when_forked(self)
 
@@ -90,17 +91,19 @@ class Member:
         except self._kafka.KafkaException as caught:
             self._failed(caught.args[0])
             return []
-        was_there = time.monotonic() - begun < _WAS_THERE_S
-        acquired = self._ended if was_there and self._ended else at
-        self._ended = 0 if found else self._clock()
-        for message in found:
-            if message.error() is not None:
-                self._failed(message.error())
-        events = [message for message in found if message.error() is None]
-        if events:
+        acquired = at
+        if self._looked and (at - self._looked < _ON_ITS_WAY_US or time.monotonic() - begun < _WAS_THERE_S):
+            acquired = self._looked
+        self._looked = 0 if found else at
+        errors = [message for message in found if message.error() is not None]
+        if errors:
+            found = [message for message in found if message.error() is None]
+        if found:
             self._has_seen = True
             self.batch = Batch(token, acquired + self._lease_us)
-        return events
+        for message in errors:
+            self._failed(message.error())
+        return found
 
     def settle(self, places: Iterable[Place], kind: int) -> bool:
         """Tells Kafka what became of events of the batch; False when that came too late for those of some partition."""
@@ -133,6 +136,8 @@ class Member:
         self.batch.waiting.clear()
         if places:
             self.settle(places, RELEASE)
+        if not waiting_only:
+            self.batch = None
 
     def close(self) -> None:
         """Leaves the group: Kafka gives what it held to others at once."""

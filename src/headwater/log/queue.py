@@ -166,7 +166,7 @@ class Queue:
         if refused:
             raise _too_late(refused)
 
-    def check_unit_of_work(self) -> None:
+    def _check_unit_of_work(self) -> None:
         """Refuses where a transaction cannot acknowledge leases."""
 
     def ack_committed(self, leases: Sequence[Lease]) -> None:

@@ -47,7 +47,7 @@ class Transaction:
         """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
         some = list(leases)
         for queue in {lease._grant.queue for lease in some}:
-            queue.check_unit_of_work()
+            queue._check_unit_of_work()
         self._leases += some
 
     def commit(self) -> None:
