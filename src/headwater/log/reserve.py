@@ -33,11 +33,12 @@ def fill(disk: Disk, partition: Partition, *, coming_bytes: int = 0) -> None:
         over = max(0, sum(segment_sizes(disk, partition).values()) + coming_bytes - partition.topic.bytes_max)
     file = disk.open(path, "create")
     try:
-        wanted = max(0, partition.topic.buffer_bytes - over)
-        if file.size() > wanted:
+        size, wanted = file.size(), max(0, partition.topic.buffer_bytes - over)
+        if size > wanted:
             file.truncate(wanted)
-        elif file.size() < wanted:
-            file.allocate(wanted)
+        elif size < wanted:
+            # Never more than half of what is free: an allocation that fails may keep what it got, and others need room too.
+            file.allocate(min(wanted, size + disk.free_bytes(partition.folder) // 2))
     except DiskFull:
         return
     finally:

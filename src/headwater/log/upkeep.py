@@ -125,20 +125,19 @@ class Upkeep:
             return 0
 
     def _tidy(self, partition: Partition, *, dirty_share_min: float) -> int:
-        expired = self._expire(partition)
-        if not partition.topic.compact:
-            fill(self._handles.disk, partition)
-            return expired
-        compacted = compact_partition(
-            self._handles.disk,
-            partition,
-            now_us=self._clock(),
-            dirty_share_min=dirty_share_min,
-            older_keys=lambda: map(keys_of, ancestors_chunks(self._handles, partition)),
-        )
-        self._counters["compacted"] += compacted
+        removed = self._expire(partition)
+        if partition.topic.compact:
+            compacted = compact_partition(
+                self._handles.disk,
+                partition,
+                now_us=self._clock(),
+                dirty_share_min=dirty_share_min,
+                older_keys=lambda: map(keys_of, ancestors_chunks(self._handles, partition)),
+            )
+            self._counters["compacted"] += compacted
+            removed += compacted
         fill(self._handles.disk, partition)
-        return expired + compacted
+        return removed
 
     def _expire(self, partition: Partition) -> int:
         acked = self._acked(partition) if partition.topic.retain == "until_acked" else None
