@@ -239,7 +239,7 @@ class Log(LogTopics):
         newest = Newest(described, as_of=None if as_of is None else time_us(as_of))
         for batch in self.scan(topic, columns=newest.columns):
             newest.add(batch)
-        return newest.table()
+        return self._table(newest, topic)
 
     def snapshot(self, topic: str, *, follow: str | Sequence[str] | None = None) -> tuple[pa.Table, list[Position]]:
         """The newest row of each key, and the positions from which a reader sees exactly what came after it.
@@ -259,7 +259,7 @@ class Log(LogTopics):
             for (name, number), bound in bounds.items()
             if name in followed
         ]
-        return newest.table(), places
+        return self._table(newest, topic), places
 
     # Queues
 
@@ -400,6 +400,10 @@ class Log(LogTopics):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _table(self, newest: Newest, topic: str) -> pa.Table:
+        firsts = {number: bound.first for (_, number), bound in self._store.bounds([topic]).items()}
+        return newest.table(self._store.refresh(topic), firsts)
 
     def _write(self, writes: Sequence[Write]) -> tuple[list[Write], list[range | Exception]]:
         """Writes, waits for a while where a topic is full and says `overload="block"`, and places again what a split moved."""
