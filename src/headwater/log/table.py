@@ -43,7 +43,7 @@ class Newest:
     @property
     def columns(self) -> list[str]:
         """The columns that `add` needs."""
-        return [*self._topic.schema.names, "_time", "_deleted", "_partition"]
+        return [*self._topic.schema.names, "_time", "_deleted", *(["_partition"] if self._topic.splits else [])]
 
     def add(self, batch: pa.RecordBatch) -> None:
         """The next events."""
@@ -65,7 +65,7 @@ class Newest:
         gone = self._kept.column("_deleted")
         if not self._topic.has_schema:
             gone = pc.or_(gone, self._kept.column("value").is_null())
-        if any(firsts.get(number) for number in range(topic.partitions_first, topic.partitions)):
+        if self._topic.splits and any(firsts.get(number) for number in range(topic.partitions_first, topic.partitions)):
             gone = pc.or_(gone, pa.array(_is_overtaken(self._kept, topic, firsts)))
         return self._kept.filter(pc.invert(gone)).select(self._topic.schema.names)
 
