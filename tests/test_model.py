@@ -196,6 +196,17 @@ class LogsAgree(RuleBasedStateMachine):
         self.both(self.handles[handle], lambda log: _description(log.alter_topic(name, schema=schema)))
 
     @precondition(lambda self: self.kinds)
+    @rule(handle=st.integers(0, 1), partitions=st.integers(1, 24), data=st.data())
+    def split(self, handle: int, partitions: int, data: st.DataObject) -> None:
+        """To a multiple of what the topic has, most of the time."""
+        name = data.draw(st.sampled_from(sorted(self.kinds)))
+        present = self.store.topic(name).partitions
+        wanted = partitions // present * present or 2 * present
+        if partitions % 6 == 5 or wanted > 24:
+            wanted = partitions
+        self.both(self.handles[handle], lambda log: _description(log.alter_topic(name, partitions=wanted)))
+
+    @precondition(lambda self: self.kinds)
     @rule(handle=st.integers(0, 1), data=st.data())
     def delete(self, handle: int, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.kinds)))
@@ -421,7 +432,8 @@ def _code(outcome: Any) -> Any:
 
 
 def _description(topic: hw.Topic) -> tuple[Any, ...]:
-    return (topic.name, topic.schemas, topic.key, topic.time, topic.partitions, topic.lateness_us, topic.future_us)
+    settings = (topic.partitions, topic.splits, topic.lateness_us, topic.future_us)
+    return (topic.name, topic.schemas, topic.key, topic.time, *settings)
 
 
 def _events(log: Log, topic: str) -> list[hw.Event]:

@@ -18,7 +18,7 @@ from commands import Command, refused
 from headwater.log.doctor import examine
 from headwater.log.kafka_refusals import KafkaRefusals
 from headwater.log.store import Write
-from headwater.model.errors import Diverged, Unsupported
+from headwater.model.errors import Damaged, Diverged, TopicNotFound, Unsupported
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import events_of
 from headwater.testing.contract_split import KEYS, NUMBERS, check_in_order, numbered, polled
@@ -251,6 +251,36 @@ def test_a_topic_that_was_never_split_says_nothing_of_it(tmp_path: Path) -> None
         log.alter_topic("t", partitions=4)
         fences = [span.stop for span in log.offsets("t").values()][:2]
         assert json.loads(path.read_text().partition("\n")[2])["splits"] == [{"partitions": 2, "fences": fences}]
+
+
+def test_a_partition_with_events_is_never_taken_for_a_leftover(tmp_path: Path) -> None:
+    """A topic's file from before the split, put back by hand, must not cost the events that came after it."""
+    path = tmp_path / "log" / "topics" / "t" / "topic"
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("t", NUMBERS, key="k", partitions=2)
+        before = path.read_bytes()
+        log.alter_topic("t", partitions=4)
+        log.append("t", numbered(0, 100))
+    after = path.read_bytes()
+    path.write_bytes(before)
+    with hw.open_log(tmp_path / "log") as log, pytest.raises(Damaged, match="does not know"):
+        log.alter_topic("t", partitions=4)
+    path.write_bytes(after)
+    with hw.open_log(tmp_path / "log") as log:
+        assert len(places(log)) == 100
+
+
+@pytest.mark.parametrize("url", ["memory://", "log"])
+def test_a_reader_does_not_take_another_topic_for_a_split_one(url: str, tmp_path: Path) -> None:
+    """One that was deleted and created again with more partitions is another topic."""
+    with hw.open_log(url if "://" in url else tmp_path / url) as log:
+        log.create_topic("t", NUMBERS, key="k", partitions=1)
+        with log.reader("t") as reader:
+            log.delete_topic("t")
+            log.create_topic("t", NUMBERS, key="k", partitions=8)
+            log.append("t", numbered(0, 100))
+            with pytest.raises(TopicNotFound):
+                polled(reader)
 
 
 def test_kafka_is_refused_with_advice() -> None:

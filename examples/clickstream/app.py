@@ -1,12 +1,13 @@
 """Clicks on a site: cleaned, counted per page and minute, and the busiest pages, live.
 
-    headwater run examples/clickstream/app.py
-    python examples/clickstream/visitors.py         in another terminal: people who click
-    headwater views watch top_pages --views sqlite:///./clickstream/views.db
+headwater run examples/clickstream/app.py
+python examples/clickstream/visitors.py         in another terminal: people who click
+headwater views watch top_pages --views sqlite:///./clickstream/views.db
 """
 
-import headwater as hw
 from pyspark.sql import functions as F
+
+import headwater as hw
 
 app = hw.App("clickstream", log="./clickstream")
 

@@ -255,7 +255,7 @@ class Log(LogTopics):
         newest = Newest(described, as_of=None if as_of is None else time_us(as_of))
         for batch in self.scan(topic, columns=newest.columns):
             newest.add(batch)
-        return newest.table()
+        return newest.table(self._store)
 
     def snapshot(self, topic: str, *, follow: str | Sequence[str] | None = None) -> tuple[pa.Table, list[Position]]:
         """The newest row of each key, and the positions from which a reader sees exactly what came after it.
@@ -275,7 +275,7 @@ class Log(LogTopics):
             for (name, number), bound in bounds.items()
             if name in followed
         ]
-        return newest.table(), places
+        return newest.table(self._store), places
 
     # Stages
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, get_args
@@ -57,6 +57,7 @@ class Reader:
         self._waiter: Waiter | None = None
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._ancestors: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
+        self._ids: dict[str, str] = {}
         self._turn = 0
         for name in self._names:
             output_schema(store.topic(name), columns)
@@ -86,7 +87,8 @@ class Reader:
             (name, number): self._store.cursor(name, number, offset=self._offset(start, name, number, bound))
             for (name, number), bound in bounds.items()
         }
-        self._look_at_ancestors()
+        self._ids = {}
+        self._look_at_topics(bounds)
 
     def positions(self) -> list[Position]:
         """The place after the last event read of each partition; `seek` and `start=` take it."""
@@ -189,20 +191,24 @@ class Reader:
         """The bounds of all partitions; one that was added begins at its first offset, since all of it is new."""
         bounds = self._store.bounds(self._names)
         if len(bounds) > len(self._cursors):
-            for place in bounds.keys() - self._cursors.keys():
-                self._cursors[place] = self._store.cursor(*place, offset=0)
-            self._look_at_ancestors()
+            new = bounds.keys() - self._cursors.keys()
+            self._look_at_topics(new)
+            self._cursors |= {place: self._store.cursor(*place, offset=0) for place in new}
         return bounds
 
-    def _look_at_ancestors(self) -> None:
+    def _look_at_topics(self, places: Iterable[tuple[str, int]]) -> None:
+        """Learns the ancestors of these partitions, if they are of the topics that were there before."""
         topics = {name: self._store.topic(name) for name in self._names}
-        self._ancestors = {
-            (name, number): ancestors for name, number in self._cursors if (ancestors := topics[name].ancestors(number))
-        }
+        for name, topic in topics.items():
+            if self._ids.setdefault(name, topic.id) != topic.id:
+                raise TopicNotFound(
+                    f"Topic {name!r} was deleted and created again while it was read.", advice="Open another reader."
+                )
+        self._ancestors |= {(name, number): topics[name].ancestors(number) for name, number in places}
 
     def _is_held(self, place: tuple[str, int]) -> bool:
-        ancestors = self._ancestors.get(place)
-        return ancestors is not None and is_held(ancestors, lambda number: self._cursors[place[0], number].offset)
+        ancestors = self._ancestors[place]
+        return bool(ancestors) and is_held(ancestors, lambda number: self._cursors[place[0], number].offset)
 
     def _chunks_in_turn(
         self, places: Sequence[tuple[str, int]], bounds: Mapping[tuple[str, int], Bounds], events_max: int

@@ -31,15 +31,16 @@ import msgspec
 import numpy as np
 
 from headwater.log.catalog import topic_to_json, write_text
+from headwater.log.disk import Disk
 from headwater.log.gate import Held, hold
 from headwater.log.handles import Handles
-from headwater.log.head import Mark
+from headwater.log.head import Head, Mark
 from headwater.log.partition import create_partition
 from headwater.log.placement import place
 from headwater.log.segment import ProducerSequence, SegmentHeader
 from headwater.log.store import Store, Write
 from headwater.log.topic import Split, Topic, check_topic
-from headwater.model.errors import Diverged, InvalidInput, StorageError
+from headwater.model.errors import Damaged, Diverged, InvalidInput, StorageError
 
 Fence = tuple[Mark, dict[bytes, ProducerSequence]]
 
@@ -137,6 +138,7 @@ def _make_partitions(handles: Handles, topic: Topic, partitions: int, fences: Se
     fresh = f"{handles.folder}/topics/.{topic.name}.{topic.id}.split"
     for left in [fresh, *(f"{folder}/{number}" for number in range(topic.partitions, partitions))]:
         if disk.exists(left):
+            _check_empty(disk, left)
             disk.remove_folder(left)
     try:
         for number in range(topic.partitions, partitions):
@@ -152,3 +154,18 @@ def _make_partitions(handles: Handles, topic: Topic, partitions: int, fences: Se
         disk.reach("split: partition named")
     disk.sync_folder(folder)
     disk.remove_folder(fresh)
+
+
+def _check_empty(disk: Disk, folder: str) -> None:
+    """What a dead split has left holds nothing; whatever holds events is no leftover."""
+    if not disk.exists(f"{folder}/head"):
+        return
+    head = Head(disk, f"{folder}/head", writable=False)
+    try:
+        if head.written().end:
+            raise Damaged(
+                f"{folder} holds {head.written().end} events, and its topic's file does not know of that partition.",
+                advice="The topic's file is older than the partition: restore it from a backup made after the split.",
+            )
+    finally:
+        head.close()

@@ -1,15 +1,23 @@
-"""A table: the newest row of each key of a topic."""
+"""A table: the newest row of each key of a topic.
+
+In a topic that was split a key's events lie in one partition after the other, each with a higher number; taken in the order of
+partitions the last one wins. What retention has removed from such a partition was newer than all that its ancestors have of
+its keys, so a row that is left in an ancestor alone is not shown again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.events import output_schema
-from headwater.log.placement import key_bytes
+from headwater.log.placement import key_bytes, partitions_of
+from headwater.log.store import Store
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
 
@@ -37,7 +45,7 @@ class Newest:
     @property
     def columns(self) -> list[str]:
         """The columns that `add` needs."""
-        return [*self._topic.schema.names, "_time", "_deleted"]
+        return [*self._topic.schema.names, "_time", "_deleted", *(["_partition"] if self._topic.splits else [])]
 
     def add(self, batch: pa.RecordBatch) -> None:
         """The next events."""
@@ -48,8 +56,14 @@ class Newest:
         if self._new_rows >= max(_MERGE_ROWS, self._kept.num_rows if self._kept is not None else 0):
             self._merge()
 
-    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The newest row of each key that is not deleted, with the topic's own columns, or with others that were added."""
+    def table(self, store: Store, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """The newest row of each key that is not deleted, with the topic's own columns, or with others that were added.
+
+        The store is asked what retention has removed up to now, after the last event was added.
+        """
+        name = self._topic.name
+        firsts = {number: bound.first for (_, number), bound in store.bounds([name]).items()}
+        topic = store.refresh(name)
         self._merge()
         names = self._topic.schema.names if columns is None else list(columns)
         if self._kept is None:
@@ -57,6 +71,8 @@ class Newest:
         gone = self._kept.column("_deleted")
         if not self._topic.has_schema:
             gone = pc.or_(gone, self._kept.column("value").is_null())
+        if self._topic.splits and any(firsts.get(number) for number in range(topic.partitions_first, topic.partitions)):
+            gone = pc.or_(gone, pa.array(_is_overtaken(self._kept, topic, firsts)))
         return self._kept.filter(pc.invert(gone)).select(names)
 
     def _merge(self) -> None:
@@ -73,3 +89,15 @@ class Newest:
         last = last.filter(last.column(key).is_valid())
         self._kept = rows.take(last.column("_row_max").sort()).combine_chunks()
         self._new, self._new_rows = [], 0
+
+
+def _is_overtaken(rows: pa.Table, topic: Topic, firsts: Mapping[int, int]) -> npt.NDArray[np.bool_]:
+    """Which rows are left of a key that had newer ones in a later partition, where retention has removed some."""
+    overtaken = np.zeros((topic.partitions, topic.partitions), np.bool_)
+    for number in range(topic.partitions):
+        is_cut, line = False, [number, *(ancestor for ancestor, _ in topic.ancestors(number))]
+        for below, ancestor in pairwise(line):
+            is_cut |= firsts.get(below, 0) > 0
+            overtaken[number, ancestor] = is_cut
+    keys = key_bytes(rows.column(topic.key).combine_chunks())
+    return np.asarray(overtaken[partitions_of(keys, topic.partitions), rows.column("_partition").to_numpy()])

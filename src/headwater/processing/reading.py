@@ -119,7 +119,7 @@ def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.Rec
     columns = list(dict.fromkeys([*newest.columns, *selection.names]))
     for batch in log.scan(topic.name, end=wanted.ends, columns=columns):
         newest.add(batch)
-    for batch in newest.table(selection.names).to_batches(max_chunksize=BATCH_ROWS):
+    for batch in newest.table(log.store, columns=selection.names).to_batches(max_chunksize=BATCH_ROWS):
         yield selection.of_batch(batch, topic.name)
 
 

@@ -6,7 +6,7 @@ it is needed, and nothing that fails stands in the constructor, from which Spark
 
 A partition that the query has not seen before (a new topic that matches, a topic that grew) enters a batch with its first offset
 as its end and is read from there in the next. So where its reading began stands in the checkpoint, and a batch that is run
-again reads the same.
+again reads the same. One that was split off waits until its parent was read up to the fence, so every key keeps its order.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from headwater.log.split import is_held
+from headwater.log.topic import Topic
 from headwater.processing.border import crossing
 from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
 from headwater.processing.query import Query
@@ -75,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if at in before.places:
                     if before.places[at] > bound.end:
                         raise taken_back(at, before.places[at], bound.end)
-                    lags[at] = end - before.places[at]
+                    lags[at] = 0 if _is_held(topics, at, before) else end - before.places[at]
                 elif end >= 0:
                     places[at] = bound.first
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
@@ -113,3 +115,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offsets(self, places: Mapping[At, int], before: Offsets, read: Mapping[str, Any]) -> Offsets:
         kept = msgspec.structs.replace(before, places=places, topics={**before.topics, **read})
         return msgspec.structs.replace(kept, incarnation=self._subscription.incarnation())
+
+
+def _is_held(topics: Sequence[Topic], at: At, before: Offsets) -> bool:
+    """Whether a partition that was split off has to wait: its keys' events of before are read in earlier batches."""
+    name, number = at
+    ancestors = next((topic.ancestors(number) for topic in topics if topic.name == name), ())
+    return is_held(ancestors, lambda ancestor: before.places.get((name, ancestor), 0))

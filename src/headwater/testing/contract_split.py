@@ -48,6 +48,10 @@ def check_in_order(events: Iterable[Event], expected: Iterable[int]) -> None:
         assert numbers == sorted(numbers), f"the events of {key} came as {numbers}"
 
 
+def _partition(key: str, partitions: int) -> int:
+    return int(partitions_of(key_bytes(pa.array([key])), partitions)[0])
+
+
 class SplitContract(LogCase):
     """What holds while and after a topic gets more partitions."""
 
@@ -211,6 +215,21 @@ class SplitContract(LogCase):
             assert len(rows) == len(expected)
             assert {row["k"]: row["n"] for row in log.snapshot("t")[0].to_pylist()} == expected
             log.tidy("t")
+
+    def test_a_table_shows_no_row_that_a_removed_one_replaced(self, log: Log) -> None:
+        """Retention may take a key's newest row from the new partition while an older one is left in the parent."""
+        log.create_topic("t", "k STRING, n BIGINT, text STRING", key="k", partitions=1, segment_bytes=4096)
+        log.append("t", [row | {"text": ""} for row in numbered(0, KEYS)])
+        log.alter_topic("t", partitions=2, retention_bytes=2_000)
+        for turn in range(1, 30):  # the parent gets nothing more, and the new partition more than it may keep
+            rows = [row | {"text": "x" * 200} for row in numbered(turn * KEYS, KEYS)]
+            log.append("t", [row for row in rows if _partition(row["k"], 2) == 1])
+        log.tidy("t")
+        assert log.offsets("t")[0].start == 0 < log.offsets("t")[1].start
+        left = {row["k"]: row["n"] for row in log.table("t").to_pylist()}
+        assert all(n < KEYS if _partition(key, 2) == 0 else n >= KEYS for key, n in left.items())
+        assert sum(n < KEYS for n in left.values()) == sum(_partition(f"k{n}", 2) == 0 for n in range(KEYS))
+        assert {row["k"]: row["n"] for row in log.snapshot("t")[0].to_pylist()} == left
 
     def test_what_is_bounded_stays_right(self, log: Log) -> None:
         """`read`, `offsets_at` and `snapshot` over a topic that was split."""

@@ -284,5 +284,5 @@ def fold(log: Log, definition: ViewDefinition, ends: dict[int, int]) -> pa.Table
     newest = Newest(log.topic(definition.changes), as_of=None)
     for batch in log.scan(definition.changes, end=ends, columns=newest.columns):
         newest.add(batch)
-    last = newest.table()
+    last = newest.table(log.store)
     return rows_of(last.filter(pc.not_equal(last.column("op"), DELETE)), definition)
