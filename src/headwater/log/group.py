@@ -1,7 +1,6 @@
 """A group: consumers that share the partitions of topics and one set of committed offsets.
 
-A store gives a `Group`, which a consumer joins (`Membership`). On Kafka the brokers do the work (`kafka_group`); in the other logs
-the members do it themselves, and the rest of this page is about them.
+A consumer joins one (`Membership`). On Kafka the brokers do the work (`kafka_group`); elsewhere the members do, as follows.
 
 What the members share (`SharedGroup`: in files for a local log, in memory for a memory log) is changed under the group's lock
 only, and is this:
@@ -231,12 +230,10 @@ class SharedGroup(Protocol):
             self.write_roster(next_roster(self.roster(), {}))
             for place in self.places():
                 self.set_owner(place, Owner())
-            for place, committed in offsets.items():
-                before = self.committed(place)
-                self.set_committed(
-                    place,
-                    msgspec.structs.replace(committed, transaction=before.transaction, sequence=before.sequence + 1),
-                )
+            for place, to in offsets.items():
+                last = self.committed(place)
+                to = msgspec.structs.replace(to, transaction=last.transaction, sequence=last.sequence + 1)
+                self.set_committed(place, to)
 
     def remove(self) -> None:
         with self.locked():

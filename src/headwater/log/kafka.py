@@ -30,7 +30,15 @@ import pyarrow as pa
 from headwater.log.commit import OffsetPart
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import NO_PRODUCER
-from headwater.log.kafka_catalog import FOREIGN, INTERNAL, Catalog, Sequences, alter_topic, make_topic, remove_topic
+from headwater.log.kafka_catalog import (
+    INTERNAL,
+    Catalog,
+    Sequences,
+    alter_topic,
+    foreign_topic,
+    make_topic,
+    remove_topic,
+)
 from headwater.log.kafka_cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka_group import KafkaGroup, KafkaGroups
 from headwater.log.kafka_json import to_records
@@ -39,7 +47,7 @@ from headwater.log.kafka_reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka_refusals import KafkaRefusals, topic_settings
 from headwater.log.kafka_stage import KafkaStages
 from headwater.log.kafka_writer import Parcel, Transactor
-from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write
+from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write, made_anew
 from headwater.log.topic import NAME_CHARACTERS_MAX, Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import (
@@ -53,9 +61,7 @@ from headwater.model.errors import (
     TopicNotFound,
     Unsupported,
 )
-from headwater.model.schema import BYTES_SCHEMA
 
-FOREIGN_BYTES_MAX = 8 << 20
 KAFKA_NAME_CHARACTERS_MAX = 249
 
 _FIRST_KNOWN_S = 1.0
@@ -271,7 +277,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
             self._check_open()
             now = self._found(name)
             if now.id != topic_id:
-                raise _made_anew(name)
+                raise made_anew(name)
             return now, physical
 
         return KafkaCursor(self._cluster, look_up, partition, offset)
@@ -348,7 +354,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         if not there:
             raise self._not_found(name)
         if topic is None:
-            topic = self._foreign[name] = _foreign_topic(name, there[physical])
+            topic = self._foreign[name] = foreign_topic(name, there[physical])
         topic = msgspec.structs.replace(topic, partitions=there[physical])
         self._know(physical, topic)
         self._seen[topic.id] = topic.partitions
@@ -408,7 +414,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
     def _parcel(self, write: Write) -> Parcel:
         topic = self._found(write.topic.name)
         if topic.id != write.topic.id:
-            raise _made_anew(topic.name)
+            raise made_anew(topic.name)
         if not 0 <= write.partition < topic.partitions:
             raise TopicNotFound(
                 f"Topic {topic.name!r} has no partition {write.partition}.",
@@ -473,24 +479,6 @@ def _settings(topic: Topic) -> dict[str, str]:
     }
 
 
-def _foreign_topic(name: str, partitions: int) -> Topic:
-    return Topic(
-        name=name,
-        id=FOREIGN + name,
-        schemas=(BYTES_SCHEMA,),
-        has_schema=False,
-        key="key",
-        time=None,
-        lateness_us=0,
-        future_us=0,
-        partitions=partitions,
-        durability="fsync",
-        segment_bytes=1 << 30,
-        event_bytes_max=FOREIGN_BYTES_MAX,
-        created=0,
-    )
-
-
 def _given(offsets: list[int], write: Write) -> range | list[int]:
     """The offsets of a write: a range, unless others came in between and each event's own offset is asked for."""
     span = range(offsets[0], offsets[-1] + 1)
@@ -503,7 +491,3 @@ def _flight(write: Write) -> tuple[bytes, int, str, int]:
 
 def _exists(name: str) -> TopicExists:
     return TopicExists(f"Topic {name!r} exists already.", advice="Open it, or pass exist_ok=True to keep it as it is.")
-
-
-def _made_anew(name: str) -> TopicNotFound:
-    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")

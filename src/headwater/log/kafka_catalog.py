@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 INTERNAL = "__headwater."
 FOREIGN = "kafka:"
 """How the id of a topic begins that somebody else made."""
+FOREIGN_BYTES_MAX = 8 << 20
 FORMAT = 1
 
 _ATTEMPTS_MAX = 30
@@ -247,3 +248,22 @@ def _done(cluster: Cluster, future: Any, what: str) -> None:
 
 def _sequence_key(producer: bytes, topic_id: str, partition: int) -> bytes:
     return f"{producer.hex()}/{topic_id}/{partition}".encode()
+
+
+def foreign_topic(name: str, partitions: int) -> Topic:
+    """A topic that somebody else made, read as bytes."""
+    return Topic(
+        name=name,
+        id=FOREIGN + name,
+        schemas=(BYTES_SCHEMA,),
+        has_schema=False,
+        key="key",
+        time=None,
+        lateness_us=0,
+        future_us=0,
+        partitions=partitions,
+        durability="fsync",
+        segment_bytes=1 << 30,
+        event_bytes_max=FOREIGN_BYTES_MAX,
+        created=0,
+    )

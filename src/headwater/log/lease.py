@@ -9,10 +9,12 @@ Thread-safety: leases may be settled by any thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headwater.model.errors import InvalidInput, LeaseExpired
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -75,3 +77,25 @@ class Lease(msgspec.Struct):
     def reply(self, value: Any) -> None:
         """Answers whoever sent it with `log.request`, and acknowledges; `TimedOut` when nobody waits any more."""
         self._grant.queue.reply(self, value)
+
+
+def by_grant(queue: Queue, leases: Iterable[Lease]) -> tuple[list[list[Lease]], int]:
+    """Leases of a queue by what they were granted with, without those that are settled, and how many these were."""
+    groups: dict[int, list[Lease]] = {}
+    settled = 0
+    for lease in leases:
+        if lease._grant.queue is not queue:
+            raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
+        if lease._settled:
+            settled += 1
+        else:
+            groups.setdefault(id(lease._grant), []).append(lease)
+    return list(groups.values()), settled
+
+
+def too_late(count: int) -> LeaseExpired:
+    """Some leases had ended before they were settled."""
+    return LeaseExpired(
+        f"{count} lease{'' if count == 1 else 's'} had expired: the events were given to somebody else or are done.",
+        advice="Give more time with lease_s= or lease.extend(…), and expect to see an event twice.",
+    )

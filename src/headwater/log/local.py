@@ -24,8 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pyarrow as pa
-
 from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
@@ -33,13 +31,14 @@ from headwater.log.commit import CommitLog, OffsetPart, StagePart, State, create
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
-from headwater.log.frame import Payload, prepare
+from headwater.log.frame import Payload
 from headwater.log.gate import Gate
 from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
 from headwater.log.partition import Appended, Partition, create_partition
+from headwater.log.payloads import payloads_of
 from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
@@ -60,8 +59,6 @@ from headwater.model.errors import (
     TopicExists,
 )
 
-FRAME_EVENTS_MAX = 65_536
-FRAME_BYTES_MAX = 16 << 20
 PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
@@ -177,7 +174,7 @@ class LocalStore(LocalStages):
             name, generation = write.topic.name, write.topic.generation
             if placed.setdefault(name, generation) != generation:  # it was split between two of them
                 raise repartitioned(self.handles.refresh(name))
-            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(_payloads(write))
+            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(payloads_of(write))
         buffered = [
             payloads
             for (name, number, *_), payloads in merged.items()
@@ -460,7 +457,7 @@ class LocalStore(LocalStages):
             partition = self.handles.usable_partition(write.topic.name, write.partition)
             check_same_topic(partition, write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
-            payloads = list(_payloads(write))
+            payloads = list(payloads_of(write))
             epoch, generation = fence.epoch if fence else None, write.topic.generation
             return partition, self._gauge.append(partition, payloads, generation=generation, epoch=epoch)
         except HeadwaterError as error:
@@ -499,25 +496,6 @@ def _synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Except
     partition, appended = done
     try:
         partition.sync(appended)
+        return appended.offsets
     except HeadwaterError as error:
         return error
-    return appended.offsets
-
-
-def _payloads(write: Write) -> Iterator[Payload]:
-    """The events cut into frames of a size that is good to read, all with the batch's stamp."""
-    size = pa.ipc.get_record_batch_size(write.batch)
-    rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
-    for start, end in write.runs():
-        for first in range(start, end, rows):
-            count = min(rows, end - first)
-            yield prepare(
-                write.rows(first, count),
-                schema=write.topic.schema,
-                schema_id=write.topic.schema_id,
-                time_column=write.topic.time,
-                stamp=write.stamp,
-                continues=first + count < write.count,
-                at=None if write.at is None else write.at + first,
-                appended=None if write.appended is None else int(write.appended[first]),
-            )

@@ -22,6 +22,7 @@ from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
+from headwater.log.memory_reading import MemoryCursor, MemoryWaiter
 from headwater.log.placement import key_bytes
 from headwater.log.queue_removal import no_queue
 from headwater.log.queue_states import MemoryStates
@@ -37,6 +38,7 @@ from headwater.log.store import (
     Write,
     check_not_missed,
     check_place,
+    made_anew,
     repartitioned,
 )
 from headwater.log.topic import Topic
@@ -145,7 +147,7 @@ class MemoryStore(MemoryStages):
             for write in writes:
                 self._partition(write.topic.name, write.partition)
                 if self.topic(write.topic.name).id != write.topic.id:
-                    raise _made_anew(write.topic.name)
+                    raise made_anew(write.topic.name)
                 self._check_placed(write)
                 self._check_not_fenced(write)
                 self._check_place(write)
@@ -174,7 +176,7 @@ class MemoryStore(MemoryStages):
             }
 
     def cursor(self, name: str, partition: int, *, offset: int) -> Cursor:
-        return _MemoryCursor(self, name, partition, offset)
+        return MemoryCursor(self, name, partition, offset)
 
     def first(self, name: str, partition: int) -> int:
         """The first offset a partition holds."""
@@ -202,7 +204,7 @@ class MemoryStore(MemoryStages):
             return self._partition(name, partition).end
 
     def waiter(self, names: Sequence[str]) -> Waiter:
-        return _MemoryWaiter(self._changed)
+        return MemoryWaiter(self._changed)
 
     def seal(self, name: str) -> int:
         self.topic(name)
@@ -288,7 +290,7 @@ class MemoryStore(MemoryStages):
     def _append(self, write: Write, *, is_admitted: bool = False) -> range:
         partition = self._partition(write.topic.name, write.partition)
         if self.topic(write.topic.name).id != write.topic.id:
-            raise _made_anew(write.topic.name)
+            raise made_anew(write.topic.name)
         stamp, count = write.stamp, write.count
         if stamp.producer != NO_PRODUCER:
             self._check_not_fenced(write)
@@ -447,45 +449,6 @@ class _Partition:
         return child
 
 
-class _MemoryCursor:
-    def __init__(self, store: MemoryStore, name: str, partition: int, offset: int) -> None:
-        self.offset = offset
-        self._store = store
-        self._name = name
-        self._number = partition
-        self._topic_id = store.topic(name).id
-
-    def read(self, end: int, *, events_max: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        if self._store.topic(self._name).id != self._topic_id:
-            raise _made_anew(self._name)
-        if self.offset < end:
-            check_not_missed(self._name, self._number, self.offset, first=self._store.first(self._name, self._number))
-        while self.offset < end and events_max > 0:
-            chunk = self._store.chunk_at(self._name, self._number, self.offset)
-            part = chunk.slice(self.offset, min(chunk.end_offset, end)).slice_events(events_max)
-            if part.batch.num_rows:
-                chunks.append(part)
-            events_max -= part.batch.num_rows
-            self.offset = part.end_offset
-        return chunks
-
-
-class _MemoryWaiter:
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-
-    def wait(self, timeout_s: float) -> None:
-        with self._changed:
-            self._changed.wait(min(timeout_s, 0.05))
-
-    def fileno(self) -> int | None:
-        return None
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
 def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:
     """For each event its key, and whether it is a tombstone."""
     keys = key_bytes(chunk.batch.column(topic.key)).to_pylist()
@@ -503,7 +466,3 @@ def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]
 def _check_no_archive(topic: Topic) -> None:
     if topic.archive is not None:
         raise Unsupported(f"Topic {topic.name!r} is in memory and has no archive.", advice="Use a log in a folder.")
-
-
-def _made_anew(name: str) -> TopicNotFound:
-    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")

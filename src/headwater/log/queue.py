@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from headwater.log.fork import tell_when_forked
-from headwater.log.lease import Grant, Lease
+from headwater.log.lease import Grant, Lease, by_grant, too_late
 from headwater.log.queue_acks import Acks
 from headwater.log.queue_dead import DeadLetters
 from headwater.log.queue_depth import Depth, Entry, browse, count
-from headwater.log.queue_headers import DELIVER_AT, ID
+from headwater.log.queue_headers import sending_headers
 from headwater.log.queue_partition import Granted, QueuePartition
 from headwater.log.queue_send import send_event
 from headwater.log.queue_settings import (
@@ -46,8 +46,7 @@ from headwater.log.split import is_held
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.log.wait import wait_async
-from headwater.model.clock import time_us
-from headwater.model.errors import Closed, InvalidInput, LeaseExpired, TopicNotFound
+from headwater.model.errors import Closed, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -164,7 +163,7 @@ class Queue:
             self._counters["acked"] += len(some) - late
             refused += late
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
 
     def _check_unit_of_work(self) -> None:
         """Refuses where a transaction cannot acknowledge leases."""
@@ -190,7 +189,7 @@ class Queue:
             self._counters["given_back"] += len(some) - len(late)
             refused += len(late)
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
 
     def reject(self, leases: Iterable[Lease], reason: str) -> None:
         """Sends events to the dead letters now."""
@@ -201,7 +200,7 @@ class Queue:
             self._settled(grant, some, len(late))
             refused += len(late)
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
 
     def defer(self, leases: Iterable[Lease]) -> list[Position]:
         """Lays events aside until they are recalled by their positions. It does not count as a delivery."""
@@ -212,7 +211,7 @@ class Queue:
             self._settled(grant, mine, len(late))
             refused += len(late)
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
         incarnation = self._store.incarnation()
         return [Position(self.topic, e.event.partition, e.event.offset, incarnation) for e in some]
 
@@ -233,7 +232,7 @@ class Queue:
             refused += len(part.extend([lease.event.offset for lease in some], grant.token, deadline=deadline))
             grant.deadline = max(grant.deadline, deadline)
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
 
     def flush(self) -> None:
         """Returns when every acknowledgement so far is written; `LeaseExpired` if some since the last flush came too late."""
@@ -244,7 +243,7 @@ class Queue:
             raise failure
         refused, self._acks.refused = self._acks.refused, 0
         if refused:
-            raise _too_late(refused)
+            raise too_late(refused)
 
     def reply(self, lease: Lease, value: Any) -> None:
         """Answers a request and acknowledges it."""
@@ -267,14 +266,7 @@ class Queue:
     ) -> Position:
         """Appends one event: to be delivered now, after a delay or at a time; with an `id`, once in the duplicate window."""
         self._check_usable()
-        if delay_s is not None and at is not None:
-            raise InvalidInput("delay_s= and at= say the same in two ways.", advice="Give one of them.")
-        extra = dict(headers or {})
-        if delay_s is not None or at is not None:
-            due = self._clock() + round((delay_s or 0) * 1e6) if at is None else time_us(at)
-            extra[DELIVER_AT] = b"%d" % max(0, min(due, FAR_US))
-        if id is not None:
-            extra[ID] = id.encode("utf-8")
+        extra = sending_headers(headers, delay_s=delay_s, at=at, id=id, now=self._clock())
         return send_event(self._log, self.topic, value, key=key, headers=extra, spread_by=id)
 
     # Looking
@@ -463,18 +455,9 @@ class Queue:
         self._counters["expired"] += late
 
     def _by_grant(self, leases: Iterable[Lease]) -> tuple[list[tuple[QueuePartition, Grant, list[Lease]]], int]:
-        """Leases by what they were granted with, without those that are settled, and how many these were."""
         self._check_usable()
-        groups: dict[int, list[Lease]] = {}
-        settled = 0
-        for lease in leases:
-            if lease._grant.queue is not self:
-                raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
-            if lease._settled:
-                settled += 1
-            else:
-                groups.setdefault(id(lease._grant), []).append(lease)
-        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups.values()], settled
+        groups, settled = by_grant(self, leases)
+        return [(self._part(some[0]._grant.partition), some[0]._grant, some) for some in groups], settled
 
     # Small things
 
@@ -516,10 +499,3 @@ class Queue:
         if self._closed or self._foreign:
             why = "belongs to the process that forked this one" if self._foreign else "was closed"
             raise Closed(f"The queue on {self.topic!r} {why}.", advice="Open another with log.queue(…).")
-
-
-def _too_late(count: int) -> LeaseExpired:
-    return LeaseExpired(
-        f"{count} lease{'' if count == 1 else 's'} had expired: the events were given to somebody else or are done.",
-        advice="Give more time with lease_s= or lease.extend(…), and expect to see an event twice.",
-    )

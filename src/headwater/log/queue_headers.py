@@ -14,7 +14,8 @@ Thread-safety: `Ids` is used under the partition's queue lock, the functions by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.placement import key_bytes, murmur2
+from headwater.log.queue_window import FAR_US
 from headwater.log.store import Chunk, Store
-from headwater.model.errors import EventsMissed
+from headwater.model.clock import time_us
+from headwater.model.errors import EventsMissed, InvalidInput
 
 DELIVER_AT = "_deliver_at"
 ID = "_id"
@@ -34,6 +37,26 @@ REPLY_TO = "_reply_to"
 DEADLINE = "_deadline"
 
 _FEED_EVENTS = 16_384
+
+
+def sending_headers(
+    headers: Mapping[str, bytes] | None,
+    *,
+    delay_s: float | None,
+    at: datetime | str | int | None,
+    id: str | None,
+    now: int,
+) -> dict[str, bytes]:
+    """The headers of an event that is to be delivered later, or once."""
+    extra = dict(headers or {})
+    if delay_s is not None and at is not None:
+        raise InvalidInput("delay_s= and at= say the same in two ways.", advice="Give one of them.")
+    if delay_s is not None or at is not None:
+        due = now + round((delay_s or 0) * 1e6) if at is None else time_us(at)
+        extra[DELIVER_AT] = b"%d" % max(0, min(due, FAR_US))
+    if id is not None:
+        extra[ID] = id.encode("utf-8")
+    return extra
 
 
 def has_headers(chunks: Sequence[Chunk]) -> bool:

@@ -18,7 +18,7 @@ from headwater.log.commit import OffsetPart
 from headwater.log.frame import Stamp
 from headwater.log.group import Group
 from headwater.log.topic import Topic
-from headwater.model.errors import Diverged, EventsMissed, Repartitioned
+from headwater.model.errors import Diverged, EventsMissed, Repartitioned, TopicNotFound
 
 if TYPE_CHECKING:
     from headwater.log.queue_states import QueueStates
@@ -134,6 +134,11 @@ def repartitioned(topic: Topic) -> Repartitioned:
         f"Topic {topic.name!r} has {topic.partitions} partitions by now, and the events were placed by another number.",
         advice="Nothing was stored; place them again.",
     )
+
+
+def made_anew(name: str) -> TopicNotFound:
+    """The topic that a handle knows is gone, though there is one of its name."""
+    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):
