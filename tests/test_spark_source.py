@@ -25,7 +25,7 @@ from headwater.model.errors import EventsMissed, InvalidInput, TopicNotFound
 from headwater.processing.border import told
 from spark import patiently
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 QUERY_S = 120

@@ -14,7 +14,7 @@ import headwater as hw
 from headwater.testing.servers.kafka import KafkaServer
 from spark import patiently
 
-pytestmark = [pytest.mark.slow, pytest.mark.service("kafka"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.service("kafka"), pytest.mark.timeout(600)]
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 COLUMNS = "id,amount,price,at,tags,_key,_time,_appended,_partition,_offset,_topic,_headers,_deleted"
