@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.processing.session import make_session, stop_session
+
+STARTS_MAX = 5
+
+_T = TypeVar("_T")
+
+
+def patiently(use: Callable[[], _T]) -> _T:
+    """Runs a stream, again where Spark gave up on a Python process: it allows ten seconds for the start, and a busy machine needs more."""
+    for _ in range(STARTS_MAX - 1):
+        try:
+            return use()
+        except PySparkException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return use()
 
 
 @pytest.fixture(scope="session")

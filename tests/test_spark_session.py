@@ -82,7 +82,7 @@ def test_a_session_gets_the_source_for_its_master(master: str, kind: type) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_nothing_survives_a_killed_program(tmp_path: Path) -> None:
     """Neither the JVM nor a Python worker, when the program that started Spark is killed in the middle of a stream."""
     program = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

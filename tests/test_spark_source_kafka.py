@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import headwater as hw
 from headwater.testing.servers.kafka import KafkaServer
+from spark import patiently
 
-pytestmark = [pytest.mark.slow, pytest.mark.service("kafka"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.service("kafka"), pytest.mark.timeout(600)]
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 COLUMNS = "id,amount,price,at,tags,_key,_time,_appended,_partition,_offset,_topic,_headers,_deleted"
@@ -45,8 +47,13 @@ def test_kafka_topics_are_read_like_any_other(kafka: KafkaServer, spark: SparkSe
             == expected.sort_by(order).to_pylist()
         )
         streamed = load(spark.readStream, startingOffsets="earliest", maxOffsetsPerTrigger="3000", columns=COLUMNS)
-        query = streamed.writeStream.format("memory").queryName("kafka").trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+
+        def run() -> StreamingQuery:
+            query = streamed.writeStream.format("memory").queryName("kafka").trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
+            return query
+
+        query = patiently(run)
         assert len([1 for progress in query.recentProgress if progress["numInputRows"]]) == 2
         assert spark.table("kafka").toArrow().sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
         later = load(spark.read, startingOffsets="2026-01-31T13:00:00Z", filter="amount % 10 = 3", columns="amount")
