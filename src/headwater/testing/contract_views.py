@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -24,6 +25,7 @@ from headwater.log.log import Log, open_log
 from headwater.model.errors import Fenced, InvalidInput, NoAccess, NotFound, SchemaMismatch, TimedOut
 from headwater.model.marker import Marker
 from headwater.testing.contract_case import refused
+from headwater.views.catalog import plan_view
 from headwater.views.changes import Delta, changes_schema
 from headwater.views.definition import Mode, ViewDefinition, define_view
 from headwater.views.feed import Change, Subscription
@@ -269,8 +271,6 @@ class ViewStoreContract(ViewCase):
         old = Feeder(log, store, pages())
         old.give(counts(a=1))
         wider = define_view("per_page", "page STRING, n BIGINT, share DOUBLE", key="page")
-        from headwater.views.catalog import plan_view
-
         plan = plan_view(log, wider)
         assert plan.rebuild and "share DOUBLE" in plan.why and plan.definition.generation == 2
         new = Feeder(log, store, plan.definition)
@@ -292,6 +292,33 @@ class ViewStoreContract(ViewCase):
         with view.subscribe(token) as feed:
             new.give([{"page": "z", "n": 1, "share": 0.5}])
             assert [(change.kind, change.new["page"]) for change in feed.poll() if change.new] == [("added", "z")]
+
+    def test_nobody_who_reads_notices_a_swap(self, log: Log, store: ViewStore) -> None:
+        """Rows and keys, read without a pause while generations are swapped: each answer is of one of them, and whole."""
+        Feeder(log, store, pages(code="0")).give(counts(a=0, b=0))
+        view = View(store, "per_page", log=log)
+        stop, failures, turns = threading.Event(), [], [0]
+
+        def read_on() -> None:
+            try:
+                while not stop.is_set():
+                    rows = by_page(view)
+                    assert rows["a"] == rows["b"], rows
+                    assert (view.get(page="a") or {}).get("n") is not None
+                    turns[0] += 1
+            except BaseException as error:  # noqa: BLE001 (told to the test's own thread)
+                failures.append(error)
+
+        thread = threading.Thread(target=read_on)
+        thread.start()
+        for n in range(1, 6):
+            feeder = Feeder(log, store, plan_view(log, pages(code=f"{n}")).definition)
+            feeder.give(counts(a=n, b=n))
+            feeder.maintainer.swap()
+        stop.set()
+        thread.join()
+        assert not failures, failures
+        assert turns[0] and by_page(view) == {"a": 5, "b": 5}
 
     def test_rows_are_chosen_ordered_and_limited(self, log: Log, store: ViewStore) -> None:
         """By values (null is one), by an SQL condition, by columns up or down with nulls last."""

@@ -44,6 +44,7 @@ from headwater.views.store import (
     check_condition,
     choose,
     moved_on,
+    not_stored,
     order_sql,
     quoted,
     table_name,
@@ -162,8 +163,12 @@ class PostgresStore:
                 f"copy (select {columns} from {quoted(table_name(stored.definition))}{found}) to stdout (format csv)"
             )
             # Without parameters psycopg leaves a doubled percent sign as it is.
-            with connection.cursor().copy(query if parameters else query % (), parameters) as copy:
-                data = b"".join(bytes(piece) for piece in copy)
+            try:
+                with connection.cursor().copy(query if parameters else query % (), parameters) as copy:
+                    data = b"".join(bytes(piece) for piece in copy)
+            except self._psycopg.errors.UndefinedTable:
+                # Swapped away since the transaction began.
+                raise not_stored(name, generation, self.url) from None
             return Snapshot(stored, from_csv(data, schema))
 
     def ask(self, query: str, *, limits: Limits, instead: tuple[ViewDefinition, pa.Table] | None = None) -> pa.Table:

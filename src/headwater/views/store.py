@@ -188,8 +188,13 @@ def choose(found: Sequence[Stored], name: str, generation: int | None, url: str)
     for stored in found:
         if stored.definition.generation == generation or (generation is None and stored.current):
             return stored
+    raise not_stored(name, generation, url)
+
+
+def not_stored(name: str, generation: int | None, url: str) -> NotFound:
+    """The error for a view, or a generation of it, that is not there."""
     which = "" if generation is None else f" of generation {generation}"
-    raise NotFound(
+    return NotFound(
         f"There is no view {name!r}{which} in {url}.",
         advice="`headwater views list` names those that are; a view is there once its application has run.",
     )

@@ -7,7 +7,7 @@ a view can be read and asked, not followed. Thread-safety: as many threads as yo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from headwater.log.log import Log, open_log
 from headwater.log.rows import to_batch
 from headwater.log.topic import check_name
 from headwater.model.clock import time_us
-from headwater.model.errors import EventsMissed, InvalidInput, Unsupported
+from headwater.model.errors import EventsMissed, InvalidInput, NotFound, Unsupported
 from headwater.views.catalog import Catalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
@@ -32,6 +32,8 @@ from headwater.views.top import ranked_keys
 
 Moment = datetime | str | int | Token
 """A moment of a view: when its changes were appended to the log, or the token of a change."""
+
+_SWAPS_MAX = 5
 
 
 def open_view(url: str, name: str, *, log: Log | str | os.PathLike[str] | None = None) -> View:
@@ -66,8 +68,11 @@ class View:
 
     def get(self, **key: Any) -> dict[str, Any] | None:
         """The row of a key, given as the values of its columns; None where there is none."""
-        keys = pa.array([key_text(self.definition, key)], pa.string())
-        rows = self._store.read(self.name, Selection(keys=keys)).rows.drop_columns([KEY]).to_pylist()
+
+        def select(definition: ViewDefinition) -> Selection:
+            return Selection(keys=pa.array([key_text(definition, key)], pa.string()))
+
+        rows = self._read(select).drop_columns([KEY]).to_pylist()
         return rows[0] if rows else None
 
     def rows(
@@ -83,17 +88,19 @@ class View:
 
         `order` and `limit` are the view's own (its top-N) where none are given; `order="-count"` is descending.
         """
-        selection = self._selection(where, order, limit)
-        limits = Limits(timeout_s=timeout_s)
+
+        def select(definition: ViewDefinition) -> Selection:
+            return _selection(definition, where, order, limit)
+
         if as_of is None:
-            return self._store.read(self.name, selection, limits=limits).rows.drop_columns([KEY])
-        definition, rows = self._as_of(as_of)
-        if selection.condition is not None:
+            return self._read(select, Limits(timeout_s=timeout_s)).drop_columns([KEY])
+        if isinstance(where, str):
             raise InvalidInput(
                 "An SQL condition cannot be given together with as_of.",
                 advice="Give a dict of values, or ask view.sql('select …', as_of=…).",
             )
-        return _selected(rows, selection, definition).drop_columns([KEY])
+        definition, rows = self._as_of(as_of)
+        return _selected(rows, select(definition), definition).drop_columns([KEY])
 
     def sql(
         self, query: str, *, as_of: Moment | None = None, timeout_s: float = 10.0, rows_max: int = 100_000
@@ -144,16 +151,17 @@ class View:
     ) -> None:
         self.close()
 
-    def _selection(
-        self, where: Mapping[str, Any] | str | None, order: str | Sequence[str] | None, limit: int | None
-    ) -> Selection:
-        definition = self.definition
-        return Selection(
-            equals=_values(definition, where) if isinstance(where, Mapping) else {},
-            condition=where if isinstance(where, str) else None,
-            order=check_order(self.name, definition.schema, definition.order if order is None else order),
-            limit=check_limit(definition.limit if limit is None else limit),
-        )
+    def _read(self, select: Callable[[ViewDefinition], Selection], limits: Limits | None = None) -> pa.Table:
+        """Rows that a definition selects, of that very generation; once more where it was swapped away in between."""
+        for left in range(_SWAPS_MAX, -1, -1):
+            definition = self.definition
+            try:
+                generation = definition.generation
+                return self._store.read(self.name, select(definition), generation=generation, limits=limits).rows
+            except NotFound:
+                if not left:
+                    raise
+        raise AssertionError("the last turn raises or returns")
 
     def _as_of(self, moment: Moment) -> tuple[ViewDefinition, pa.Table]:
         """The rows as they were."""
@@ -187,6 +195,20 @@ class View:
                 advice='Open it with open_view(url, name, log="./data").',
             )
         return self._log
+
+
+def _selection(
+    definition: ViewDefinition,
+    where: Mapping[str, Any] | str | None,
+    order: str | Sequence[str] | None,
+    limit: int | None,
+) -> Selection:
+    return Selection(
+        equals=_values(definition, where) if isinstance(where, Mapping) else {},
+        condition=where if isinstance(where, str) else None,
+        order=check_order(definition.name, definition.schema, definition.order if order is None else order),
+        limit=check_limit(definition.limit if limit is None else limit),
+    )
 
 
 def _values(definition: ViewDefinition, wanted: Mapping[str, Any]) -> dict[str, Any]:
