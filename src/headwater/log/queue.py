@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from headwater.log.log import Log
 
 SWEEP_S = 0.1
-
 _BUSY_S = 0.0005
 _BLOCKED_S = 0.005
 _LOOK_AGAIN_S = 0.02
