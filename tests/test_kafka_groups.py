@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 )
 
 import headwater
-from children import Child, Gate
+from children import Child
 from group_storm import PARTITIONS, Storm
 from headwater.log import kafka_writer
 from headwater.log.log import Log
@@ -236,26 +236,41 @@ def test_a_reader_is_told_what_was_removed_under_it(log: Log, admin: AdminClient
 def test_the_partitions_of_a_dead_member_are_taken_over(log: Log, url: str, what: str) -> None:
     """When its session is over; the time is printed."""
     numbered(log, count=0)
-    with Gate() as joined:
 
-        def join() -> None:
-            consumer = headwater.open_log(url).consumer("t", group="g", poll_interval_s_max=1.0)
-            until(lambda: len(consumer.assignment()) == 2, consumer)
-            joined.open()
-            while True:
-                consumer.poll(timeout_s=0.05)
+    def join() -> None:
+        consumer = headwater.open_log(url).consumer("t", group="g", poll_interval_s_max=1.0)
+        while True:
+            consumer.poll(timeout_s=0.05)
 
-        with log.consumer("t", group="g") as consumer:
-            child = Child(join)
-            until(lambda: len(consumer.assignment()) == 2, consumer)
-            joined.wait()
-            os.kill(child.pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-            began = time.monotonic()
-            until(lambda: len(consumer.assignment()) == 4, consumer)
-            print(f"taken over {time.monotonic() - began:.1f} s after {what}")
-            child.kill()
-            [member] = log.group("g").members
-            assert (member.pid, len(member.partitions)) == (os.getpid(), 4)
+    with log.consumer("t", group="g") as consumer:
+        child = Child(join)
+        until(lambda: [len(member.partitions) for member in log.group("g").members] == [2, 2], consumer)
+        os.kill(child.pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+        began = time.monotonic()
+        until(lambda: len(consumer.assignment()) == 4, consumer)
+        print(f"taken over {time.monotonic() - began:.1f} s after {what}")
+        child.kill()
+        [member] = log.group("g").members
+        assert (member.pid, len(member.partitions)) == (os.getpid(), 4)
+
+
+def test_a_member_that_was_taken_for_dead_holds_on_to_nothing(log: Log, url: str) -> None:
+    """It hung while it was to give up one partition of two; the other, too, has another owner when it comes back."""
+    numbered(log, partitions=2, count=40)
+    with (
+        headwater.open_log(url) as other,
+        log.consumer("t", group="g", commit="manual", poll_interval_s_max=1.0) as hung,
+        other.consumer("t", group="g", commit="manual") as healthy,
+    ):
+        time.sleep(0.5)  # the client of the one that hangs has heard of the other by itself
+        assert len(hung.assignment()) == 2
+        found = until(lambda: len(healthy.assignment()) == 2, healthy)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:  # and the healthy one keeps both, as it does not poll meanwhile
+            assert (hung.poll(timeout_s=0), hung.assignment()) == ([], [])
+        until(lambda: len(hung.assignment()) == len(healthy.assignment()) == 1, hung, healthy)
+        assert set(hung.assignment() + healthy.assignment()) == {("t", 0), ("t", 1)}
+        assert found or drain(hung, healthy)
 
 
 def test_a_transaction_commits_while_others_join(log: Log, url: str) -> None:

@@ -226,6 +226,7 @@ class KafkaMembership:
         self._prefix = prefix
         self._subscribe = subscribe
         self._topics: Mapping[str, Subscribed] = {}
+        self._given: dict[Place, str | None] = {}
         self._look_at = 0.0
         self._joined = False
         self._pid = os.getpid()
@@ -373,23 +374,37 @@ class KafkaMembership:
             error = told.error()
             if error is not None and self._cluster.is_refusal(error):
                 raise self._cluster.as_ours(error, what=f"join group {self.name!r}")
-        given = {_place(at, self._prefix) for at in self._consumer.assignment()}
-        member = self._consumer.memberid()  # none, or another one, where the brokers have taken the old one for dead
-        self.owned = {place: owner for place, owner in self.owned.items() if place in given and owner.member == member}
-        if member and given != self.owned.keys():
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Knows as its own what the client was given under the member's id of now.
+
+        A client that was taken for dead while it had yet to give something up joins again under another id and holds on to the
+        rest, which may be others' by now: then the member leaves, and joins with nothing.
+        """
+        member = self._consumer.memberid()
+        held = {_place(at, self._prefix) for at in self._consumer.assignment()}
+        mine = {place for place in held if member and self._given.get(place) == member}
+        self.owned = {place: owner for place, owner in self.owned.items() if place in mine and owner.member == member}
+        if mine != self.owned.keys():
             owner = Owner(member, _generation(self._consumer.consumer_group_metadata()))
-            self.owned |= dict.fromkeys(sorted(given - self.owned.keys()), owner)
+            self.owned |= dict.fromkeys(sorted(mine - self.owned.keys()), owner)
+        if member and mine != held and self._topics:
+            self.owned, self._topics, self._look_at = {}, {}, 0.0
+            self._consumer.unsubscribe()
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         for at in partitions:
             at.offset = 0
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
+        self._given |= dict.fromkeys((_place(at, self._prefix) for at in partitions), consumer.memberid())
         self._joined = True
 
     def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
         for at in partitions:
             self.owned.pop(_place(at, self._prefix), None)
+            self._given.pop(_place(at, self._prefix), None)
 
     # Committing
 
