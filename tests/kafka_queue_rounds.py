@@ -24,7 +24,7 @@ from queue_rounds import DELIVERIES_MAX, EVENTS, POISON, SCHEDULED, Account, Pla
 
 WORKERS = 4
 LEASE_S = 1.0
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 QUIET_S = 5.0
 KILLS, STOPS = 3, 3
 

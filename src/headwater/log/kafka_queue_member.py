@@ -7,6 +7,9 @@ it has leases out uses another member.
 A batch counts from when it may have been acquired: an answer to one poll may come to the next, so that is when the one
 before began. When its lease ends what is left of it is forgotten here, and Kafka hands it to somebody else.
 
+A member that asks for nothing keeps its partitions from the others. So soon after a lease would have ended it is out of the
+group, and comes again when it asks.
+
 The first member of a new group is assigned nothing until its second heartbeat, five seconds later, because the brokers first
 make a state for the group; a member that comes after that is assigned its partitions at once. So a member that has seen nothing
 for a moment leaves and comes again, once.
@@ -36,7 +39,7 @@ _COME_AGAIN_S = 0.3
 _WAS_THERE_S = 0.0005
 _ON_ITS_WAY_US = 2_000_000
 _COMMIT_S = 10.0
-_POLL_INTERVAL_S_MIN = 60.0
+_HUNG_S_MIN, _HUNG_AFTER_S = 10.0, 5.0
 
 
 class Batch:
@@ -157,7 +160,7 @@ class Member:
         self._consumer = self._new()
 
     def _new(self) -> Any:
-        interval_ms = round(1000 * max(_POLL_INTERVAL_S_MIN, 2 * self._lease_us / 1e6))
+        interval_ms = round(1000 * max(_HUNG_S_MIN, self._lease_us / 1e6 + _HUNG_AFTER_S))
         consumer = self._group.cluster.share_consumer(
             self._group.id, poll_interval_ms_max=interval_ms, events_max=self._events_max
         )
