@@ -487,6 +487,22 @@ def test_readers_in_other_processes_see_whole_batches(feeder: Feeder, view: View
         assert [reader.result() for reader in readers] == [20, 20]
 
 
+def test_a_subscriber_in_another_process_is_woken(feeder: Feeder, url: str, tmp_path: Path) -> None:
+    """It waits on a log that it may only read."""
+
+    def follow(gate: Gate) -> list[str]:
+        with open_view(url, "per_page", log=tmp_path / "log") as other, other.subscribe() as feed:
+            kinds = [change.kind for change in feed.poll()]
+            gate.open()
+            return kinds + [change.new["page"] for change in feed.poll(timeout_s=30)]
+
+    with Gate() as gate:
+        follower = Child(lambda: follow(gate))
+        gate.wait()
+        feeder.give(counts(a=1))
+        assert follower.result() == ["ready", "a"]
+
+
 def test_a_forked_child_reads_and_does_not_write(feeder: Feeder, view: View) -> None:
     """Its own connections; the writer is the parent's."""
     feeder.give(counts(a=1))
