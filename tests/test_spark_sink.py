@@ -50,6 +50,7 @@ LOG_STEPS = [
     "commit: done",
 ]
 DRIVER_S_MAX = 300.0
+BENCH_ROUNDS = 12
 
 
 @pytest.fixture(scope="module")
@@ -367,14 +368,13 @@ def kill_drivers(folder: Path, seed: int, *, kills: int) -> None:
 
 @pytest.mark.bench
 @pytest.mark.timeout(3600)
-def test_python_processes_die_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_python_processes_die_again_and_again(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """At random steps, for the first or a later time, of a few batches at once."""
-    seed = int(os.environ.get("HEADWATER_SEED", "1"))
-    rounds = int(os.environ.get("HEADWATER_ROUNDS", "50"))
     print(f"seed {seed}")
     chance, orders, files = Random(seed), tmp_path / "orders", 0
     make_input(tmp_path, files=0)
-    for _ in range(rounds):
+    for _ in range(BENCH_ROUNDS):
         for _ in range(chance.randint(1, 3)):
             add_file(tmp_path, files)
             files += 1
