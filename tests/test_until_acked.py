@@ -277,10 +277,10 @@ def test_a_unit_of_work_whose_process_dies_while_it_commits_happens_once(tmp_pat
 
     def use() -> None:
         with hw.open_log(folder, disk=CrashingDisk(point)) as mine, mine.queue("tasks", lease_s=600) as queue:
-            with mine.transaction() as unit:
-                leases = queue.lease()
-                unit.append("results", [lease.event.value for lease in leases])
-                unit.ack(leases)
+            leases, unit = queue.lease(), mine.transaction()
+            unit.append("results", [lease.event.value for lease in leases])
+            unit.ack(leases)
+            unit.commit()
 
     child = Child(use)
     died = os.WIFSIGNALED(child.wait())
