@@ -45,7 +45,7 @@ def disk_of(chance: random.Random) -> RealDisk:
 
 def await_work(folder: Path, mirrors: list[Child[str]]) -> None:
     """Returns when something was copied since, or when all mirrors are dead already."""
-    before, deadline = last_write(folder), time.monotonic() + 5
+    before, deadline = last_write(folder), time.monotonic() + 60
     while last_write(folder) == before and time.monotonic() < deadline and any(map(is_alive, mirrors)):
         time.sleep(0.002)
 

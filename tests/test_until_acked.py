@@ -19,7 +19,7 @@ from headwater.model.errors import LeaseExpired, Unsupported
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import keeping_points, queue_points
+from headwater.testing.points import crash_points, keeping_points, queue_points
 
 EVENTS = 600
 PARTITIONS = 2
@@ -264,3 +264,30 @@ def test_the_keeper_frees_by_itself(tmp_path: Path) -> None:
             if child.is_running():
                 os.kill(child.pid, signal.SIGKILL)
         assert log.offsets("tasks") == {0: range(30, 30)}
+
+
+@pytest.mark.parametrize("point", [point for point in crash_points() if point.startswith(("transaction:", "commit:"))])
+def test_a_unit_of_work_whose_process_dies_while_it_commits_happens_once(tmp_path: Path, point: str) -> None:
+    """Its record decides, also where nobody has published it yet when the next one looks for the note."""
+    folder = str(tmp_path / "log")
+    with hw.open_log(folder) as log:
+        for name in ("tasks", "results"):
+            log.create_topic(name, partitions=1)
+        log.append("tasks", [b"%d" % number for number in range(10)])
+
+    def use() -> None:
+        with hw.open_log(folder, disk=CrashingDisk(point)) as mine, mine.queue("tasks", lease_s=600) as queue:
+            leases, unit = queue.lease(), mine.transaction()
+            unit.append("results", [lease.event.value for lease in leases])
+            unit.ack(leases)
+            unit.commit()
+
+    child = Child(use)
+    died = os.WIFSIGNALED(child.wait())
+    os.close(child._reading)
+    with hw.open_log(folder) as log, log.queue("tasks") as queue:
+        leases = queue.lease(timeout_s=0.5)
+        with log.transaction() as unit:
+            unit.append("results", [lease.event.value for lease in leases])
+            unit.ack(leases)
+        assert died and sorted(int(value) for value in values_of(log, "results")) == list(range(10))

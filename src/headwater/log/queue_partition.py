@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from headwater.log.events import to_events
+from headwater.log.frame import NO_PRODUCER
 from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for_others, key_hashes
 from headwater.log.queue_settings import Settings
 from headwater.log.queue_states import QueueStates
@@ -256,6 +257,8 @@ class QueuePartition:
         """A dead process had begun a unit of work: does what was committed of it."""
         name = acks_name(self._topic, self._group)
         with suppress(TopicNotFound):
+            # Its transaction may be recorded and not published: whoever asks for this first settles what the dead left.
+            self._store.sequence_of(name, 0, producer=NO_PRODUCER)
             bounds = self._store.bounds([name])[name, 0]
             for chunk in Feed(self._store, name, 0).read(max(window.acks_from - 1, bounds.first), bounds.end):
                 for value in chunk.batch.column("value").to_pylist():
