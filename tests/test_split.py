@@ -214,6 +214,24 @@ def test_a_split_survives_power_losses(seed: int, durability: Any) -> None:
             check_in_order(polled(reader), [*found, *range(sent, sent + 100)])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_power_loss_takes_an_end_back_behind_its_fence(seed: int) -> None:
+    """Where nothing else is ever synced: a reader would wait for events that nobody has any more."""
+    disk = SimDisk(seed)
+    log = hw.open_log("/disk/log", disk=disk.process("writer"))
+    log.create_topic("t", NUMBERS, key="k", partitions=2, durability="os")
+    log.append("t", numbered(0, 100))
+    fences = log.alter_topic("t", partitions=4).splits[0].fences
+    log.append("t", numbered(100, 100))
+    disk.power_loss()
+    with hw.open_log("/disk/log", disk=disk.process("after")) as log:
+        assert all(span.stop >= fence for span, fence in zip(log.offsets("t").values(), fences, strict=False))
+        with log.reader("t") as reader:
+            found = [event.value["n"] for event in polled(reader)]
+            assert reader.lag() == 0
+        assert set(range(100)) <= set(found)
+
+
 @pytest.mark.parametrize("url", ["memory://", "log"])
 def test_an_interrupted_batch_goes_on_after_a_split(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between two writes of a batch that was placed again: what is stored is not stored again, the rest is."""
