@@ -301,6 +301,24 @@ def test_a_reader_does_not_take_another_topic_for_a_split_one(url: str, tmp_path
                 polled(reader)
 
 
+def test_a_split_while_partitions_are_opened_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another handle is about to open what the first split made when the second one comes."""
+    with hw.open_log(tmp_path / "log") as log, hw.open_log(tmp_path / "log") as other:
+        log.create_topic("t", NUMBERS, key="k", partitions=1)
+        assert len(other.offsets("t")) == 1
+        log.alter_topic("t", partitions=2)
+        handles = other.store.handles  # type: ignore[attr-defined]
+        opened = handles.partition
+
+        def split_first(name: str, number: int) -> Any:
+            if number == 1 and log.topic("t").partitions == 2:
+                log.alter_topic("t", partitions=4)
+            return opened(name, number)
+
+        monkeypatch.setattr(handles, "partition", split_first)
+        assert len(other.offsets("t")) == 4
+
+
 def test_kafka_is_refused_with_advice() -> None:
     """There keys would lose their order."""
     with pytest.raises(Unsupported, match="order") as told:

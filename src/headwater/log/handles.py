@@ -121,11 +121,10 @@ class Handles:
 
     def partitions(self, name: str) -> Sequence[Partition]:
         """All partitions of a topic, in order."""
-        known = self._whole.get(name)
-        # The first is always marked first, and counted up first.
-        if known is None or known[0].is_deleted() or known[0].changes() != known[0].seen:
-            known = [self.partition(name, number) for number in range(self.topic(name).partitions)]
-            self._whole[name] = known
+        known, topic = self._whole.get(name), self.topic(name)
+        # Counted, too: the topic may be split while its partitions are being opened.
+        if known is None or len(known) != topic.partitions or known[0].is_deleted():  # the first is always marked first
+            known = self._whole[name] = [self.partition(name, number) for number in range(topic.partitions)]
         return known
 
     def usable_partition(self, name: str, number: int) -> Partition:
