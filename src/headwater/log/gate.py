@@ -74,8 +74,8 @@ def _stay() -> int:
 Held = list[Generator[Any, None, None]]
 """Contexts made by generators that were entered one after the other.
 
-Whoever has such a list ends with `try: while held: held.pop().close()`, `finally: held.clear()`: if Ctrl-C falls between two
-of them, `clear` leaves the rest in one step. It stands where the list does, not in a function: Ctrl-C could fall on the call.
+Whoever has such a list ends with `try: leave(held)`, `finally: held.clear()`: if Ctrl-C falls on the call of `leave` or between
+two of its steps, `clear` leaves the rest in one.
 """
 
 
@@ -87,3 +87,15 @@ def hold(held: Held, lock: AbstractContextManager[T]) -> T:
     assert isinstance(lock, _GeneratorContextManager)
     held.append(lock.gen)
     return lock.__enter__()
+
+
+def leave(held: Held) -> None:
+    """Leaves all contexts, the last one first, also where leaving one of them fails."""
+    failure: BaseException | None = None
+    while held:
+        try:
+            held.pop().close()
+        except BaseException as error:  # noqa: BLE001 - it is raised when the others are left
+            failure = error
+    if failure is not None:
+        raise failure

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwater.log.commit import OffsetPart
-from headwater.log.gate import Held, hold
+from headwater.log.gate import Held, hold, leave
 from headwater.log.lease import Lease
 from headwater.log.rows import to_batch
 from headwater.log.store import Write
@@ -72,8 +72,7 @@ def commit_work(
             window.acks_from = 0
     finally:
         try:
-            while held:
-                held.pop().close()
+            leave(held)
         finally:
             held.clear()
     return spans[: len(writes)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
 from headwater.log.frame import Payload, Stamp
-from headwater.log.gate import Held, hold
+from headwater.log.gate import Held, hold, leave
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
@@ -77,8 +77,7 @@ class Transactions:
             )
         finally:
             try:
-                while held:
-                    held.pop().close()
+                leave(held)
             finally:
                 held.clear()
         self._begin_again_if_long()
