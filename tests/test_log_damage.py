@@ -95,7 +95,7 @@ def test_a_newer_format_is_refused_by_name(specimen: Specimen, kind: str) -> Non
 
 
 def raise_format(path: Path, kind: str) -> None:
-    """Writes a later format's number into the file (one kind has two), with its checksum where the number is summed."""
+    """Writes a later format's number into the file (one kind has three), with its checksum where the number is summed."""
     content = bytearray(path.read_bytes())
     if kind in ("log", "topic", "incarnations"):
         first, _, body = bytes(content).partition(b"\n")
@@ -110,7 +110,7 @@ def raise_format(path: Path, kind: str) -> None:
         table[-4:] = struct.pack("<I", crc32c(bytes(table[:-4])))
         content[at:end] = base64.b64encode(table)
     else:
-        struct.pack_into("<H", content, 6, struct.unpack_from("<H", content, 6)[0] + 2)
+        struct.pack_into("<H", content, 6, struct.unpack_from("<H", content, 6)[0] + 3)
     path.write_bytes(content)
 
 

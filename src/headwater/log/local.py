@@ -427,15 +427,12 @@ class LocalStore(LocalStages):
             partition.heal()
 
     def _acked(self, partition: Partition) -> Acked | None:
-        name, number, end = partition.topic.name, partition.number, partition.visible().end
-        return acked_in_folder(
-            self._disk,
-            f"{self.folder}/queues",
-            partition.topic,
-            number,
-            end=end,
-            lost_after=lambda incarnation: self.lost_after(name, number, incarnation=incarnation),
-        )
+        topic, number, end = partition.topic, partition.number, partition.visible().end
+
+        def lost_after(incarnation: int) -> int | None:
+            return self.lost_after(topic.name, number, incarnation=incarnation)
+
+        return acked_in_folder(self._disk, f"{self.folder}/queues", topic, number, end=end, lost_after=lost_after)
 
     def _is_half_deleted(self, name: str) -> bool:
         folder = f"{self.folder}/topics/{name}"
