@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -478,10 +479,10 @@ def test_readers_in_other_processes_see_whole_batches(feeder: Feeder, view: View
                 highest = rows["a"]
             return highest
 
-    with Gate() as gate:
-        readers = [Child(lambda: read_on(gate)) for _ in range(2)]
-        for _ in readers:
-            gate.wait()
+    with Gate() as first, Gate() as second:  # one each: two words in one pipe may be read as one
+        readers = [Child(partial(read_on, gate)) for gate in (first, second)]
+        first.wait()
+        second.wait()
         for n in range(1, 21):
             feeder.give(counts(a=n, b=n))
         assert [reader.result() for reader in readers] == [20, 20]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headwater.processing.analysis import Analysed, Analysis, Facts
     from headwater.processing.runner import Plan, Runner
     from headwater.processing.runner import Write as WriteBatch
+    from headwater.views.catalog import Plan as ViewPlan
     from headwater.views.maintain import Maintainer
     from headwater.views.store import ViewStore
 
@@ -91,6 +93,8 @@ class Launch:
         stages = self._graph.order()
         for stage in stages:
             _make_output(log, stage, analysed[stage.name])
+        for name, restart in accept.items():
+            _check_restart(self._graph.stages[name], analysed[name], restart)
         plans = []
         for stage in stages:
             plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
@@ -140,6 +144,9 @@ class Launch:
             register(self._given_spark)
             return self._given_spark
         spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log)
+        if not os.environ.get("HEADWATER_DEBUG"):  # what went wrong is told in the status, in a sentence
+            spark.sparkContext.setLogLevel("FATAL")
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._closing.append(lambda: stop_session(spark))
         return spark
 
@@ -167,94 +174,120 @@ class Launch:
     ) -> Plan:
         from headwater.processing.runner import Plan
 
-        folder = self._settings.state / "checkpoints"
-        maintainer: Maintainer | None = None
-        name = stage.name
-        if stage.kind == "view":
-            maintainer = self._maintainer(log, stage, analysed)
-            generation = maintainer.definition.generation
-            name = stage.name if generation == 1 else f"{stage.name}.{generation}"
-        checkpoint = folder / name
-        start = self._restarted(log, stage, f"{self._graph.name}.{name}", checkpoint, restart) if restart else {}
+        view = self._view_plan(log, stage, analysed) if stage.kind == "view" else None
+        generation = 1 if view is None else view.definition.generation
+        name = stage.name if generation == 1 else f"{stage.name}.{generation}"
+        checkpoint = self._settings.state / "checkpoints" / name
+        starts = self._settings.state / "starts" / f"{name}.json"
+        if restart is not None:
+            self._begin_again(log, stage, f"{self._graph.name}.{name}", checkpoint, starts, restart)
+        maintainer = None if view is None else self._maintainer(log, stage, view)
         return Plan(
             stage=stage,
             analysed=analysed,
             facts={topic: analysis.facts(topic) for topic in stage.inputs},
             checkpoint=str(checkpoint),
-            start=start,
+            start=json.loads(starts.read_text()) if starts.exists() else {},
             write=self._writer(log, stage, checkpoint, maintainer),
         )
 
-    def _maintainer(self, log: Log, stage: StageNode, analysed: Analysed) -> Maintainer:
+    def _view_plan(self, log: Log, stage: StageNode, analysed: Analysed) -> ViewPlan:
         from headwater.views.catalog import plan_view
         from headwater.views.definition import define_view
+
+        definition = define_view(
+            stage.name,
+            analysed.schema,
+            key=stage.key,
+            mode=stage.mode,
+            order=stage.settings["order"] or (),
+            limit=stage.settings["limit"],
+            code=stage.function,
+        )
+        return plan_view(log, definition)
+
+    def _maintainer(self, log: Log, stage: StageNode, plan: ViewPlan) -> Maintainer:
         from headwater.views.maintain import Maintainer
         from headwater.views.store import open_store
 
         if self._store is None:
             self._store = open_store(self._settings.views)
             self._closing.append(self._store.close)
-        definition = define_view(
-            stage.name,
-            analysed.schema,
-            key=stage.key,
-            mode=stage.mode,
-            order=stage.settings["order"],
-            limit=stage.settings["limit"],
-            code=stage.function,
-        )
-        plan = plan_view(log, definition)
-        if plan.rebuild:
-            self.notes.append(f"{plan.why} The old one is read until the new one has caught up.")
         maintainer = Maintainer(log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
+            self.notes.append(f"{plan.why} The old one is read until the new one has caught up.")
             self._building[stage.name] = maintainer
         return maintainer
 
     def _writer(self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None) -> WriteBatch | None:
+        """What writes the batches of a stage where Spark's own sink for the log does not."""
         from headwater.processing.marker import marker_of
+        from headwater.processing.stage import FrameWriter
 
+        name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
         if maintainer is not None:
-
-            def maintain(result: DataFrame, epoch: int) -> None:
-                maintainer.maintain(result.toArrow(), marker_of(str(checkpoint), epoch))
-
-            return maintain
+            return lambda result, epoch: maintainer.maintain(result.toArrow(), marker_of(path, epoch))
         if stage.kind == "sink" and is_folder(stage.to):
-            sink = FileSink(stage.to, stage=f"{self._graph.name}.{stage.name}")
+            sink = FileSink(stage.to, stage=name)
 
             def add(result: DataFrame, epoch: int) -> None:
-                marker = marker_of(str(checkpoint), epoch)
+                marker = marker_of(path, epoch)
                 staged = sink.begin(marker)
                 if staged is not None:
                     result.write.format(sink.format).save(str(staged))
                     sink.commit(marker, staged)
 
             return add
+        if stage.mode != "append":
+            return FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path).commit
         return None
 
-    def _restarted(self, log: Log, stage: StageNode, name: str, checkpoint: Path, restart: Restart) -> dict[str, str]:
-        """Forgets a stage's checkpoint and its last marker; where it begins instead, for each input."""
+    def _begin_again(
+        self, log: Log, stage: StageNode, name: str, checkpoint: Path, starts: Path, restart: Restart
+    ) -> None:
+        """Forgets a stage's checkpoint and its last marker; where it begins instead stands in a file before that."""
         from headwater.processing.poison import places_of
 
-        if stage.kind == "sink" and is_folder(stage.to):
-            last = FileSink(stage.to, stage=name).accept_new_checkpoint()
-        else:
-            last = log.stage(name).accept_new_checkpoint()
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        if restart != "marker":
-            self.notes.append(f"{stage.place} begins again at the {restart} events of its inputs.")
-            return dict.fromkeys(stage.inputs, restart)
-        if last is None:
+        sink = FileSink(stage.to, stage=name) if stage.kind == "sink" and is_folder(stage.to) else None
+        last = log.stage(name).last if sink is None else sink.last
+        if restart == "marker" and last is None:
             raise InvalidApp(
                 f"{stage.place} has written nothing yet, so there is no marker to go on from.",
-                advice="Use --accept-new-checkpoint earliest or latest, or leave it out.",
+                advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave it out.",
             )
-        self.notes.append(f"{stage.place} goes on behind what it wrote last ({last}).")
-        offsets = dict[str, dict[str, int]]()
-        for (topic, partition), offset in places_of(last.ends).items():
-            offsets.setdefault(topic, {})[str(partition)] = offset
-        return {topic: json.dumps({topic: offsets[topic]}) for topic in stage.inputs}
+        begin = dict.fromkeys(stage.inputs, str(restart))
+        if restart == "marker" and last is not None:
+            offsets = dict[str, dict[str, int]]()
+            for (topic, partition), offset in places_of(last.ends).items():
+                offsets.setdefault(topic, {})[str(partition)] = offset
+            begin = {topic: json.dumps({topic: offsets[topic]}) for topic in stage.inputs}
+        starts.parent.mkdir(parents=True, exist_ok=True)
+        partial = starts.with_suffix(".partial")
+        partial.write_text(json.dumps(begin))
+        partial.replace(starts)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if sink is None:
+            log.stage(name).accept_new_checkpoint()
+        else:
+            sink.accept_new_checkpoint()
+        where = (
+            f"behind what it wrote last ({last})" if restart == "marker" else f"at the {restart} events of its inputs"
+        )
+        self.notes.append(f"{stage.place} begins again {where}.")
+
+
+def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:
+    """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
+    if analysed.stateful and restart != "earliest":
+        raise InvalidApp(
+            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
+            advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
+        )
+    if not analysed.stateful and restart == "earliest" and stage.kind != "view":
+        raise InvalidApp(
+            f"{stage.place} would write everything again that it has written before.",
+            advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+        )
 
 
 def _make_declared(log: Log, node: TopicNode) -> None:

@@ -188,18 +188,27 @@ class _Supervised:
             if self._retry_at is not None and time.monotonic() >= self._retry_at:
                 self.attempt(available_now=self._available_now)
             return
-        progress = self._query.lastProgress
-        if progress is not None:
-            if int(progress["batchId"]) > self._failed_at:
-                self._failures = 0
-            self.status.follow(progress)
-        if self._query.isActive:
+        is_active = self._query.isActive  # asked first: what it did last is then among its progress
+        self._follow(self._query)
+        if is_active:
             return
         error, self._query = self._query.exception(), None
         if error is not None:
             self._fail(error)
         else:
             self.status.state = "done" if self._available_now else "stopped"
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Several batches may have been run since the last look; the newest progress tells whether there is anything new."""
+        newest = query.lastProgress
+        if newest is None:
+            return
+        if int(newest["batchId"]) > self.status.epoch + 1:
+            for progress in query.recentProgress:
+                self.status.follow(progress)
+        self.status.follow(newest)
+        if self.status.epoch > self._failed_at:
+            self._failures = 0
 
     def end(self, deadline: float) -> None:
         """Stops the query, once its batch is done or the time is up."""
@@ -209,6 +218,7 @@ class _Supervised:
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(0.02)
         query.stop()
+        self._follow(query)
         if self.status.state == "running":
             self.status.state = "stopped"
 

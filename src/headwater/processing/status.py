@@ -37,14 +37,13 @@ class StageStatus(msgspec.Struct, kw_only=True):
     error: str | None = None
 
     def follow(self, progress: Mapping[str, Any]) -> None:
-        """Takes over what Spark tells of a query's last batch; a batch is counted once."""
-        epoch = int(progress["batchId"])
+        """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new."""
         duration = progress.get("durationMs") or {}
         rows = int(progress.get("numInputRows") or 0)
-        if epoch > self.epoch:
+        if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
+            self.epoch = int(progress["batchId"])
             self.events += rows
-            self.epoch = epoch
-        self.batch_ms = int(duration.get("triggerExecution", 0))
+            self.batch_ms = int(duration.get("triggerExecution", 0))
         self.events_per_s = 1000 * rows / self.batch_ms if self.batch_ms else 0.0
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
         self.watermark = (progress.get("eventTime") or {}).get("watermark") or self.watermark
