@@ -226,7 +226,11 @@ class Launch:
 
         name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
         if maintainer is not None:
-            return lambda result, epoch: maintainer.maintain(result.toArrow(), marker_of(path, epoch))
+
+            def maintain(result: DataFrame, epoch: int) -> None:
+                maintainer.maintain(result.toArrow(), marker_of(path, epoch))
+
+            return maintain
         if stage.kind == "sink" and is_folder(stage.to):
             sink = FileSink(stage.to, stage=name)
 
@@ -239,7 +243,12 @@ class Launch:
 
             return add
         if stage.mode != "append":
-            return FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path).commit
+            writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path)
+
+            def append(result: DataFrame, epoch: int) -> None:
+                writer.commit(result, epoch)
+
+            return append
         return None
 
     def _begin_again(

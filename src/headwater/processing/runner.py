@@ -41,7 +41,7 @@ _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
-Write = Callable[[DataFrame, int], object]
+Write = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: the result of one batch and its number."""
 
 
