@@ -39,7 +39,8 @@ def load_app(path: Path) -> App:
     except HeadwaterError:
         raise
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path.name}:{lines[-1]}" if lines else path.name
         raise InvalidApp(f"{where}: {type(error).__name__}: {error}", advice="Correct the script.") from error
     ship_by_value(module)

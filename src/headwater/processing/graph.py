@@ -231,6 +231,8 @@ def caller(depth: int = 2) -> str:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """File and line of a function."""
-    code = function.__code__
+    """File and line of a function; one without is no stage's."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise InvalidApp(f"{function!r} is no function of Python.", advice="Decorate a function that is defined with def.")
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
