@@ -234,5 +234,7 @@ def place_of(function: Callable[..., Any]) -> str:
     """File and line of a function; one without is no stage's."""
     code = getattr(function, "__code__", None)
     if code is None:
-        raise InvalidApp(f"{function!r} is no function of Python.", advice="Decorate a function that is defined with def.")
+        raise InvalidApp(
+            f"{function!r} is no function of Python.", advice="Decorate a function that is defined with def."
+        )
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
