@@ -9,25 +9,31 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import headwater as hw
-from bench.harness import Figure, Options, Pair, Target, measure
+from bench.harness import Better, Figure, Options, Pair, Target, measure
 from bench.pipeline_events import KEY, SCHEMA
 from bench.pipeline_rig import CONNECTOR, PREFIX, TOPIC, Rig, events_of
 
 WINDOW = "1 minute"
+EVENTS_FEW = 1_000
 
 
 def read(rig: Rig, options: Options) -> list[Figure]:
-    """Everything, to a sink that does nothing."""
+    """Everything, to a sink that does nothing; and a few events, which is what it takes to start and end a query."""
     events = events_of(options)
 
-    def ours() -> float:
-        return rig.drain(no_op(rig.from_log(rig.log(events), TOPIC)), events)
+    def ours(count: int) -> DataStreamWriter:
+        return no_op(rig.from_log(rig.log(count), TOPIC))
 
-    def peer() -> float:
-        return rig.drain(no_op(rig.from_connector(PREFIX + rig.on_kafka(events))), events)
+    def peer(count: int) -> DataStreamWriter:
+        return no_op(rig.from_connector(PREFIX + rig.on_kafka(count)))
 
-    what = "a stream of five typed columns to a no-op sink"
-    return [_rate("read_noop", what, _warm(options, ours, peer), f"{CONNECTOR}, not parsed", 4)]
+    rates = _warm(options, lambda: rig.drain(ours(events), events), lambda: rig.drain(peer(events), events))
+    small = _warm(options, lambda: rig.whole_s(ours(EVENTS_FEW)), lambda: rig.whole_s(peer(EVENTS_FEW)), better="lower")
+    what, few = "a stream of five typed columns to a no-op sink", f"the whole of a query over {EVENTS_FEW:,} events"
+    return [
+        _rate("read_noop", what, rates, f"{CONNECTOR}, not parsed", 4),
+        Figure("query_start", few, "s", small, CONNECTOR),
+    ]
 
 
 def window(rig: Rig, options: Options) -> list[Figure]:
@@ -98,13 +104,13 @@ def _parsed(frame: DataFrame) -> DataFrame:
     return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("event")).select("event.*")
 
 
-def _warm(options: Options, ours: Callable[[], float], peer: Callable[[], float]) -> Pair:
+def _warm(options: Options, ours: Callable[[], float], peer: Callable[[], float], *, better: Better = "higher") -> Pair:
     """Measure both sides after a run of each: the first one pays for compiling, and for filling the topics."""
     if options.wants("ours"):
         ours()
     if options.wants("peer"):
         peer()
-    return measure(options, ours, peer)
+    return measure(options, ours, peer, better=better)
 
 
 def _check(found: int, events: int) -> None:

@@ -162,11 +162,6 @@ def write_task(
     return WriterCommitMessage()
 
 
-def is_local(log: Log) -> bool:
-    """Whether the log is a folder, in which tasks can stage files."""
-    return isinstance(log.store, LocalStore)
-
-
 def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
     """What a task staged, as it is appended; placed anew where the topic has changed since."""
     if staged.path is None and staged.data is None:
