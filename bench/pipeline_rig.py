@@ -105,14 +105,15 @@ class Rig:
             create(log, topic)
         return topic
 
-    def from_log(self, url: str, topic: str, **options: str) -> DataFrame:
-        """A stream of ours, from the beginning."""
-        reader = self.spark.readStream.format("headwater").options(startingOffsets="earliest", **options)
-        return reader.options(log=url, topic=topic).load()
+    def from_log(self, url: str, topic: str, *, stream: bool = True, **options: str) -> DataFrame:
+        """A stream of ours, or a table, from the beginning."""
+        reader = self.spark.readStream if stream else self.spark.read
+        return reader.format("headwater").options(startingOffsets="earliest", log=url, topic=topic, **options).load()
 
-    def from_connector(self, topic: str) -> DataFrame:
-        """A stream of the connector, from the beginning."""
-        reader = self.spark.readStream.format("kafka").option("startingOffsets", "earliest")
+    def from_connector(self, topic: str, *, stream: bool = True) -> DataFrame:
+        """The same of the connector."""
+        reader = self.spark.readStream if stream else self.spark.read
+        reader = reader.format("kafka").option("startingOffsets", "earliest")
         return reader.options(**{"kafka.bootstrap.servers": self.kafka.bootstrap, "subscribe": topic}).load()
 
     def start(self, writer: DataStreamWriter, **trigger: Any) -> tuple[StreamingQuery, Path]:
