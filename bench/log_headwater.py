@@ -129,19 +129,19 @@ def _read_arrow(log: hw.Log, events: int) -> None:
     assert value_bytes >= VALUE_BYTES * events
 
 
-def open_sender(folder: str, durability: Durability) -> Callable[[bytes, bytes], None]:
+def open_sender(folder: str, durability: Durability, topic: str = TOPIC) -> Callable[[bytes, bytes], None]:
     """For the latency figures: a function that sends one event at once."""
     producer = open_log(Path(folder), durability).producer(linger_ms=0)
 
     def send(key: bytes, value: bytes) -> None:
-        producer.send(TOPIC, value, key=key)
+        producer.send(topic, value, key=key)
 
     return send
 
 
-def open_receiver(folder: str, durability: Durability) -> Callable[[], list[bytes]]:
+def open_receiver(folder: str, durability: Durability, topic: str = TOPIC) -> Callable[[], list[bytes]]:
     """For the latency figures: a function that waits for the next values; positioned at the end."""
-    reader = open_log(Path(folder), durability).reader(TOPIC, start="latest")
+    reader = open_log(Path(folder), durability).reader(topic, start="latest")
 
     def receive() -> list[bytes]:
         return [event.value for event in reader.poll(events_max=500, timeout_s=_POLL_TIMEOUT_S)]

@@ -29,6 +29,8 @@ _STAMP = struct.Struct("<q")
 _LEAD_S = 0.3  # the receiver waits for events before the first is sent
 
 Opener = Callable[..., Callable[..., Any]]
+End = tuple[Opener, tuple[str, ...]]
+"""One end of what is measured: what opens it, and what that is called with."""
 
 
 def latency(options: Options) -> list[Figure]:
@@ -42,12 +44,13 @@ def latency(options: Options) -> list[Figure]:
 
         def peer() -> tuple[float, float]:
             address = (kafka.bootstrap, kafka.create_topic())
-            return measure_latency(log_kafka.open_sender, log_kafka.open_receiver, address, payload)
+            return measure_latency((log_kafka.open_sender, address), (log_kafka.open_receiver, address), payload)
 
         def ours(durability: log_headwater.Durability) -> tuple[float, float]:
             with log_headwater.HeadwaterSide(folder, durability=durability).new_folder() as log:
                 address = (str(log), durability)
-                return measure_latency(log_headwater.open_sender, log_headwater.open_receiver, address, payload)
+                sender, receiver = log_headwater.open_sender, log_headwater.open_receiver
+                return measure_latency((sender, address), (receiver, address), payload)
 
         if options.wants("peer"):
             peer()  # a young broker is not compiled yet and may take a hundred times as long
@@ -64,38 +67,43 @@ def _figures(durability: str, pairs: list[Pair], peer: str, times_max: float) ->
 
 
 def measure_latency(
-    open_sender: Opener, open_receiver: Opener, address: tuple[str, ...], payload: Payload
+    sender: End, receiver: End, payload: Payload, *, events_per_s: int = EVENTS_PER_S
 ) -> tuple[float, float]:
-    """p50 and p99 in milliseconds; the openers are called with `address` in processes of their own."""
+    """p50 and p99 in milliseconds; both ends are opened in processes of their own."""
     values = [value[_STAMP.size :] for value in payload.values]
-    receiver = (_receive, (open_receiver, address, len(values)))
-    sender = (_send, (open_sender, address, payload.keys, values))
-    latencies, _ = run_together(receiver, sender)
-    return _percentiles(latencies[WARM_EVENTS:])
+    receiving = (_receive, (*receiver, len(values)))
+    sending = (_send, (*sender, payload.keys, values, events_per_s))
+    latencies, _ = run_together(receiving, sending)
+    return percentiles(latencies[WARM_EVENTS:])
 
 
 def measure_fdatasync(folder: Path, appends: int) -> tuple[float, float]:
     """p50 and p99 in milliseconds of one append of 512 bytes to a plain file and its fdatasync, at the same pace."""
     path, block, times = folder / "plain", os.urandom(SYNC_BYTES), []
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    for _ in _ticks(appends):
+    for _ in ticks(appends, EVENTS_PER_S):
         start = time.monotonic_ns()
         os.write(file, block)
         os.fdatasync(file)
         times.append(time.monotonic_ns() - start)
     os.close(file)
     path.unlink()
-    return _percentiles(times[appends // 10 :])
+    return percentiles(times[appends // 10 :])
 
 
 def _send(
-    ready: Callable[[], None], opener: Opener, address: tuple[str, ...], keys: list[bytes], values: list[bytes]
+    ready: Callable[[], None],
+    opener: Opener,
+    address: tuple[str, ...],
+    keys: list[bytes],
+    values: list[bytes],
+    events_per_s: int,
 ) -> None:
     send, pack = opener(*address), _STAMP.pack
     ready()
     time.sleep(_LEAD_S)
     events = zip(keys, values, strict=True)
-    for stamp, (key, value) in zip(_ticks(len(values)), events, strict=True):
+    for stamp, (key, value) in zip(ticks(len(values), events_per_s), events, strict=True):
         send(key, pack(stamp) + value)
     ready()  # a client that sends in the background must live until the last event has arrived
 
@@ -113,9 +121,9 @@ def _receive(ready: Callable[[], None], opener: Opener, address: tuple[str, ...]
     return latencies
 
 
-def _ticks(count: int) -> Iterator[int]:
-    """The time, EVENTS_PER_S times a second; the time that was due when the caller is late."""
-    pause = 1_000_000_000 // EVENTS_PER_S
+def ticks(count: int, per_s: int) -> Iterator[int]:
+    """The time, so many times a second; the time that was due when the caller is late."""
+    pause = 1_000_000_000 // per_s
     due = time.monotonic_ns()
     for _ in range(count):
         early = due - time.monotonic_ns()
@@ -127,6 +135,7 @@ def _ticks(count: int) -> Iterator[int]:
         due += pause
 
 
-def _percentiles(times_ns: list[int]) -> tuple[float, float]:
+def percentiles(times_ns: list[int]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds."""
     ordered = sorted(times_ns)
     return ordered[len(ordered) // 2] / 1e6, ordered[len(ordered) * 99 // 100] / 1e6

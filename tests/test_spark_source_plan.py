@@ -29,7 +29,7 @@ from headwater.model.errors import (
 from headwater.processing.border import told
 from headwater.processing.offsets import Offsets, cut, share
 from headwater.processing.options import NAMES, read_options
-from headwater.processing.query import Query
+from headwater.processing.query import TASK_EVENTS_MIN, Query
 from headwater.processing.reading import Range
 from headwater.processing.source import BatchReader, HeadwaterSource, RemoteSource
 from headwater.processing.stream import StreamReader
@@ -402,6 +402,26 @@ def test_large_ranges_are_cut_where_more_tasks_are_wanted(topics: Topics) -> Non
     assert 7 <= len(ranges) <= 9
     assert topics.amounts(reader) == list(range(100))
     assert len(topics.batch().partitions()) == 2
+
+
+def test_few_events_of_a_micro_batch_are_read_by_one_task(topics: Topics) -> None:
+    """The fixed cost of a task is paid once; many events, or minPartitions, make a task for each partition again."""
+    topics.add(TASK_EVENTS_MIN)
+    stream = topics.stream(startingOffsets="earliest")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    [task] = stream.partitions(start, end)
+    rows = topics.rows(stream, [task])
+    assert sorted(row["amount"] for row in rows) == list(range(TASK_EVENTS_MIN))
+    places = [
+        (row["_partition"], row["_offset"]) for row in topics.rows(topics.stream(columns="_partition,_offset"), [task])
+    ]
+    assert places == sorted(places)
+    assert len(topics.stream(minPartitions="2").partitions(start, end)) == 2
+    topics.add(1)
+    more = stream.latestOffset(start, ALL)
+    assert len(stream.partitions(start, more)) == 2
+    assert topics.amounts(stream, start, more) == list(range(TASK_EVENTS_MIN + 1))
 
 
 def test_an_empty_topic_gives_no_rows(topics: Topics) -> None:

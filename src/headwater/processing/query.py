@@ -18,10 +18,13 @@ from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.offsets import cut
 from headwater.processing.options import Options, Use, read_options
-from headwater.processing.reading import Range, Selection, Whole, opened_log, read_range, read_whole
+from headwater.processing.reading import Range, Ranges, Selection, Whole, is_local, opened_log, read_ranges, read_whole
 from headwater.processing.session import check_reachable
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_arrow
+
+TASK_EVENTS_MIN = 1_000
+"""So many events, or fewer, of a micro-batch are read by one task."""
 
 
 class Query:
@@ -65,6 +68,18 @@ class Query:
                 )
         return self.subscription
 
+    def tasks(self, ranges: Sequence[Range]) -> list[InputPartition]:
+        """The tasks of a micro-batch: `split`, and few events of a log in a folder in one task.
+
+        A task costs its fixed time in the JVM and in two Python processes, more than reading a thousand events does; with one
+        for each partition that is most of what a small batch takes. On Kafka tasks mostly wait for the broker, each for itself,
+        and each commits what it writes, so there they stay as they are.
+        """
+        few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
+        if few and len(ranges) > 1 and self.options.partitions_min == 1 and is_local(opened_log(self.options.log)):
+            return [Ranges(ranges)]
+        return self.split(ranges)
+
     def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
         """The ranges, the large ones cut until there are about `minPartitions` of them."""
         least, total = self.options.partitions_min, sum(wanted.end - wanted.start for wanted in ranges)
@@ -77,8 +92,9 @@ class Query:
     def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         with crossing():
-            if isinstance(wanted, Range):
-                yield from read_range(wanted, opened_log(self.options.log), self._selection)
+            if isinstance(wanted, (Range, Ranges)):
+                ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
+                yield from read_ranges(ranges, opened_log(self.options.log), self._selection)
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, opened_log(self.options.log), self._selection)
 

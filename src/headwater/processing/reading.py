@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from headwater.log.events import joined, output_schema, to_batch_of
+from headwater.log.local import LocalStore
 from headwater.log.log import Log, open_log
 from headwater.log.store import Chunk
 from headwater.log.table import Newest
@@ -29,6 +30,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
+from headwater.processing.worker import settle
 
 BATCH_ROWS = 65_536
 BATCH_ROWS_MIN = 32_768
@@ -52,6 +54,16 @@ class Range(InputPartition):
 
     def __repr__(self) -> str:
         return f"{self.topic}/{self.partition} {self.start}..{self.end}"
+
+
+class Ranges(InputPartition):
+    """Small ranges, read by one task one after the other."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self.ranges = tuple(ranges)
+
+    def __repr__(self) -> str:
+        return ", ".join(map(repr, self.ranges))
 
 
 class Whole(InputPartition):
@@ -105,10 +117,15 @@ def opened_log(url: str) -> Log:
     return _opened(url, os.getpid())
 
 
-def read_range(wanted: Range, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
-    """The rows of a range."""
-    _check_same(log, wanted)
-    batches = (batch for chunk in _chunks(wanted, log) if (batch := selection.of_chunk(chunk)).num_rows)
+def is_local(log: Log) -> bool:
+    """Whether the log is a folder, so that every task of a local Spark has its files at hand."""
+    return isinstance(log.store, LocalStore)
+
+
+def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """The rows of ranges, one after the other."""
+    chunks = (chunk for wanted in ranges for chunk in _chunks(wanted, log))
+    batches = (batch for chunk in chunks if (batch := selection.of_chunk(chunk)).num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
 
 
@@ -124,6 +141,7 @@ def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.Rec
 
 
 def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
+    _check_same(log, wanted)
     place = wanted.topic, wanted.partition
     cursor = log.store.cursor(*place, offset=wanted.start)
     while cursor.offset < wanted.end:
@@ -152,4 +170,6 @@ def _check_same(log: Log, wanted: Range | Whole) -> Topic:
 
 @lru_cache(maxsize=LOGS_MAX)
 def _opened(url: str, process: int) -> Log:
-    return open_log(url, create=False, read_only=True)
+    log = open_log(url, create=False, read_only=True)
+    settle()
+    return log

@@ -29,11 +29,11 @@ from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
 from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
+from headwater.processing.reading import is_local
 from headwater.processing.staging import (
     BATCH,
     Staged,
     commit_staged,
-    is_local,
     newest_number,
     number_of_run,
     opened_log,

@@ -44,6 +44,7 @@ from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import Fenced, Unsupported
 from headwater.model.marker import Marker
+from headwater.processing.worker import settle
 
 INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
@@ -162,11 +163,6 @@ def write_task(
     return WriterCommitMessage()
 
 
-def is_local(log: Log) -> bool:
-    """Whether the log is a folder, in which tasks can stage files."""
-    return isinstance(log.store, LocalStore)
-
-
 def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
     """What a task staged, as it is appended; placed anew where the topic has changed since."""
     if staged.path is None and staged.data is None:
@@ -258,4 +254,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _opened(url: str, process: int) -> Log:
-    return open_log(url, create=False)
+    log = open_log(url, create=False)
+    settle()
+    return log

@@ -99,7 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
                     skips = not self._query.options.fails_on_loss
                     ranges.append(Range(topics[at[0]], at[1], first, after.places[at], skips=skips))
-            return self._query.split(ranges)
+            return self._query.tasks(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""

@@ -3,15 +3,13 @@
     with KafkaServer() as kafka:
         Producer({"bootstrap.servers": kafka.bootstrap})
 
-The jars come from Maven Central once, by a pom written into `$HEADWATER_CACHE` (default `~/.cache/headwater`, for root
-`/var/cache/headwater`), and later starts need no network. The folder is formatted anew at each start and removed at the
-stop. Started by root, it runs as `nobody`: a service needs no rights over the machine.
+The jars come from Maven Central once (see `maven`), and later starts need no network. The folder is formatted anew at each start
+and removed at the stop. Started by root, it runs as `nobody`: a service needs no rights over the machine.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import re
 import shutil
@@ -21,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from headwater.testing.servers import ServerError, give_away
+from headwater.testing.servers import ServerError, give_away, maven
 from headwater.testing.servers.guard import owner
 from headwater.testing.servers.server import START_TIMEOUT_S, Server, tail
 
@@ -41,17 +39,7 @@ _LOG_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
 )
 _READY = "Kafka Server started"
-_POM = """\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>headwater</groupId><artifactId>kafka-peer</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{version}</version></dependency>
-    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
-  </dependencies>
-</project>
-"""
+_SLF4J = "org.slf4j:slf4j-simple:1.7.36"
 _PROPERTIES = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -143,38 +131,9 @@ def new_cluster_id() -> str:
 
 
 def fetch_jars(*, version: str = VERSION) -> Path:
-    """The folder of Kafka's jars; the first call for a version downloads them, later ones touch no network."""
-    own = Path("/var/cache/headwater") if os.geteuid() == 0 else Path.home() / ".cache" / "headwater"
-    cache = Path(os.environ.get("HEADWATER_CACHE") or own)
-    home = cache / f"kafka-{version}"
-    libs = home / "libs"
-    if libs.is_dir():
-        return libs
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home / "lock", "w") as lock:  # several test processes may ask at once; one downloads
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not libs.is_dir():
-            _download(home, libs, version)
-    return libs
-
-
-def _download(home: Path, libs: Path, version: str) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ServerError(
-            "maven_missing", "Kafka's jars are fetched by Maven, and there is no mvn: apt-get install maven"
-        )
-    (home / "pom.xml").write_text(_POM.format(version=version))
-    partial = home / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}", "-DincludeScope=runtime"]
-    done = subprocess.run(
-        [maven, "-B", "-ntp", *goal], cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode or not any(partial.glob("kafka_*.jar")):
-        what = f"Maven could not fetch Kafka {version}; is the network reachable? Its last lines"
-        raise ServerError("download_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")
-    partial.rename(libs)  # a download that broke off is never taken for a whole one
+    """The folder of Kafka's jars."""
+    artifacts = [f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}", _SLF4J]
+    return maven.fetch_jars(f"kafka-{version}", artifacts)
 
 
 def _find_java() -> str:
