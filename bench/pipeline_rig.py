@@ -27,7 +27,7 @@ from headwater.testing.servers import maven
 TOPIC = "events"
 PREFIX = "bench."
 EVENTS = 5_000_000
-EVENTS_QUICK = 200_000
+EVENTS_QUICK = 500_000
 CORES = 2
 CONNECTOR = "Spark's Kafka connector"
 

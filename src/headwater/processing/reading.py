@@ -30,7 +30,6 @@ from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
-from headwater.processing.worker import settle
 
 BATCH_ROWS = 65_536
 BATCH_ROWS_MIN = 32_768
@@ -170,6 +169,4 @@ def _check_same(log: Log, wanted: Range | Whole) -> Topic:
 
 @lru_cache(maxsize=LOGS_MAX)
 def _opened(url: str, process: int) -> Log:
-    log = open_log(url, create=False, read_only=True)
-    settle()
-    return log
+    return open_log(url, create=False, read_only=True)

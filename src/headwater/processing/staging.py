@@ -44,7 +44,6 @@ from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import Fenced, Unsupported
 from headwater.model.marker import Marker
-from headwater.processing.worker import settle
 
 INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
@@ -254,6 +253,4 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _opened(url: str, process: int) -> Log:
-    log = open_log(url, create=False)
-    settle()
-    return log
+    return open_log(url, create=False)
