@@ -28,10 +28,16 @@ def patiently(use: Callable[[], _T]) -> _T:
     return use()
 
 
+TESTS = Path(__file__).parent
+PYTHONPATH = f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local Spark with two cores that runs a failed task again; the data source is registered."""
     folder = tmp_path_factory.mktemp("spark")
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = PYTHONPATH  # for workers, which inherit it from the JVM: some load modules of the tests
     # The third number of the master is how often a task may fail: locally Spark would otherwise give up at once.
     session = make_session(
         "tests",
@@ -48,4 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield session
     finally:
         stop_session(session)
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
         assert process.poll() is not None, "the JVM survived its session"

@@ -1,4 +1,4 @@
-"""Spark for the tests of the sink: one session, our writers behind a small data source, and drivers that die where they are told."""
+"""Spark for the tests of the sink: our writers behind a small data source, and drivers that die where they are told."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 
 
 def spark_session() -> SparkSession:
-    """The session that the tests of one module, or one driver, use."""
+    """The session of a driver."""
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'tests'}"
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {

@@ -56,7 +56,7 @@ def test_a_script_is_planned_run_and_asked(orders: Command) -> None:
         assert "taxed: done" in process.stdout and "Traceback" not in process.stderr
     with hw.open_log("data") as log:
         assert sorted(row["tax"] for row in log.read("taxed").to_pylist()) == pytest.approx([0.3, 0.5, 0.7])
-    answer = orders("views", "sql", "select count(*) as n from total", "--views", "sqlite:///data/views.db")
+    answer = orders("views", "sql", "select count(*) as n from total", "--store", "sqlite:///data/views.db")
     assert answer.rows == [{"n": 3}], answer.err
     told = json.loads(orders("status", "app.py", "--json").out)
     assert [stage["state"] for stage in told["stages"]] == ["done", "done"]

@@ -33,7 +33,7 @@ from headwater.processing.marker import marker_of
 from headwater.processing.sink import BatchWriter, StreamWriter, Task
 from headwater.processing.stage import FrameWriter
 from headwater.testing.contract_case import refused
-from spark_rig import counted, kill_session, order, spark_session, start_driver
+from spark_rig import SinkSource, counted, kill_session, order, start_driver
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,10 +54,9 @@ BENCH_ROUNDS = 12
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session()
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(SinkSource)
+    return spark
 
 
 def make_input(folder: Path, *, files: int) -> None:
