@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 from headwater.processing.session import make_session, stop_session
 
 STARTS_MAX = 5
+TESTS = Path(__file__).parent
 
 _T = TypeVar("_T")
 
@@ -28,33 +31,24 @@ def patiently(use: Callable[[], _T]) -> _T:
     return use()
 
 
-TESTS = Path(__file__).parent
-PYTHONPATH = f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local Spark with two cores that runs a failed task again; the data source is registered."""
     folder = tmp_path_factory.mktemp("spark")
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = PYTHONPATH  # for workers, which inherit it from the JVM: some load modules of the tests
-    # The third number of the master is how often a task may fail: locally Spark would otherwise give up at once.
-    session = make_session(
-        "tests",
-        "local[2, 4]",
-        {
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.local.dir": str(folder),
-            "spark.driver.memory": "1g",
-        },
-    )
+    settings = {
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder),
+        "spark.driver.memory": "1g",
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        # Workers inherit it from the JVM; some load modules of the tests.
+        environment.setenv("PYTHONPATH", f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}")
+        # The second number of the master is how often a task may fail: locally Spark would otherwise give up at once.
+        session = make_session("tests", "local[2, 4]", settings)
     assert SparkContext._gateway is not None
     process = SparkContext._gateway.proc
     try:
         yield session
     finally:
         stop_session(session)
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
         assert process.poll() is not None, "the JVM survived its session"
