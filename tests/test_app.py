@@ -110,8 +110,8 @@ def stage(status: AppStatus, name: str) -> Any:
 
 
 @pytest.mark.covers("concept: rerun as batch")
-def test_an_application_gives_what_a_batch_over_the_same_events_gives(place: Place) -> None:
-    """Live, then stopped, then gone on with as a batch."""
+def test_an_application_gives_what_a_batch_over_the_same_events_gives(place: Place, tmp_path: Path) -> None:
+    """Live, then stopped, then gone on with as a batch; and the same script over the same events as one batch."""
     place.filled(100)
     app = declare(place.app())
     app.start()
@@ -126,6 +126,12 @@ def test_an_application_gives_what_a_batch_over_the_same_events_gives(place: Pla
     last = again.run(available_now=True)
     assert {each.state for each in last.stages} == {"done"}
     check_answers(place, again, 200)
+    beside = Place(tmp_path / "beside", place.spark)
+    beside.filled(200)
+    batch = declare(beside.app())
+    batch.run(available_now=True)
+    check_answers(beside, batch, 200)
+    beside.log.close()
 
 
 def test_files_and_topics_get_each_event_once(place: Place, tmp_path: Path) -> None:

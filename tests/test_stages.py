@@ -200,3 +200,18 @@ def test_a_damaged_marker_is_found_and_never_guessed(folder: Path, slots: tuple[
         assert log.stage("other").commit(hw.Marker(query="q", epoch=0), [("b", rows_of(0))]).written
     report = examine(str(folder / "log"))
     assert any("stages/s/marker" in str(finding) for finding in report.findings), report.findings
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_batch_that_was_placed_before_its_topic_was_split_is_placed_again(tmp_path: Path, kind: str) -> None:
+    """Tasks place their rows, and a split may come before the driver commits them."""
+    with hw.open_log("memory://" if kind == "memory" else str(tmp_path / "log")) as log:
+        log.create_topic("t", "k STRING", key="k", partitions=2)
+        rows = [{"k": f"k{number}"} for number in range(40)]
+        writes = log._writes("t", rows)
+        log.alter_topic("t", partitions=6)
+        stage = log.stage("app.s")
+        assert stage.commit_writes(hw.Marker(query="q", epoch=0), writes).written
+        log.append("t", rows)
+        found = [(event.key, event.partition) for event in log.reader("t").poll(events_max=100)]
+    assert len(found) == 80 and len(set(found)) == 40, "both batches went to the same partitions"

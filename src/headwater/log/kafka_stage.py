@@ -14,6 +14,7 @@ stand is not kept. A number belongs to the process that took it: a transaction c
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NUMBER, _MARKER = "number", "marker"
 
 
-class KafkaStages:
+class KafkaStages(ABC):
     """The part of a Kafka log that knows stages; the rest of it is `KafkaStore`."""
 
     _cluster: Cluster
@@ -40,17 +41,21 @@ class KafkaStages:
     _lock: threading.Lock
     _kept: _StageRecords | None = None
 
+    @abstractmethod
     def _check_open(self) -> None:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
+    @abstractmethod
     def _check_writable(self) -> None:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
+    @abstractmethod
     def _parcel(self, write: Write) -> Parcel:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
+    @abstractmethod
     def _settled(self, result: Future[Any]) -> Any:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
     def stages(self) -> list[str]:
         self._check_open()

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.model.errors import CheckpointConflict, Fenced
+from headwater.log.split import place_again
+from headwater.model.errors import CheckpointConflict, Fenced, Repartitioned
 from headwater.model.marker import Marker
 
 if TYPE_CHECKING:
@@ -84,7 +85,11 @@ class Stage:
     def commit_writes(self, marker: Marker, writes: Sequence[Write]) -> StageCommit:
         """`commit`, for events that were placed in their partitions before."""
         named = msgspec.structs.replace(marker, stage=self.name)
-        return self._log.store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)
+        while True:
+            try:
+                return self._log.store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)
+            except Repartitioned:  # a topic was split since they were placed; nothing was written
+                writes = place_again(self._log.store, writes)
 
     def accept_new_checkpoint(self) -> Marker | None:
         """Forgets the last marker, so that the next batch may have any; returns it.

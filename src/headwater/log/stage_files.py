@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -64,17 +65,19 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class LocalStages:
+class LocalStages(ABC):
     """The part of a local log that knows stages; the rest of it is `LocalStore`."""
 
     gate: Gate
     _stages: StageFiles
 
+    @abstractmethod
     def _check_writable(self) -> None:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
+    @abstractmethod
     def _append_atomically(self, writes: Sequence[Write], *, stage: StagePart | None = None) -> list[range]:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
     def stages(self) -> list[str]:
         with self.gate:

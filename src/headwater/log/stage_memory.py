@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from headwater.log.stage import Positions, StageCommit, StageState, already_there
@@ -10,14 +11,15 @@ from headwater.log.store import Write
 from headwater.model.marker import Marker
 
 
-class MemoryStages:
+class MemoryStages(ABC):
     """The part of a memory log that knows stages; the rest of it is `MemoryStore`."""
 
     _changed: threading.Condition
     _states: dict[str, StageState]
 
+    @abstractmethod
     def write_atomically(self, writes: Sequence[Write]) -> list[range]:
-        raise NotImplementedError
+        """What the rest of the log gives."""
 
     def stages(self) -> list[str]:
         return sorted(self._states)
