@@ -45,8 +45,6 @@ class Gate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._inside.discard(threading.get_ident())
-        if self._closed and kind is ValueError:  # a buffer was let go under a thread that had passed twice
-            raise Closed(f"{self._what} was closed.", advice=self._advice) from error
 
     @contextmanager
     def staying(self) -> Iterator[None]:
