@@ -49,7 +49,8 @@ class LocalCursor:
         self._store = store
         self._name = name
         self._number = number
-        self._topic_id = store.handles.topic(name).id
+        with store.gate:
+            self._topic_id = store.handles.topic(name).id
         self._segment: Segment | Sealed | ArchivedSegment | None = None
         self._place = self._after = 0
         self._rest: Chunk | None = None
