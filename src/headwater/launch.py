@@ -188,7 +188,7 @@ class Launch:
             facts={topic: analysis.facts(topic) for topic in stage.inputs},
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
-            write=self._writer(log, stage, checkpoint, maintainer),
+            write=self._writer(log, stage, analysed, checkpoint, maintainer),
         )
 
     def _view_plan(self, log: Log, stage: StageNode, analysed: Analysed) -> ViewPlan:
@@ -219,9 +219,15 @@ class Launch:
             self._building[stage.name] = maintainer
         return maintainer
 
-    def _writer(self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None) -> WriteBatch | None:
-        """What writes the batches of a stage where Spark's own sink for the log does not."""
+    def _writer(
+        self, log: Log, stage: StageNode, analysed: Analysed, checkpoint: Path, maintainer: Maintainer | None
+    ) -> WriteBatch | None:
+        """What writes the batches of a stage, in the driver; on Kafka each task of a batch writes its own rows by the data source.
+
+        For a log in a folder the data source can do the same, but Spark starts new Python processes for it in every batch.
+        """
         from headwater.processing.marker import marker_of
+        from headwater.processing.reading import is_local
         from headwater.processing.stage import FrameWriter
 
         name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
@@ -242,8 +248,8 @@ class Launch:
                     sink.commit(marker, staged)
 
             return add
-        if stage.mode != "append":
-            writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path)
+        if stage.mode != "append" or is_local(log):
+            writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=not analysed.stateful)
 
             def append(result: DataFrame, epoch: int) -> None:
                 writer.commit(result, epoch)
@@ -255,7 +261,7 @@ class Launch:
         self, log: Log, stage: StageNode, name: str, checkpoint: Path, starts: Path, restart: Restart
     ) -> None:
         """Forgets a stage's checkpoint and its last marker; where it begins instead stands in a file before that."""
-        from headwater.processing.poison import places_of
+        from headwater.processing.offsets import places_of
 
         sink = FileSink(stage.to, stage=name) if stage.kind == "sink" and is_folder(stage.to) else None
         last = log.stage(name).last if sink is None else sink.last
