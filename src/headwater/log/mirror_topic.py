@@ -232,7 +232,7 @@ def checksums(store: Store, name: str, partition: int, first: int, end: int) -> 
 def _joined(chunks: Sequence[Chunk], schema: pa.Schema) -> tuple[pa.RecordBatch, Any]:
     """Chunks as one batch with the columns of a schema, and the append time of each event."""
     if not chunks:
-        return schema.empty_table().to_batches()[0], np.zeros(0, np.int64)
+        return pa.RecordBatch.from_pylist([], schema=schema), np.zeros(0, np.int64)
     physical = physical_schema(schema, HAS_HEADERS | HAS_DELETED)
     appended = np.concatenate([_appended(chunk) for chunk in chunks])
     batch = pa.concat_batches([project(chunk.batch, physical) for chunk in chunks])
