@@ -291,6 +291,10 @@ class _Backup:
     def _copy_partition(self, topic: Topic, number: int, bound: Bounds) -> PartitionCopy:
         folder = f"{self._store.folder}/topics/{topic.name}/{number}"
         kinds = segments(self._disk, folder)
+        if self._disk.exists(
+            f"{folder}/{segment_name(bound.end)}"
+        ):  # what is begun beside it does not count yet (see `gaps`)
+            kinds[bound.end] = Segment
         bases = sorted(base for base in kinds if base < bound.end) or sorted(kinds)[:1]
         if bases and kinds[bases[-1]] is Sealed and bound.end in kinds:
             bases.append(bound.end)

@@ -141,7 +141,7 @@ def _plans(
         gone = [np.zeros(0, dtype=bool)]
         for piece in segment.pieces(topic, number):
             keys.append(keys_of(piece.chunk))
-            gone.append(_tombstones(piece.chunk))
+            gone.append(tombstones_of(piece.chunk))
         tombstones.append(np.concatenate(gone))
     last = last_of_each(pa.chunked_array(keys))
     if any(gone.any() for gone in tombstones) and (older := list(older_keys())):
@@ -162,7 +162,7 @@ def keys_of(chunk: Chunk) -> pa.Array:
     return key_bytes(column) if pa.types.is_nested(column.type) else column
 
 
-def _tombstones(chunk: Chunk) -> Any:
+def tombstones_of(chunk: Chunk) -> Any:
     """Which events say that their key was deleted."""
     gone = np.zeros(chunk.batch.num_rows, dtype=bool)
     if "_deleted" in chunk.batch.schema.names:

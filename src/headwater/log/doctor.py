@@ -149,6 +149,7 @@ class _Examination:
                 self._check(path, look, mend=mend)
         kinds = segments(self._disk, folder)
         names = set(self._disk.names(folder))
+        self._leave_out_begun(folder, kinds, names)
         expected: int | None = firsts[0] if firsts else 0
         before = folder
         for base in sorted(kinds):
@@ -179,6 +180,30 @@ class _Examination:
                 f"events {expected} to {marks[0].end - 1} were acknowledged and are gone",
                 advice="Restore them from a mirror or a backup.",
             )
+
+    def _leave_out_begun(self, folder: str, kinds: dict[int, type[Segment] | type[Sealed]], names: set[str]) -> None:
+        """What a writer that died has begun, the next one removes: it stands for nothing (see `gaps`)."""
+        try:
+            head = Head(self._disk, f"{folder}/head", writable=False)
+        except (HeadwaterError, FileNotFoundError):
+            return
+        try:
+            mark = head.written()
+        except Damaged:
+            return
+        finally:
+            head.close()
+        begun = [] if mark.rolling < 0 else [segment_name(mark.rolling)]
+        if mark.rolling > mark.end:
+            begun.append(sealed_name(mark.end))
+            kinds[mark.end] = Segment
+        for name in names.intersection(begun):
+            self._add(
+                f"{folder}/{name}", "was begun by a writer that died", advice="It does no harm.", severity="warning"
+            )
+            names.discard(name)
+        if mark.rolling >= 0:
+            kinds.pop(mark.rolling, None)
 
     def _segment(
         self, kind: type[Segment] | type[Sealed], folder: str, base: int, topic: Topic, number: int, active: Mark | None

@@ -64,21 +64,23 @@ def progress_of(store: Store, group: str, *, now_us: int) -> GroupProgress:
 
 
 def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, int]:
-    """Moves the committed offsets of a group; refused while it has members that live."""
+    """Moves the committed offsets of a group; refused while it has members that live.
+
+    Of each topic that it has read all partitions, also those that nobody has owned: a split may have added them since.
+    """
     moved = store.group(group, create=False)
-    places = moved.state().partitions.keys()
     offsets: dict[Place, Committed] = {}
-    for name in sorted({topic for topic, _ in places}):
+    for name in sorted({topic for topic, _ in moved.state().partitions}):
         try:
             topic = store.refresh(name)
         except TopicNotFound:
             continue
         start: Start = to
         if isinstance(to, Mapping):
-            start = {number: offset for number, offset in to.items() if (name, number) in places}
+            start = {number: offset for number, offset in to.items() if number in range(topic.partitions)}
         for position in Reader(store, [name], start=start).positions():
             place = (name, position.partition)
-            if place in places and _is_named(to, place):
+            if _is_named(to, place):
                 offsets[place] = Committed(position.offset, position.incarnation, at_us=now_us, topic_id=topic.id)
     moved.move(offsets)
     return {place: committed.offset for place, committed in offsets.items()}

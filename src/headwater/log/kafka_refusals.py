@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import Unsupported
 
 
 class KafkaRefusals:
     """The part of a store that has no counterpart in `kafka`."""
+
+    takes_offsets = False
 
     def seal(self, name: str) -> int:
         _refuse("The brokers keep the files of a Kafka topic.", "Nothing needs to be sealed; see docs/kafka.md.")
@@ -25,6 +28,14 @@ class KafkaRefusals:
         _refuse(
             f"Topic {name!r} cannot get more partitions on Kafka without its keys losing their order.",
             "Create another topic with more partitions and copy the events to it in order.",
+        )
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        _refuse(
+            f"Events {write.at} to {end - 1} of partition {write.partition} of topic {write.topic.name!r} have gaps between their "
+            "offsets, or are gone, and Kafka gives every event the next offset.",
+            "Mirror this topic into a log in a folder, which keeps the gaps; or read it and append it to a topic on Kafka, where "
+            "its events get new offsets.",
         )
 
     def delete_queue(self, group: str, topic: str) -> None:

@@ -29,11 +29,11 @@ _LOOK_S = 1.0
 
 
 @contextmanager
-def holding(disk: Disk, partition: Partition) -> Iterator[bool]:
+def holding(disk: Disk, partition: Partition, *, wait: bool = False) -> Iterator[bool]:
     """Whether nobody else is at a partition's closed segments; then nobody else is until the block ends."""
     lock = disk.open(f"{partition.folder}/seal", "write")
     try:
-        yield lock.lock(wait=False)
+        yield lock.lock(wait=wait)
     finally:
         lock.close()
 

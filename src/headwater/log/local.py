@@ -27,17 +27,19 @@ from typing import Any
 from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
-from headwater.log.commit import CommitLog, OffsetPart, StagePart, State, create_commits, create_state
+from headwater.log.commit import CommitLog, OffsetPart, StagePart, create_commits, create_state
 from headwater.log.cursor import LocalCursor, offset_at
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload
+from headwater.log.gaps import LocalCopies
 from headwater.log.gate import Gate
 from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.head import is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
-from headwater.log.partition import Appended, Partition, create_partition
+from headwater.log.partition import Appended, Partition
+from headwater.log.partition_files import create_partition
 from headwater.log.payloads import payloads_of
 from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, local_queues
@@ -63,7 +65,7 @@ PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
 
-class LocalStore(LocalStages):
+class LocalStore(LocalStages, LocalCopies):
     """One local log opened by one process."""
 
     has_share_groups = False
@@ -224,26 +226,6 @@ class LocalStore(LocalStages):
         if not self._is_real:
             return PollingWaiter()
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
-
-    # What a backup needs
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that holds it."""
-        return self._disk
-
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
-        with self.gate.staying(), self._catalog():
-            yield
-
-    @contextmanager
-    def between_transactions(self) -> Iterator[State]:
-        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
-        with self.gate, self._commits.locked():
-            self._settle()
-            yield self._commits.state()
 
     # Everything else
 

@@ -213,7 +213,8 @@ class Log(LogTopics):
         return progress_of(self._store, check_name(name, of="group"), now_us=self._clock())
 
     def reset_group(self, name: str, *, to: Start) -> dict[tuple[str, int], int]:
-        """Lets a group begin again elsewhere, in each partition it has read (or in those that `to` names); its new offsets.
+        """Lets a group begin again elsewhere, in each partition of the topics it has read (or in those that `to` names); its new
+        offsets.
 
         Refused while the group has members that live.
         """

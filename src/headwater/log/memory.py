@@ -62,6 +62,7 @@ class MemoryStore(MemoryStages):
     """One log in memory."""
 
     has_share_groups = False
+    takes_offsets = True
 
     def __init__(self, *, clock: Clock) -> None:
         self.url = "memory://"
@@ -166,6 +167,27 @@ class MemoryStore(MemoryStages):
                 commit_offsets(self._groups[part.group], {place: committed}, {place: owner})
             self._changed.notify_all()
         return ranges
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        with self._changed:
+            partition = self._partition(write.topic.name, write.partition)
+            if self.topic(write.topic.name).id != write.topic.id:
+                raise made_anew(write.topic.name)
+            self._check_not_fenced(write)
+            self._check_placed(write)
+            self._check_place(write)
+            partition.sequences[write.stamp.producer] = (write.stamp.sequence_last, end)
+            for first, last in write.runs():
+                stop = int(offsets[last]) if last < write.count else end
+                appended = max(int(write.appended[first]) if write.count else 0, partition.appended)
+                rows, at = write.rows(first, last - first), offsets[first:last]
+                chunk = Chunk(write.topic, write.partition, partition.end, rows, appended, at, stop)
+                partition.chunks.append(chunk)
+                partition.bytes += rows.nbytes
+                partition.appended, partition.end = appended, stop
+            while partition.chunks and not any(chunk.batch.num_rows for chunk in partition.chunks):
+                self._give_up_oldest(partition)
+            self._changed.notify_all()
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self._changed:

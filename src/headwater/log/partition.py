@@ -24,8 +24,9 @@ import msgspec
 
 from headwater.log import frame as frames
 from headwater.log.disk import Disk, File
-from headwater.log.frame import NO_PRODUCER, Payload
-from headwater.log.head import Head, Mark, create_head
+from headwater.log.frame import NO_PRODUCER, Payload, Stamp
+from headwater.log.head import Head, Mark
+from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
 from headwater.log.sequences import Sequences
 from headwater.log.store import check_place, repartitioned
@@ -157,11 +158,7 @@ class Partition:
         with self.appending():
             stamp = payloads[0].stamp
             if stamp.producer != NO_PRODUCER:
-                if epoch is not None and epoch() != stamp.epoch:
-                    raise Fenced(
-                        f"Producer epoch {stamp.epoch} was replaced by {epoch()} in {self.where()}.",
-                        advice="Another producer with the same id took over; close this one.",
-                    )
+                self.check_epoch(stamp, epoch)
                 stored = self._stored_before(payloads, foreign=epoch is not None)
                 if stored is not None:
                     return Appended(stored, self._head.written().heals)
@@ -172,6 +169,14 @@ class Partition:
             self._disk.reach("append: published")
             offsets = range(after.end - sum(payload.count for payload in payloads), after.end)
             return Appended(offsets, after.heals)
+
+    def check_epoch(self, stamp: Stamp, epoch: Callable[[], int] | None) -> None:
+        """Refuses a stale producer; the caller holds the append lock."""
+        if epoch is not None and epoch() != stamp.epoch:
+            raise Fenced(
+                f"Producer epoch {stamp.epoch} was replaced by {epoch()} in {self.where()}.",
+                advice="Another producer with the same id took over; close this one.",
+            )
 
     def check_generation(self, generation: int) -> None:
         """Refuses events that were placed by another number of partitions; the caller holds the append lock."""
@@ -345,6 +350,11 @@ class Partition:
                 with self.syncing():
                     self._roll(mark)
 
+    def empty_segment(self) -> Mark:
+        """The end of what is written, in a newest segment that holds nothing; the caller holds both locks."""
+        mark = self._written_in_order()
+        return self._roll(mark) if mark.end > mark.base else mark
+
     def where(self) -> str:
         """How errors name it."""
         return f"partition {self.number} of topic {self.topic.name!r}"
@@ -374,6 +384,8 @@ class Partition:
         mark = self._head.written()
         if mark.rolling >= 0:
             self._disk.remove(f"{self.folder}/{segment_name(mark.rolling)}")
+            if mark.rolling > mark.end:  # it was to begin behind a gap (see `gaps`)
+                self._disk.remove(f"{self.folder}/{sealed_name(mark.end)}")
             self._disk.sync_folder(self.folder)
             mark = msgspec.structs.replace(mark, rolling=-1)
             self._head.publish_written(mark)
@@ -427,15 +439,21 @@ class Partition:
             self._head.publish_durable(mark)
         self._disk.reach("roll: synced")
         header = SegmentHeader(mark.end, mark.running, mark.appended, mark.chain, self._sequences.all(mark))
-        self._head.publish_written(msgspec.structs.replace(mark, rolling=mark.end))
+        fresh = self.begin_segment(mark, header)
+        self._sequences.go_on(fresh)
+        return fresh
+
+    def begin_segment(self, mark: Mark, header: SegmentHeader, *, first: Callable[[], None] = lambda: None) -> Mark:
+        """Makes the next segment, whose base may lie behind a gap that `first` fills; the caller holds both locks."""
+        self._head.publish_written(msgspec.structs.replace(mark, rolling=header.base))
         self._disk.reach("roll: begun")
+        first()
         position = create_segment(self._disk, self.folder, header)
         self._disk.reach("roll: created")
-        fresh = msgspec.structs.replace(mark, base=mark.end, position=position)
+        fresh = Mark(header.base, header.base, position, header.running, header.appended, header.chain, mark.heals)
         self._head.publish_written(fresh)
         self._disk.reach("roll: written published")
         self._head.publish_durable(fresh)
-        self._sequences.go_on(fresh)
         self._counters["rolls"] += 1
         self._rolled()
         return fresh
@@ -478,16 +496,3 @@ class Partition:
             advice="Nothing acknowledged is lost. Check the disk, then open the log again: the partition is checked and "
             "takes events again.",
         )
-
-
-FIRST_HEADER = SegmentHeader(0, frames.NO_TIME, 0, 0, {})
-
-
-def create_partition(disk: Disk, folder: str, header: SegmentHeader = FIRST_HEADER) -> None:
-    """The files of an empty partition; one that is split off goes on with the times and producers of its parent."""
-    disk.make_folder(folder)
-    for name in ("lock", "sync", "seal"):
-        disk.open(f"{folder}/{name}", "create").close()
-    position = create_segment(disk, folder, header)
-    create_head(disk, f"{folder}/head", Mark(position=position, running=header.running, appended=header.appended))
-    disk.sync_folder(folder)

@@ -109,6 +109,11 @@ def _recover_locked(disk: Disk, folder: str, decided: Decided, decided_or_old: D
     for base in bases:
         if base > end.base:
             disk.remove(f"{folder}/{segment_name(base)}")
+    for name in disk.names(folder):
+        if (
+            name.endswith(".arrow") and int(name.removesuffix(".arrow")) >= end.base
+        ):  # begun, and not published (see `gaps`)
+            disk.remove(f"{folder}/{name}")
     _cut(disk, folder, end)
     disk.sync_folder(folder)
     _set_head(disk, folder, end)

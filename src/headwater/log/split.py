@@ -35,7 +35,7 @@ from headwater.log.disk import Disk
 from headwater.log.gate import Held, hold
 from headwater.log.handles import Handles
 from headwater.log.head import Head, Mark
-from headwater.log.partition import create_partition
+from headwater.log.partition_files import create_partition
 from headwater.log.placement import place
 from headwater.log.segment import ProducerSequence, SegmentHeader
 from headwater.log.store import Store, Write

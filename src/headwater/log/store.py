@@ -188,6 +188,8 @@ class Store(Protocol):
     url: str
     has_share_groups: bool
     """Whether its queues are share groups of Kafka, and not windows that we keep."""
+    takes_offsets: bool
+    """Whether a write can say at which offset it goes (`Write.at`, `place`), and a named producer costs no offsets."""
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -225,6 +227,13 @@ class Store(Protocol):
         """Appends all batches or none of them: readers see all or nothing, after any crash.
 
         The offsets are committed for their groups if and only if the batches are appended; `NotOwner`.
+        """
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        """For copies of a log: stores events at their own `offsets`, as the whole of what lies from `write.at` to `end`.
+
+        Where it brings no events, and the partition holds none, the partition begins at `end`. `Unsupported` where a store
+        keeps no gaps.
         """
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:

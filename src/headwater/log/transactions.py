@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
-from headwater.log.frame import Payload, Stamp
+from headwater.log.frame import Payload
 from headwater.log.gate import Held, hold, leave
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
@@ -18,7 +18,7 @@ from headwater.log.partition import Partition
 from headwater.log.stage_files import StageFiles
 from headwater.log.store import Bounds
 from headwater.model.clock import Clock
-from headwater.model.errors import Fenced, StorageError, TopicNotFound
+from headwater.model.errors import StorageError, TopicNotFound
 
 _SNAPSHOTS_MAX = 10_000
 
@@ -59,7 +59,8 @@ class Transactions:
                 hold(held, partition.appending())
                 hold(held, partition.syncing())
                 partition.check_generation(place[3])
-                self._check_not_fenced(partition, pieces[0].stamp)
+                fence = self._handles.fence(pieces[0].stamp.producer)
+                partition.check_epoch(pieces[0].stamp, fence.epoch if fence else None)
                 start = partition.written().end
                 mark = partition.stage(pieces, transaction=transaction)
                 parts.append(Part(partition.topic.name, partition.topic.id, partition.number, start, mark))
@@ -120,14 +121,6 @@ class Transactions:
         self._stages.sync()
         with self._commits.locked():
             self._commits.begin_again(floor=self._commits.state().transaction)
-
-    def _check_not_fenced(self, partition: Partition, stamp: Stamp) -> None:
-        fence = self._handles.fence(stamp.producer)
-        if fence is not None and fence.epoch() != stamp.epoch:
-            raise Fenced(
-                f"Producer epoch {stamp.epoch} was replaced by {fence.epoch()} in {partition.where()}.",
-                advice="Another producer with the same id took over; close this one.",
-            )
 
     def _publish(self, decision: Decision) -> None:
         self._groups.publish(decision, now_us=self._clock())

@@ -154,6 +154,24 @@ class SplitContract(LogCase):
             consumer.commit()
         assert log.group("g").lag.events == 0
 
+    def test_a_reset_moves_a_group_in_new_partitions_too(self, log: Log) -> None:
+        """Which nobody of it has ever owned: otherwise it would read there what it was to leave out."""
+        log.create_topic("t", NUMBERS, key="k", partitions=2)
+        log.append("t", numbered(0, 50))
+        with log.consumer("t", group="g") as consumer:
+            polled(consumer)
+        log.alter_topic("t", partitions=4)
+        log.append("t", numbered(50, 50))
+        ends = {("t", number): offsets.stop for number, offsets in log.offsets("t").items()}
+        assert log.reset_group("g", to="latest") == ends
+        assert log.group("g").lag.events == 0
+        log.append("t", numbered(100, 50))
+        with log.consumer("t", group="g") as consumer:
+            check_in_order(polled(consumer), range(100, 150))
+        assert log.reset_group("g", to={3: 0}) == {("t", 3): 0}
+        with log.consumer("t", group="g") as consumer:
+            assert [event.offset for event in polled(consumer)] == list(range(log.offsets("t")[3].stop))
+
     def test_a_group_that_was_away_reads_all_of_a_new_partition(self, log: Log) -> None:
         """Wherever a consumer that knows nothing of it would begin: the group has begun long ago."""
         log.create_topic("t", NUMBERS, key="k", partitions=2)

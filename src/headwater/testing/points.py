@@ -10,6 +10,7 @@ _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
+_GAPS = ("gap:",)
 _SPLITS = ("split:",)
 _REMOVAL = ("removal:",)
 _STAGES = ("stage:",)
@@ -18,7 +19,7 @@ _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_SPLITS, *_REMOVAL, *_STAGES)
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES)
     return [point for point in _all_points() if not point.startswith(others)]
 
 
@@ -45,6 +46,12 @@ def stage_points() -> list[str]:
 def copy_points() -> list[str]:
     """Every point of backups and restores."""
     return _beginning(_COPIES)
+
+
+def gap_points() -> list[str]:
+    """Every point of placing events with gaps between their offsets, which is also a roll, a sealing and a retention."""
+    shared = ("roll: begun", "roll: created", "roll: written published", "seal: written", "seal: named")
+    return [*_beginning(_GAPS), *shared, "retention: first published", "retention: given up", "retention: removed one"]
 
 
 def split_points() -> list[str]:
