@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where an application runs."""
 
     log: str
-    master: str
+    master: str | None
     conf: Mapping[str, str]
     state: Path
     views: str
@@ -86,6 +86,7 @@ class Launch:
         self._closing.append(log.close)
         self._graph.check(in_log=log.topics())
         spark = self._session()
+        self._check_workers(spark)
         for node in self._graph.topics.values():
             _make_declared(log, node)
         analysis = self._analysis(spark, log)
@@ -149,6 +150,14 @@ class Launch:
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._closing.append(lambda: stop_session(spark))
         return spark
+
+    def _check_workers(self, spark: SparkSession) -> None:
+        from headwater.processing.workers import check_workers
+
+        sinks = [
+            FileSink(stage.to, stage=stage.name).folder for stage in self._graph.stages.values() if is_folder(stage.to)
+        ]
+        check_workers(spark, [self._settings.state, *sinks])
 
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
         from headwater.processing.analysis import Analysis, Facts
