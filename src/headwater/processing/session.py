@@ -89,7 +89,7 @@ def submitted_settings() -> dict[str, str]:
     """What `spark-submit` was told, when it started this program; nothing otherwise."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
-    SparkContext._ensure_initialized()  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
