@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.testing.servers import ServerError
@@ -135,6 +138,32 @@ def _kill_each(
     wait()
     time.sleep(1.0)
     wait()  # nothing came twice a moment later
+
+
+def per_page(clicks: DataFrame) -> DataFrame:
+    return clicks.groupBy("page").agg(F.count("*").alias("clicks"))
+
+
+@pytest.mark.slow
+@pytest.mark.service("kafka")
+@pytest.mark.timeout(300)
+def test_a_stage_in_update_mode_is_committed_by_the_driver(
+    kafka: KafkaServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Kafka has nowhere to stage rows; a batch that is run again is written once, by its marker."""
+    url = f"kafka://{kafka.bootstrap}?prefix=u{uuid.uuid4().hex[:8]}."
+    with hw.open_log(url) as log:
+        log.create_topic("clicks", "page STRING", key="page", partitions=2)
+        for turn in (1, 2):
+            log.append("clicks", [{"page": f"/{n % 3}"} for n in range(30)])
+            app = hw.App("shop", log=url, spark=spark, state=tmp_path / "state", views=f"sqlite:///{tmp_path}/views.db")
+            app.stream(app.topic("clicks"), to="totals", key="page", mode="update")(per_page)
+            [status] = app.run(available_now=True).stages
+            assert status.state == "done", status.error
+            assert log.table("totals").to_pydict()["clicks"] == [10 * turn] * 3
+            assert log.read("totals").num_rows == 3 * turn
+        last = log.stage("shop.per_page").last
+        assert last is not None and last.epoch >= 1
 
 
 @pytest.mark.slow

@@ -190,14 +190,13 @@ class Launch:
         starts = self._settings.state / "starts" / f"{name}.json"
         if restart is not None:
             self._begin_again(log, stage, f"{self._graph.name}.{name}", checkpoint, starts, restart)
-        maintainer = None if view is None else self._maintainer(log, stage, view)
         return Plan(
             stage=stage,
             analysed=analysed,
             facts={topic: analysis.facts(topic) for topic in stage.inputs},
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
-            write=self._writer(log, stage, checkpoint, maintainer),
+            write=self._writer(log, stage, checkpoint, view),
         )
 
     def _view_plan(self, log: Log, stage: StageNode, analysed: Analysed) -> ViewPlan:
@@ -224,22 +223,32 @@ class Launch:
             self._closing.append(self._store.close)
         maintainer = Maintainer(log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
-            self.notes.append(f"{plan.why} The old one is read until the new one has caught up.")
+            note = f"{plan.why} The old one is read until the new one has caught up."
+            self.notes += [note] if note not in self.notes else []
             self._building[stage.name] = maintainer
         return maintainer
 
-    def _writer(self, log: Log, stage: StageNode, checkpoint: Path, maintainer: Maintainer | None) -> WriteBatch | None:
-        """What writes the batches of a stage where Spark's own sink for the log does not."""
+    def _writer(
+        self, log: Log, stage: StageNode, checkpoint: Path, view: ViewPlan | None
+    ) -> Callable[[], WriteBatch] | None:
+        """What writes the batches of a stage where Spark's own sink for the log does not; made anew for each run of its query.
+
+        A run that ended in an error may have lost its transaction: on Kafka whoever holds a stage cannot go on then, only open it again.
+        """
         from headwater.processing.marker import marker_of
         from headwater.processing.stage import FrameWriter
 
         name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
-        if maintainer is not None:
+        if view is not None:
+            made = [
+                self._maintainer(log, stage, view)
+            ]  # already here, so that what it refuses is told before anything starts
 
-            def maintain(result: DataFrame, epoch: int) -> None:
-                maintainer.maintain(result.toArrow(), marker_of(path, epoch))
+            def maintaining() -> WriteBatch:
+                maintainer = made.pop() if made else self._maintainer(log, stage, view)
+                return lambda result, epoch: _done(maintainer.maintain(result.toArrow(), marker_of(path, epoch)))
 
-            return maintain
+            return maintaining
         if stage.kind == "sink" and is_folder(stage.to):
             sink = FileSink(stage.to, stage=name)
 
@@ -250,14 +259,14 @@ class Launch:
                     result.write.format(sink.format).save(str(staged))
                     sink.commit(marker, staged)
 
-            return add
+            return lambda: add
         if stage.mode != "append":
-            writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path)
 
-            def append(result: DataFrame, epoch: int) -> None:
-                writer.commit(result, epoch)
+            def appending() -> WriteBatch:
+                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path)
+                return lambda result, epoch: _done(writer.commit(result, epoch))
 
-            return append
+            return appending
         return None
 
     def _begin_again(
@@ -292,6 +301,10 @@ class Launch:
             f"behind what it wrote last ({last})" if restart == "marker" else f"at the {restart} events of its inputs"
         )
         self.notes.append(f"{stage.place} begins again {where}.")
+
+
+def _done(result: object) -> None:
+    """Spark wants nothing back from what writes a batch."""
 
 
 def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:

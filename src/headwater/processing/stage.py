@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from headwater.log.stage import Stage, StageCommit
 from headwater.log.topic import Topic
 from headwater.processing.marker import marker_of
+from headwater.processing.reading import is_local
 from headwater.processing.staging import Staged, commit_staged, opened_log, stage_rows, sweep, take_number
 
 _MESSAGE = "message BINARY"
@@ -29,7 +30,7 @@ class FrameWriter:
 
     def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str) -> None:
         log = opened_log(log_url)
-        self.stage = Stage(log, stage, number=take_number(log, stage))
+        self.stage = Stage(log, stage, number=take_number(log, stage)) if is_local(log) else Stage(log, stage)
         self._topic = topic
         self._checkpoint = checkpoint
         self._url = log_url
@@ -53,9 +54,12 @@ def commit_frame(
 ) -> StageCommit:
     """Appends a batch to a topic, and more rows to other topics, with the batch's marker: all of it once.
 
-    The DataFrame is computed also where the batch is there already: Spark keeps its state only by that.
+    The DataFrame is computed also where the batch is there already: Spark keeps its state only by that. On Kafka, which has nowhere
+    to stage them, the rows are collected by the driver.
     """
     log = opened_log(log_url)
+    if not is_local(log):
+        return stage.commit(marker_of(checkpoint, batch_id), [(topic, df.toArrow()), *appends])
     target = log.store.refresh(topic)
     rows = df.mapInArrow(_stager(log_url, stage.name, stage.number, target), _MESSAGE).collect()
     messages: list[Staged] = [pickle.loads(row.message) for row in rows]
