@@ -27,7 +27,12 @@ from spark_rig import kill_session
 from test_views_stores import new_schema
 
 DEADLINE_S = 240.0
-LOOPBACK = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.executor.memory=512m"]
+LOOPBACK = [
+    "spark.driver.host=127.0.0.1",
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.executor.memory=512m",
+    "spark.sql.shuffle.partitions=2",
+]
 
 
 @pytest.fixture(scope="module")

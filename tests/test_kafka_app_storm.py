@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
+from headwater.model.errors import InvalidApp
+from headwater.processing.status import StageStatus
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, children_named, environment, wait_until_right
@@ -164,6 +168,41 @@ def test_a_stage_in_update_mode_is_committed_by_the_driver(
             assert log.read("totals").num_rows == 3 * turn
         last = log.stage("shop.per_page").last
         assert last is not None and last.epoch >= 1
+
+
+def passed_on(clicks: DataFrame) -> DataFrame:
+    return clicks.select("page", "n")
+
+
+@pytest.mark.slow
+@pytest.mark.service("kafka")
+@pytest.mark.timeout(300)
+def test_a_deleted_checkpoint_on_kafka_is_refused_with_a_way_out(
+    kafka: KafkaServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each task finds the marker of another query; nothing is written twice, and going on from the end forgets all of them."""
+    url = f"kafka://{kafka.bootstrap}?prefix=d{uuid.uuid4().hex[:8]}."
+    with hw.open_log(url) as log:
+        log.create_topic("clicks", "page STRING, n BIGINT", key="page", partitions=2)
+
+        def run(first: int, **more: Any) -> StageStatus:
+            log.append("clicks", [{"page": f"/{n}", "n": n} for n in range(first, first + 20)])
+            app = hw.App("shop", log=url, spark=spark, state=tmp_path / "state", views=f"sqlite:///{tmp_path}/views.db")
+            app.stream(app.topic("clicks"), to="copies", key="page")(passed_on)
+            [status] = app.run(available_now=True, **more).stages
+            return status
+
+        def copied() -> list[int]:
+            return sorted(log.read("copies").column("n").to_pylist())
+
+        assert run(0).state == "done" and copied() == list(range(20))
+        shutil.rmtree(tmp_path / "state" / "checkpoints")
+        refused = run(20)
+        assert refused.state == "failed" and "checkpoint_conflict" in (refused.error or "")
+        with pytest.raises(InvalidApp, match=r"task by task.*=latest"):
+            run(40, accept_new_checkpoint={"passed_on": "marker"})
+        assert run(60, accept_new_checkpoint={"passed_on": "latest"}).state == "done" and copied() == list(range(20))
+        assert run(80).state == "done" and copied() == [*range(20), *range(80, 100)]
 
 
 @pytest.mark.slow

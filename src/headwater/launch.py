@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -277,6 +278,14 @@ class Launch:
 
         sink = FileSink(stage.to, stage=name) if stage.kind == "sink" and is_folder(stage.to) else None
         last = log.stage(name).last if sink is None else sink.last
+        tasks = [
+            each for each in log.stages() if re.fullmatch(rf"{re.escape(name)}\.\d+", each)
+        ]  # on Kafka each has its own
+        if restart == "marker" and last is None and tasks:
+            raise InvalidApp(
+                f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
+                advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+            )
         if restart == "marker" and last is None:
             raise InvalidApp(
                 f"{stage.place} has written nothing yet, so there is no marker to go on from.",
@@ -294,7 +303,8 @@ class Launch:
         partial.replace(starts)
         shutil.rmtree(checkpoint, ignore_errors=True)
         if sink is None:
-            log.stage(name).accept_new_checkpoint()
+            for each in (name, *tasks):
+                log.stage(each).accept_new_checkpoint()
         else:
             sink.accept_new_checkpoint()
         where = (
