@@ -15,8 +15,9 @@ import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 import headwater as hw
+from headwater.log.kafka import KafkaStore
 from headwater.log.log import Log
-from headwater.model.errors import CheckpointConflict
+from headwater.model.errors import CheckpointConflict, Fenced
 from headwater.processing.sink import StreamWriter, Task
 from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_stages import StageContract, marker, rows
@@ -130,3 +131,20 @@ def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> No
         with refused(CheckpointConflict, "planned anew"):
             log.stage("s.0").commit(hw.Marker(query="q", epoch=0, ends=[7]), [("b", rows(99))])
         assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
+
+
+def test_a_holder_need_not_open_its_stage_again(url: str) -> None:
+    """As long as nobody else did: whoever opens it is the only one who holds it."""
+    with hw.open_log(url) as log, hw.open_log(url) as other:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=1)
+        assert isinstance(log.store, KafkaStore) and isinstance(other.store, KafkaStore)
+        assert log.store.held_stage("s") is None
+        stage = log.stage("s")
+        stage.commit(marker(0), [("b", rows(0))])
+        assert log.store.held_stage("s") == stage.number
+        with start(url, "commit", "-1") as holder:
+            assert holder.wait(60) == 0
+        assert log.store.held_stage("s") is None
+        with refused(Fenced, "opened again"):
+            stage.commit(marker(EPOCHS), [("b", rows(1))])
+        assert [value["n"] for value in values_of(log, "b")] == list(range(EPOCHS))

@@ -65,12 +65,14 @@ class App:
         *,
         log: str | os.PathLike[str] = "./data",
         spark: SparkSession | None = None,
-        master: str = "local[*]",
+        master: str | None = None,
         conf: Mapping[str, str] | None = None,
         state: str | os.PathLike[str] | None = None,
         views: str | None = None,
     ) -> None:
         """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
+
+        Without a `master` it is the one of `spark-submit`, otherwise `local[*]`: this machine.
 
         `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
         """
@@ -251,6 +253,11 @@ class App:
             running.end()
         return running.status()
 
+    def use(self, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> None:
+        """Runs elsewhere, or with other settings of Spark, than the script says: what `headwater run --master` does."""
+        self._master = master or self._master
+        self._conf |= conf or {}
+
     def start(self, *, accept_new_checkpoint: Mapping[str, Restart] | None = None) -> None:
         """Starts all stages and returns; a thread looks after them. For notebooks and tests."""
         if self._running is not None:
@@ -276,7 +283,7 @@ class App:
 
     def _launch(self) -> Launch:
         settings = Settings(
-            log=self._url, master=self._master, conf=self._conf, state=self.state, views=self._views_url
+            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url
         )
         return Launch(self._graph, settings, spark=self._given_spark)
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -46,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where an application runs."""
 
     log: str
-    master: str
+    master: str | None
     conf: Mapping[str, str]
     state: Path
     views: str
@@ -86,6 +87,7 @@ class Launch:
         self._closing.append(log.close)
         self._graph.check(in_log=log.topics())
         spark = self._session()
+        self._check_workers(spark)
         for node in self._graph.topics.values():
             _make_declared(log, node)
         analysis = self._analysis(spark, log)
@@ -150,6 +152,14 @@ class Launch:
         self._closing.append(lambda: stop_session(spark))
         return spark
 
+    def _check_workers(self, spark: SparkSession) -> None:
+        from headwater.processing.workers import check_workers
+
+        sinks = [
+            FileSink(stage.to, stage=stage.name).folder for stage in self._graph.stages.values() if is_folder(stage.to)
+        ]
+        check_workers(spark, [self._settings.state, *sinks])
+
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
         from headwater.processing.analysis import Analysis, Facts
 
@@ -181,14 +191,13 @@ class Launch:
         starts = self._settings.state / "starts" / f"{name}.json"
         if restart is not None:
             self._begin_again(log, stage, f"{self._graph.name}.{name}", checkpoint, starts, restart)
-        maintainer = None if view is None else self._maintainer(log, stage, view)
         return Plan(
             stage=stage,
             analysed=analysed,
             facts={topic: analysis.facts(topic) for topic in stage.inputs},
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
-            write=self._writer(log, stage, analysed, checkpoint, maintainer),
+            write=self._writer(log, stage, analysed, checkpoint, view),
         )
 
     def _view_plan(self, log: Log, stage: StageNode, analysed: Analysed) -> ViewPlan:
@@ -215,28 +224,33 @@ class Launch:
             self._closing.append(self._store.close)
         maintainer = Maintainer(log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
-            self.notes.append(f"{plan.why} The old one is read until the new one has caught up.")
+            note = f"{plan.why} The old one is read until the new one has caught up."
+            self.notes += [note] if note not in self.notes else []
             self._building[stage.name] = maintainer
         return maintainer
 
     def _writer(
-        self, log: Log, stage: StageNode, analysed: Analysed, checkpoint: Path, maintainer: Maintainer | None
-    ) -> WriteBatch | None:
-        """What writes the batches of a stage, in the driver; on Kafka each task of a batch writes its own rows by the data source.
+        self, log: Log, stage: StageNode, analysed: Analysed, checkpoint: Path, view: ViewPlan | None
+    ) -> Callable[[], WriteBatch] | None:
+        """What writes the batches of a stage in the driver, made anew for each run of its query.
 
-        For a log in a folder the data source can do the same, but Spark starts new Python processes for it in every batch.
+        A run that ended in an error may have lost its transaction: on Kafka whoever holds a stage cannot go on then, only open it again.
+        There each task of a batch writes its own rows by the data source, if the mode allows it. For a log in a folder the data
+        source can do the same, but Spark starts new Python processes for it in every batch.
         """
         from headwater.processing.marker import marker_of
         from headwater.processing.reading import is_local
         from headwater.processing.stage import FrameWriter
 
         name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
-        if maintainer is not None:
+        if view is not None:
+            made = [self._maintainer(log, stage, view)]  # here, so that what it refuses is told before anything starts
 
-            def maintain(result: DataFrame, epoch: int) -> None:
-                maintainer.maintain(result.toArrow(), marker_of(path, epoch))
+            def maintaining() -> WriteBatch:
+                maintainer = made.pop() if made else self._maintainer(log, stage, view)
+                return lambda result, epoch: _done(maintainer.maintain(result.toArrow(), marker_of(path, epoch)))
 
-            return maintain
+            return maintaining
         if stage.kind == "sink" and is_folder(stage.to):
             sink = FileSink(stage.to, stage=name)
 
@@ -247,14 +261,15 @@ class Launch:
                     result.write.format(sink.format).save(str(staged))
                     sink.commit(marker, staged)
 
-            return add
+            return lambda: add
         if stage.mode != "append" or is_local(log):
-            writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=not analysed.stateful)
 
-            def append(result: DataFrame, epoch: int) -> None:
-                writer.commit(result, epoch)
+            def appending() -> WriteBatch:
+                fetches = not analysed.stateful
+                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches)
+                return lambda result, epoch: _done(writer.commit(result, epoch))
 
-            return append
+            return appending
         return None
 
     def _begin_again(
@@ -265,6 +280,13 @@ class Launch:
 
         sink = FileSink(stage.to, stage=name) if stage.kind == "sink" and is_folder(stage.to) else None
         last = log.stage(name).last if sink is None else sink.last
+        own = re.compile(rf"{re.escape(name)}\.\d+")  # on Kafka each task has a stage of its own
+        tasks = [each for each in log.stages() if own.fullmatch(each)]
+        if restart == "marker" and last is None and tasks:
+            raise InvalidApp(
+                f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
+                advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+            )
         if restart == "marker" and last is None:
             raise InvalidApp(
                 f"{stage.place} has written nothing yet, so there is no marker to go on from.",
@@ -282,13 +304,18 @@ class Launch:
         partial.replace(starts)
         shutil.rmtree(checkpoint, ignore_errors=True)
         if sink is None:
-            log.stage(name).accept_new_checkpoint()
+            for each in (name, *tasks):
+                log.stage(each).accept_new_checkpoint()
         else:
             sink.accept_new_checkpoint()
         where = (
             f"behind what it wrote last ({last})" if restart == "marker" else f"at the {restart} events of its inputs"
         )
         self.notes.append(f"{stage.place} begins again {where}.")
+
+
+def _done(result: object) -> None:
+    """Spark wants nothing back from what writes a batch."""
 
 
 def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 PORT = 8642
 
+Master = Annotated[
+    str | None, typer.Option(metavar="URL", help="Spark's master, such as spark://host:7077, instead of the script's.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be given again.")
+]
+
 
 def run(
     script: Script,
@@ -34,12 +41,15 @@ def run(
     ] = None,
     page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
     port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = PORT,
+    master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Run an application: every stage, supervised, until Ctrl-C."""
     from headwater.cli.run_screen import open_screen
     from headwater.server.page import StatusPage
 
     app = load_app(script)
+    app.use(master=master, conf=_settings(conf or []))
     accepted = _accepted(accept_new_checkpoint or [])
     with _terminated_as_interrupted(), open_screen(app.name) as screen:
         serving = StatusPage(app, port=port) if page and not available_now else None
@@ -59,9 +69,11 @@ def run(
     _end(last)
 
 
-def plan(script: Script) -> None:
+def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
     """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
-    typer.echo(printable(load_app(script).plan()))
+    app = load_app(script)
+    app.use(master=master, conf=_settings(conf or []))
+    typer.echo(printable(app.plan()))
 
 
 def status(
@@ -96,6 +108,13 @@ def _accepted(given: list[str]) -> dict[str, Restart]:
             )
         pairs[stage] = start.removeprefix("from ")
     return checked_restarts(pairs)
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    for each in given:
+        if not each.partition("=")[1]:
+            raise InvalidApp(f"--conf {each!r} has no value.", advice="Write --conf spark.executor.memory=2g.")
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
 
 
 def _end(last: AppStatus) -> None:

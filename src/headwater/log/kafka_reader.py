@@ -39,6 +39,7 @@ _STALL_S = 30.0
 _SUSPECT_S = 2.0
 _POLL_S = 0.5
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+_BY_BROKER = 2  # TIMESTAMP_LOG_APPEND_TIME
 _WAIT_FIRST_S, _WAIT_LAST_S = 0.001, 0.02
 
 
@@ -234,13 +235,13 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
     if not events:
         return []
     kind = type(events[0])  # `map` over the methods of a type takes half the time of a comprehension
-    offsets = np.array(list(map(kind.offset, events)), np.int64)
     values, headers = list(map(kind.value, events)), list(map(kind.headers, events))
     has_keys = not topic.has_schema or None in values
     keys = list(map(kind.key, events)) if has_keys else [None] * len(events)
     records = Records(keys, values, headers if any(headers) else None)
-    batch = to_columns(records, topic, partition=partition, offsets=offsets.tolist())
-    times = np.fromiter(map(itemgetter(1), map(kind.timestamp, events)), np.int64, len(events)) * 1000
+    offsets = _offsets(events)
+    batch = to_columns(records, topic, partition=partition, offsets=offsets)
+    times = _appended_us(events)
     starts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(events)]
     chunks = []
     for start, stop in itertools.pairwise(starts):
@@ -251,3 +252,32 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
             piece = piece.append_column("_appended", pa.array(moments).cast(_TIMESTAMP))
         chunks.append(Chunk(topic, partition, int(offsets[start]), piece, appended))
     return chunks
+
+
+def _offsets(events: Sequence[Any]) -> Any:
+    """The offset of each event; they rise, so where the first and the last are as far apart as there are events, none is asked."""
+    first, last = events[0].offset(), events[-1].offset()
+    if last - first == len(events) - 1:
+        return np.arange(first, last + 1)
+    return np.fromiter(map(type(events[0]).offset, events), np.int64, len(events))
+
+
+def _appended_us(events: Sequence[Any]) -> Any:
+    """When each event was appended. The broker gives one time to a whole record batch, so only the borders are looked for.
+
+    That needs times that do not fall inside of what was read at once; where the times are the producers' own, each is asked.
+    """
+    if events[0].timestamp()[0] != _BY_BROKER:
+        return np.fromiter(map(itemgetter(1), map(type(events[0]).timestamp, events)), np.int64, len(events)) * 1000
+    times = np.empty(len(events), np.int64)
+    left = [(0, len(events) - 1)]
+    while left:
+        first, last = left.pop()
+        time_first, time_last = events[first].timestamp()[1], events[last].timestamp()[1]
+        if time_first == time_last or last - first < 2:
+            times[first : last + 1] = time_first
+            times[last] = time_last
+        else:
+            middle = (first + last) // 2
+            left += [(first, middle), (middle, last)]
+    return times * 1000

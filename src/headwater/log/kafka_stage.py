@@ -70,6 +70,14 @@ class KafkaStages(ABC):
         number: int = self._settled(self._cluster.writer.run(lambda: records.take(name)))
         return number
 
+    def held_stage(self, name: str) -> int | None:
+        """The number by which this process holds a stage that nobody has opened since: it need not open it again.
+
+        Opening makes a new client, which takes most of the time of a small commit.
+        """
+        self._check_writable()
+        return self._stage_records().held(name)
+
     def stage_state(self, name: str) -> StageState:
         self._check_open()
         return self._stage_records().state(name)
@@ -115,6 +123,12 @@ class _StageRecords:
     def state(self, name: str) -> StageState:
         self.topic.refresh()
         return StageState(self.numbers.get(name, 0), self._markers.get(name))
+
+    def held(self, name: str) -> int | None:
+        self.topic.refresh()
+        number = self.numbers.get(name, 0)
+        holder = self._holders.get((name, number))
+        return number if holder is not None and holder.is_usable else None
 
     def take(self, name: str) -> int:
         """Fences every holder, and only then looks at what they left."""

@@ -221,6 +221,11 @@ class Transactor:
         wait_until_visible(self._cluster, deliveries)
         return [delivery.offsets for delivery in deliveries]
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether nothing has happened after which its id has to be taken again."""
+        return not self._fenced
+
     def close(self) -> None:
         """Nothing more is written by this one."""
         self._fenced = True

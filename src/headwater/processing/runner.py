@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
     facts: Mapping[str, Facts]
     checkpoint: str
     start: Mapping[str, str] = {}
-    write: Write | None = None
+    write: Callable[[], Write] | None = None
 
 
 class Runner:
@@ -133,7 +133,7 @@ class Runner:
             .option("checkpointLocation", plan.checkpoint)
         )
         if plan.write is not None:
-            return writer.foreachBatch(plan.write)
+            return writer.foreachBatch(plan.write())
         return (
             writer.format("headwater")
             .option("log", self._log.url)

@@ -1,6 +1,6 @@
 """A session: Spark started as our queries want it, and stopped without anything left running.
 
-The settings and why (each can be replaced by `conf`):
+The settings and why (each can be replaced by `conf`, and by what `spark-submit` was told):
 - checkpoints through a plain file manager: without Hadoop's native library the default forks a `chmod` for each file, which is
   most of the fixed cost of a micro-batch;
 - adaptive execution off for streams: it merges partitions, and ours are explicit;
@@ -20,13 +20,15 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
 
 JAVA_MIN = 17
 STOP_S = 30.0
+LOCAL = "local[*]"
+PYTHON = "spark.pyspark.python"
 
 SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -48,14 +50,17 @@ LOCAL_SETTINGS = {
 
 
 def make_session(
-    name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, log: str | None = None
+    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, *, log: str | None = None
 ) -> SparkSession:
     """Starts Spark, or gives the session that runs already, with the data source registered.
 
-    `log` is the URL of the log that it will read, to refuse early what cannot work.
+    Without a `master` it is the one that `spark-submit` was given, otherwise `local[*]`. `log` is the URL of the log that it will
+    read, to refuse early what cannot work.
     """
     from headwater.processing.source import register
 
+    submitted = submitted_settings()
+    master = master or submitted.get("spark.master", LOCAL)
     if log is not None:
         check_reachable(log, master)
     check_java()
@@ -65,12 +70,36 @@ def make_session(
         settings |= LOCAL_SETTINGS
         quiet = resources.files("headwater.processing") / "log4j2.properties"
         settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={quiet}"
+    ours = {key: value for key, value in settings.items() if key not in submitted} | dict(conf or {})
+    if PYTHON in ours:  # Spark itself looks at it in `spark-submit` only
+        os.environ["PYSPARK_PYTHON"] = ours[PYTHON]
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**settings, **(conf or {})}.items():
+    for key, value in ours.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        _explain(master, error)
+        raise
     register(spark)
     return spark
+
+
+def submitted_settings() -> dict[str, str]:
+    """What `spark-submit` was told, when it started this program; nothing otherwise."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def _explain(master: str, error: Exception) -> None:
+    """Raises `SparkUnavailable` where the cluster is what is missing."""
+    if "All masters are unresponsive" in str(error) or "stopped SparkContext" in str(error):
+        raise SparkUnavailable(
+            f"The Spark master {master} does not answer.",
+            advice="Check that it runs and that this machine reaches it; its page names the URL to use.",
+        ) from None
 
 
 def stop_session(spark: SparkSession) -> None:

@@ -2,8 +2,8 @@
 
 Few rows are fetched into the driver; more are staged by the tasks, as the sink does it, so that they never pass through one process.
 Update and complete mode know no other way, and the data source's own writer costs two new Python processes in every batch. The writer is
-made once for each run of the application, in the driver: that takes the stage's fencing number, so whatever still lives of an
-earlier run is refused.
+made anew for each run of the query, in the driver: that takes the stage's fencing number, so whatever still lives of an earlier run is
+refused.
 
     writer = FrameWriter(log_url, stage="app.per_page", topic="per_page.changes", checkpoint=path)
     df.writeStream.outputMode("update").option("checkpointLocation", path).foreachBatch(writer.commit).start()
@@ -23,6 +23,7 @@ from headwater.log.topic import Topic
 from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
 from headwater.processing.offsets import places_of
+from headwater.processing.reading import is_local
 from headwater.processing.staging import Staged, commit_staged, opened_log, stage_rows, sweep, take_number
 
 FETCH_EVENTS_MAX = 10_000
@@ -40,7 +41,9 @@ class FrameWriter:
 
     def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False) -> None:
         self._log = opened_log(log_url)
-        self._stage = Stage(self._log, stage, number=take_number(self._log, stage))
+        self._is_local = is_local(self._log)
+        number = take_number(self._log, stage) if self._is_local else None
+        self._stage = Stage(self._log, stage, number=number)
         self._topic = topic
         self._checkpoint = checkpoint
         self._url = log_url
@@ -50,10 +53,11 @@ class FrameWriter:
     def commit(self, df: DataFrame, batch_id: int) -> StageCommit:
         """Appends the DataFrame to the topic, unless that was done before; made to be given to `foreachBatch`.
 
-        The DataFrame is computed also where the batch is there already: Spark keeps its state only by that.
+        The DataFrame is computed also where the batch is there already: Spark keeps its state only by that. On Kafka, which has
+        nowhere to stage rows, they are always fetched.
         """
         marker = marker_of(self._checkpoint, batch_id)
-        if self._fetches and self._is_small(marker):
+        if not self._is_local or (self._fetches and self._is_small(marker)):
             done = self._stage.commit(marker, [(self._topic, df.toArrow())])
         else:
             done = self._commit_staged(df, marker)

@@ -35,6 +35,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headwater.log.kafka_stage import KafkaStages
 from headwater.log.local import LocalStore
 from headwater.log.log import Log, open_log
 from headwater.log.placement import place
@@ -151,11 +152,13 @@ def write_task(
 ) -> WriterCommitMessage:
     """On Kafka: commits the rows of one task under a stage of the task's own.
 
-    Opening it fences whoever wrote as this task before; only then is its marker looked at. The rows are all fetched also when
+    Opening it fences whoever wrote as this task before; only then is its marker looked at. A worker that wrote as this task in the
+    batch before holds it already, and nobody came in between. The rows are all fetched also when
     they are there already: operators before this one in the same task keep their state only by that. A task without rows
     leaves its epoch out.
     """
-    holder = Stage(log, stage, gaps=True)
+    assert isinstance(log.store, KafkaStages)
+    holder = Stage(log, stage, number=log.store.held_stage(stage), gaps=True)
     fetched = [batch for batch in batches if batch.num_rows]
     if fetched:
         holder.commit(marker, [(topic, pa.Table.from_batches(fetched))])

@@ -48,6 +48,11 @@ class FileSink:
         self._ledger = self._own / "ledger.json"
 
     @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder.absolute()
+
+    @property
     def last(self) -> Marker | None:
         """The marker of the batch that was added last."""
         try:

@@ -90,7 +90,7 @@ class KafkaServer(Server):
 
     def start(self) -> None:
         """Fetch the jars if needed, format a new folder, start the broker and wait until it serves."""
-        java, libs = _find_java(), fetch_jars(version=self._version)
+        java, libs = find_java(), fetch_jars(version=self._version)
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
                 self._start_once(java, libs)
@@ -136,19 +136,20 @@ def fetch_jars(*, version: str = VERSION) -> Path:
     return maven.fetch_jars(f"kafka-{version}", artifacts)
 
 
-def _find_java() -> str:
+def find_java() -> str:
+    """The program that runs services, new enough for all of them."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     advice = f"install Java {JAVA_VERSION_MIN} or newer: apt-get install openjdk-17-jre-headless"
     if java is None:
         raise ServerError(
-            "java_missing", f"Kafka needs Java and there is none in {'JAVA_HOME' if home else 'PATH'}; {advice}"
+            "java_missing", f"a server needs Java and there is none in {'JAVA_HOME' if home else 'PATH'}; {advice}"
         )
     text = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
     found = re.search(r'version "(\d+)', text)
     if found is None or int(found[1]) < JAVA_VERSION_MIN:
         raise ServerError(
-            "java_missing", f"Kafka needs Java {JAVA_VERSION_MIN}+ and found {text.splitlines()[:1]}; {advice}"
+            "java_missing", f"a server needs Java {JAVA_VERSION_MIN}+ and found {text.splitlines()[:1]}; {advice}"
         )
     return java
 

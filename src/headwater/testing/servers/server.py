@@ -6,7 +6,9 @@ from one thread at a time.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,12 +32,15 @@ class Server(ABC):
     """One server, running between `start` and `stop` (or inside `with`)."""
 
     name: str
+    gives_away = True
+    """Whether the folder becomes the service's own, so that one started by root runs as `nobody`."""
 
     def __init__(self, *, parent_folder: Path | None = None, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self._parent_folder = parent_folder
         self._start_timeout_s = start_timeout_s
         self._folder: Path | None = None
         self._guard: subprocess.Popen[str] | None = None
+        self._command: Sequence[str] = ()
         self.pid = 0
 
     def __enter__(self) -> Self:
@@ -57,15 +62,24 @@ class Server(ABC):
 
     def stop(self) -> None:
         """Ends the server and removes its folder; stopping twice does nothing."""
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            assert guard.stdin is not None and guard.stdout is not None
-            guard.stdin.close()
-            guard.wait()
-            guard.stdout.close()
+        self._end()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder, self.pid = None, 0
+
+    def kill(self) -> None:
+        """Ends the server with SIGKILL; its folder stays as it is, for `restart`."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self._guard is not None
+        self._guard.wait()
+        self._end()
+        self.pid = 0
+
+    def restart(self) -> None:
+        """Starts a server that was killed again, in the same folder and on the same ports."""
+        assert self._folder is not None, "this server was stopped, not killed"
+        (self._folder / "service.log").unlink()  # what the dead one said does not make this one ready
+        self._run(self._command)
 
     def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
         """The last lines of what the server has printed, without stack frames."""
@@ -79,7 +93,9 @@ class Server(ABC):
         """Starts the program, which owns the folder from now on, and waits until it serves."""
         assert self._guard is None, "this server runs already"
         assert self._folder is not None
-        give_away(self._folder)
+        self._command = command
+        if self.gives_away:
+            give_away(self._folder)
         guard = Path(__file__).with_name("guard.py")
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", str(guard), str(self._folder), *command],
@@ -91,6 +107,15 @@ class Server(ABC):
         assert self._guard.stdout is not None
         self.pid = int(self._guard.stdout.readline())
         self._wait_until_ready()
+
+    def _end(self) -> None:
+        """Ends the guard, which ends the server and removes its folder, unless the server had ended before."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            assert guard.stdin is not None and guard.stdout is not None
+            guard.stdin.close()
+            guard.wait()
+            guard.stdout.close()
 
     def _wait_until_ready(self) -> None:
         assert self._guard is not None

@@ -1,0 +1,224 @@
+"""The same application on a cluster: a real Spark master with two workers, a real Kafka, views in a real PostgreSQL.
+
+Each worker has its own scratch disk and its own Python, and none has the checkout: see `cluster_rig`. Workers and broker are killed
+while events flow; the answers must equal DuckDB's over the same events.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from cluster_rig import make_archive, make_environment
+from commands import Command, refused
+from headwater.testing.servers import ServerError
+from headwater.testing.servers.kafka import KafkaServer
+from headwater.testing.servers.postgres import PostgresServer
+from headwater.testing.servers.spark import SparkCluster, spark_home
+from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, environment, wait_until_right
+from services import unavailable
+from spark_rig import kill_session
+from test_views_stores import new_schema
+
+DEADLINE_S = 240.0
+LOOPBACK = [
+    "spark.driver.host=127.0.0.1",
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.executor.memory=512m",
+    "spark.sql.shuffle.partitions=2",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    """A master and two workers."""
+    started = SparkCluster()
+    try:
+        started.start()
+    except ServerError as error:
+        unavailable("spark", error)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def broker() -> Iterator[KafkaServer]:
+    """A broker that may be killed."""
+    server = KafkaServer(settings=BROKER)
+    try:
+        server.start()
+    except ServerError as error:
+        unavailable("kafka", error)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def outside(**told: str) -> dict[str, str]:
+    """The environment of a program that does not see the checkout."""
+    hidden = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
+    return {name: value for name, value in os.environ.items() if name not in hidden} | told
+
+
+def conf_words() -> list[str]:
+    return [word for setting in LOOPBACK for word in ("--conf", setting)]
+
+
+class Submitted:
+    """A program in a session of its own, so that everything that it started can be ended."""
+
+    def __init__(self, command: list[str], folder: Path, told: dict[str, str]) -> None:
+        self._output = folder / "driver.log"
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=outside(**told), stdout=output, stderr=output, start_new_session=True
+            )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> str:
+        """Waits for its end; what it said."""
+        status = self._process.wait(DEADLINE_S)
+        said = self._output.read_text()
+        assert status == 0, said[-4000:]
+        return said
+
+    def kill(self) -> None:
+        kill_session(self._process.pid)
+        self._process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.service("kafka")
+@pytest.mark.service("postgres")
+@pytest.mark.timeout(900)
+def test_workers_and_broker_are_killed_under_an_application(
+    cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Submitted with its environment as an archive; later gone on with by `headwater run`. No gap, no duplicate."""
+    url, views = f"kafka://{broker.bootstrap}?prefix=cluster.", new_schema(postgres)
+    told = environment(url, tmp_path, views)
+    python = make_environment(tmp_path)
+    archive = make_archive(tmp_path)
+    (tmp_path / "app.py").write_text(SCRIPT)
+    own = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": str(python)}
+    submit = [
+        str(spark_home() / "bin" / "spark-submit"),
+        "--master",
+        cluster.url,
+        "--archives",
+        f"{archive}#environment",
+    ]
+    clicks = Clicks(seed := 3)
+    print(f"seed {seed}")
+    with hw.open_log(url) as log:
+        log.create_topic("clicks", SCHEMA, key="user_id", time="at", partitions=PARTITIONS)
+        clicks.append(log, 200)
+        driver = Submitted([*submit, *conf_words(), "app.py"], tmp_path, told | own)
+
+        def wait() -> None:
+            wait_until_right(log, views, clicks, state=tmp_path / "state", alive=driver.is_alive, s=DEADLINE_S)
+
+        try:
+            wait()
+            for worker in cluster.workers:
+                assert list(worker.folder.glob("work/*/*/environment/bin/python")), "it has its own environment"
+            clicks.append(log, 200)
+            assert cluster.kill_executors(0) > 1, "an executor and its Pythons"
+            clicks.append(log, 100)
+            wait()
+            clicks.append(log, 200)
+            broker.kill()
+            broker.restart()
+            clicks.append(log, 100)
+            wait()
+            clicks.append(log, 200)
+            cluster.kill_worker(1)
+            wait()
+        finally:
+            driver.kill()
+        clicks.append(log, 100)
+        run = [str(python.with_name("python")), "-m", "headwater.cli.main", "run", "app.py", "--available-now"]
+        settings = ["--master", cluster.url, "--conf", f"spark.pyspark.python={python}", *conf_words()]
+        driver = Submitted([*run, *settings], tmp_path, told)
+        try:
+            assert "per_page: done" in driver.wait()
+            wait()
+        finally:
+            driver.kill()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from headwater.model.errors import HeadwaterError
+from headwater.processing.session import make_session, stop_session
+from headwater.processing.workers import check_workers
+
+master, python, bare, shared, conf = *sys.argv[1:5], dict(word.split("=") for word in sys.argv[5:])
+spark = make_session("probe", master, conf | {"spark.pyspark.python": python}, log="kafka://127.0.0.1:9")
+spark.sparkContext.setLogLevel("OFF")
+
+
+def look(what, folder, python):
+    spark.sparkContext.pythonExec = python
+    try:
+        check_workers(spark, [Path(folder)])
+        print(what, "ok")
+    except HeadwaterError as error:
+        print(what, error.code, error)
+
+
+look("shared", shared, python)
+look("own disk", "/proc/self/cwd/state", python)
+look("bare", shared, bare)
+look("none", shared, "/opt/nothing/python")
+stop_session(spark)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.service("spark")
+@pytest.mark.timeout(600)
+def test_workers_that_cannot_run_it_are_told_before_it_starts(cluster: SparkCluster, tmp_path: Path) -> None:
+    """A path that each process finds on its own disk stands for a folder that is not shared."""
+    for name in ("whole", "bare", "shared"):
+        (tmp_path / name).mkdir()
+    python = make_environment(tmp_path / "whole")
+    bare = make_environment(tmp_path / "bare", with_headwater=False)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = [str(python), "program.py", cluster.url, str(python), str(bare), str(tmp_path / "shared"), *LOOPBACK]
+    done = subprocess.run(words, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[0] == "shared ok"
+    assert lines[1].startswith("own disk unsupported") and "/proc/self/cwd/state" in lines[1] and "NFS" in lines[1]
+    assert lines[2].startswith("bare spark_unavailable") and "no module headwater" in lines[2]
+    assert lines[3].startswith("none spark_unavailable") and "/opt/nothing/python" in lines[3]
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_a_log_in_a_folder_is_refused_on_a_cluster(command: Command) -> None:
+    """At once, without asking the master."""
+    script = """
+    import headwater as hw
+
+    app = hw.App("shop", log="./data")
+    orders = app.topic("orders", schema="id STRING", key="id")
+    app.sink(orders, to="copies")
+    """
+    Path("app.py").write_text(textwrap.dedent(script))
+    for verb in ("run", "plan"):
+        refused(command(verb, "app.py", "--master", "spark://127.0.0.1:9"), "unsupported", "folder of this machine")
+    refused(command("run", "app.py", "--conf", "spark.ui.enabled"), "invalid_app", "has no value")
