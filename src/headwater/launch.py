@@ -12,10 +12,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from headwater.views.catalog import Plan as ViewPlan
     from headwater.views.maintain import Maintainer
     from headwater.views.store import ViewStore
+
+SPARK_LOG = "spark.log"
 
 Restart = Literal["marker", "earliest", "latest"]
 """Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
@@ -72,7 +75,7 @@ class Launch:
             log = open_log(self._settings.log, create=False, read_only=True)
             self._closing.append(log.close)
         self._graph.check(in_log=log.topics() if log else [])
-        analysed = self._analysis(self._session(), log).run()
+        analysed = self._analysis(self._session(keep_log=False), log).run()
         return {name: _notes(self._graph.stages[name], found) for name, found in analysed.items()}
 
     def start(self, *, accept: Mapping[str, Restart] | None = None) -> Runner:
@@ -85,7 +88,7 @@ class Launch:
         log = open_log(self._settings.log)
         self._closing.append(log.close)
         self._graph.check(in_log=log.topics())
-        spark = self._session()
+        spark = self._session(keep_log=True)
         for node in self._graph.topics.values():
             _make_declared(log, node)
         analysis = self._analysis(spark, log)
@@ -125,16 +128,20 @@ class Launch:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
             lock.close()
+            here = holder == f"process {os.getpid()}"
             raise AppRunning(
-                f"Application {self._graph.name!r} is running already ({holder}), with its state in {state}.",
-                advice="Stop that one first, or give this one another state=.",
+                f"Application {self._graph.name!r} is running already ({'in this program' if here else holder}), "
+                f"with its state in {state}.",
+                advice="Call stop() of the App that was started."
+                if here
+                else "Stop that one first, or give this one another state=.",
             ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")
         lock.flush()
         self._closing.append(lock.close)
 
-    def _session(self) -> SparkSession:
+    def _session(self, *, keep_log: bool) -> SparkSession:
         from headwater.processing.session import check_reachable, make_session, stop_session
         from headwater.processing.source import register
 
@@ -143,12 +150,22 @@ class Launch:
             check_reachable(settings.log, str(self._given_spark.sparkContext.master))
             register(self._given_spark)
             return self._given_spark
-        spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log)
+        with self._spark_log(keep=keep_log) as said:
+            spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log, said=said)
         if not os.environ.get("HEADWATER_DEBUG"):  # what went wrong is told in the status, in a sentence
             spark.sparkContext.setLogLevel("FATAL")
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._closing.append(lambda: stop_session(spark))
         return spark
+
+    @contextmanager
+    def _spark_log(self, *, keep: bool) -> Iterator[IO[bytes] | None]:
+        """Where the words of Java and of Spark's workers go: to `<state>/spark.log`, begun anew by each run."""
+        if os.environ.get("HEADWATER_DEBUG"):
+            yield None
+            return
+        with open(self._settings.state / SPARK_LOG, "w+b") if keep else tempfile.TemporaryFile() as said:
+            yield said
 
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
         from headwater.processing.analysis import Analysis, Facts

@@ -33,7 +33,7 @@ def run(
         ),
     ] = None,
     page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
-    port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the page; the next free one if it is taken.")] = PORT,
 ) -> None:
     """Run an application: every stage, supervised, until Ctrl-C."""
     from headwater.cli.run_screen import open_screen

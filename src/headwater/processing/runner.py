@@ -40,6 +40,7 @@ LOOK_S = 0.2
 LAG_S = 2.0
 DRAIN_S = 30.0
 
+_NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -288,6 +289,8 @@ def is_about_data(error: BaseException) -> bool:
 
     Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
     """
+    if _NO_MEMORY.search(str(error)):
+        return False
     return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
 
 

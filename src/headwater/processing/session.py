@@ -19,14 +19,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import resources
+from typing import IO
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
+from headwater.processing.java import starting_java, stop_java
 
 JAVA_MIN = 17
-STOP_S = 30.0
 
 SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -48,11 +48,17 @@ LOCAL_SETTINGS = {
 
 
 def make_session(
-    name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, log: str | None = None
+    name: str,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    *,
+    log: str | None = None,
+    said: IO[bytes] | None = None,
 ) -> SparkSession:
     """Starts Spark, or gives the session that runs already, with the data source registered.
 
-    `log` is the URL of the log that it will read, to refuse early what cannot work.
+    `log` is the URL of the log that it will read, to refuse early what cannot work. What Java and the workers write to
+    stderr goes to the file `said`.
     """
     from headwater.processing.source import register
 
@@ -65,30 +71,20 @@ def make_session(
         settings |= LOCAL_SETTINGS
         quiet = resources.files("headwater.processing") / "log4j2.properties"
         settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={quiet}"
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**settings, **(conf or {})}.items():
+    settings |= {"spark.app.name": name, "spark.master": master, **(conf or {})}
+    builder = SparkSession.builder
+    for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with starting_java(settings, said):
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 
 
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
-    gateway = SparkContext._gateway
     spark.stop()
-    if gateway is None:
-        return
-    process = getattr(gateway, "proc", None)
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None
-    if process is not None:
-        process.stdin.close()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    stop_java()
 
 
 def is_local(master: str) -> bool:

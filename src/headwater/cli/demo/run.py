@@ -40,7 +40,9 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Of the status page; the next free one if it is taken.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the status page; the next free one if it is taken.")
+    ] = PORT,
 ) -> None:
     """See it work: clicks from several processes, an application on Spark, live views, two crashes, and the right count."""
     console = Console()
