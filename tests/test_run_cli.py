@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import re
+import signal
 import socket
 import subprocess
 import textwrap
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from rich.console import Console
 
 import headwater as hw
 from commands import COMMAND, Command, refused
+from headwater.cli.run_screen import Drawn
 from headwater.model.errors import InvalidInput
-from headwater.processing.status import AppStatus, StageStatus, write_status
+from headwater.processing.status import AppStatus, Rate, StageStatus, write_status
 from headwater.server.page import StatusPage
+from headwater.views.definition import define_view
+from headwater.views.maintain import Maintainer
+from headwater.views.store import open_store
+from processes import assert_all_gone, processes_of
 
 SCRIPT = """\
     import headwater as hw
@@ -71,7 +83,11 @@ def test_a_script_is_planned_run_and_asked(orders: Command) -> None:
         ("import headwater as hw\na = hw.App('a')\nb = hw.App('b')", ["2 applications"]),
         ("import headwater as hw\napp = hw.App('a')", ["has no stages"]),
         ("import headwater as hw\napp = hw.App('a')\napp.stream('x', to='y')(print)", ["no function of Python"]),
-        ("def f(:", ["SyntaxError"]),
+        ("x = 1\ndef f(:", ["SyntaxError", "line 2"]),
+        ("import sys\nsys.exit('enough')", ["app.py:2", "SystemExit", "enough"]),
+        ("import headwater as hw\napp = hw.App('../up')", ["'../up'"]),
+        ("import headwater as hw\napp = hw.App('a')\napp.topic('a b\\x1b[2J', schema='n BIGINT')", ["\\x1b[2J"]),
+        ("\x00", ["app.py"]),
     ],
 )
 def test_a_wrong_script_is_told_in_a_sentence(command: Command, script: str, words: list[str]) -> None:
@@ -88,6 +104,97 @@ def test_what_was_never_run_has_no_status(command: Command) -> None:
     refused(command("status", "none.py"), "invalid_app", "no script")
     refused(command("run", "app.py", "--accept-new-checkpoint", "taxed"), "invalid_app", "taxed")
     refused(command("run", "app.py", "--accept-new-checkpoint", "taxed=somewhere"), "invalid_app", "somewhere")
+
+
+def write_copy(folder: Path, **settings: str) -> None:
+    """A script with one stage, and settings of its App."""
+    given = "".join(f", {name}={value}" for name, value in settings.items())
+    text = f"""\
+    import headwater as hw
+
+    app = hw.App("copies", log={str(folder / "log")!r}, master="local[1]"{given})
+    numbers = app.topic("numbers", schema="n BIGINT")
+
+
+    @app.stream(numbers, to="copied")
+    def copied(numbers):
+        return numbers
+    """
+    (folder / "app.py").write_text(textwrap.dedent(text))
+
+
+def test_without_java_nothing_starts_and_a_sentence_says_why(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_copy(tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    refused(command("plan", "app.py"), "spark_unavailable", "Java", "JAVA_HOME")
+    result = command("run", "app.py", "--no-page")
+    assert result.code == 1 and "error [spark_unavailable]: Spark needs Java" in result.err
+
+
+@pytest.mark.slow
+def test_a_kafka_that_does_not_answer_is_told_before_spark_starts(command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    write_copy(tmp_path, state="'state'")
+    with socket.socket() as nobody:  # bound and not listening: whoever connects is refused
+        nobody.bind(("127.0.0.1", 0))
+        url = f"kafka://127.0.0.1:{nobody.getsockname()[1]}"
+        text = (tmp_path / "app.py").read_text().replace(repr(str(tmp_path / "log")), repr(url))
+        (tmp_path / "app.py").write_text(text)
+        result = command("run", "app.py", "--no-page")
+    assert result.code == 1 and f"error [unreachable]: {url} does not answer" in result.err and "next: " in result.err
+
+
+def test_a_port_that_cannot_be_is_refused(command: Command, tmp_path: Path) -> None:
+    write_copy(tmp_path)
+    assert command("run", "app.py", "--port", "70000").code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [("100m", ["Insufficient driver memory", "spark.driver.memory"]), ("900t", ["ended before", "heap"])],
+)
+def test_a_spark_without_memory_is_told_and_leaves_no_process(tmp_path: Path, memory: str, words: list[str]) -> None:
+    write_copy(tmp_path, conf=repr({"spark.driver.memory": memory}))
+    run = [*COMMAND, "run", "app.py", "--available-now"]
+    process = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 1 and "error [spark_unavailable]: " in process.stderr
+    for word in words:
+        assert word in process.stderr
+    assert "Traceback" not in process.stderr and "\n\tat " not in process.stderr
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_nothing_of_a_run_survives_its_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Neither Java nor a worker nor the page: after Ctrl-C and SIGTERM, which finish the batch, and after a crash."""
+    write_copy(tmp_path)
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("numbers", "n BIGINT", partitions=1)
+        log.append("numbers", [{"n": n} for n in range(100)])
+    words = ["env", "--default-signal=INT", *COMMAND, "run", "app.py", "--port", "8900"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    read = ""
+    while "100 events" not in (line := process.stdout.readline()):
+        assert line, f"it ended: {read} {process.communicate()}"
+        read += line
+    page = re.search(r"http://[\d.:]+", read)
+    assert page is not None and any("java" in name for name in processes_of(tmp_path))
+    assert json.load(urllib.request.urlopen(f"{page[0]}/status.json"))["stages"][0]["name"] == "copied"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (code, ""), out
+    assert_all_gone(tmp_path)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(page[0], timeout=5)
+    with hw.open_log(tmp_path / "log") as log:
+        assert sorted(log.read("copied")["n"].to_pylist()) == list(range(100))
 
 
 def test_the_page_tells_what_the_application_does(tmp_path: Path) -> None:
@@ -110,6 +217,9 @@ def test_the_page_tells_what_the_application_does(tmp_path: Path) -> None:
             )
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"{page.url}/etc/passwd")
+            other = urllib.request.Request(page.url, headers={"Host": "evil.example"})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(other)
         finally:
             page.close()
     with pytest.raises(InvalidInput, match="all taken"):
@@ -125,3 +235,57 @@ def test_a_status_is_replaced_whole_and_knows_its_process(tmp_path: Path) -> Non
     found = app.status()
     assert found is not None and not found.is_alive
     assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["status.json"]
+
+
+def stages_in_trouble() -> list[StageStatus]:
+    error = "app.py:31: ZeroDivisionError: division by zero"
+    return [
+        StageStatus(name="visits", kind="stream", to="visits", state="running", epoch=7, events=1_234_567, lag=89),
+        StageStatus(name="a_rather_long_name_of_a_view", kind="view", to="view v", where="app.py:29", state="failed", error=error),
+        StageStatus(name="top", kind="view", to="view top", state="waiting", restarts=3, error="[unreachable] \x1b[2J", lag=123_456),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_table_fits_its_terminal_and_never_cuts_a_number(width: int) -> None:
+    status = AppStatus(name="shop", log="./data", pid=1, started_us=0, at_us=90_000_000, stages=stages_in_trouble())
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(Drawn(status))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(out.getvalue().split())
+    assert "123,456" in text and "failed" in text and "ZeroDivisionError" in text and "(app.py:29)" in text
+    assert "\x1b[2J" not in out.getvalue(), "what an error says cannot steer the terminal"
+    assert width < 80 or "1,234,567" in text
+
+
+def test_a_rate_counts_quiet_moments_and_forgets_what_was_long_ago() -> None:
+    rate = Rate(over_s=10)
+    assert rate.see(0, 0.0) == 0.0
+    assert rate.see(100, 1.0) == 100.0
+    assert rate.see(100, 10.0) == 10.0
+    assert rate.see(100, 30.0) == 0.0
+
+
+def test_a_view_on_the_page_shows_its_newest_rows_and_every_type(tmp_path: Path) -> None:
+    app = hw.App("shop", log=tmp_path / "log")
+    app.view(app.topic("clicks", schema="n BIGINT"), key=["page", "minute"], name="pages")(lambda clicks: clicks)
+    schema = "page STRING, minute TIMESTAMP, visits BIGINT, share DOUBLE, tags ARRAY<STRING>"
+    with hw.open_log(tmp_path / "log") as log:
+        store = open_store(f"sqlite:///{tmp_path}/log/views.db")
+        rows = [
+            {"page": "</script>", "minute": datetime(2026, 1, 1, 0, n, tzinfo=UTC), "visits": 2**60 + n, "share": math.nan, "tags": ["a"]}
+            for n in range(30)
+        ]  # fmt: skip
+        definition = define_view("pages", schema, key=["page", "minute"])
+        table = pa.Table.from_pylist(rows, definition.schema)
+        Maintainer(log, store, definition).maintain(table, hw.Marker(query="q", epoch=0, ends={}))
+        store.close()
+    page = StatusPage(app, port=8950)
+    try:
+        shown = json.load(urllib.request.urlopen(f"{page.url}/views.json"))["pages"]
+        assert json.load(urllib.request.urlopen(f"{page.url}/status.json"))["stages"][0]["state"] == "starting"
+    finally:
+        page.close()
+    assert shown["columns"] == ["page", "minute", "visits", "share", "tags"] and len(shown["rows"]) == 10
+    assert shown["rows"][0] == ["</script>", "2026-01-01 00:29:00+00:00", str(2**60 + 29), None, "['a']"]

@@ -12,11 +12,11 @@ import headwater as hw
 app = hw.App("clickstream", log="./clickstream")
 
 clicks = app.topic(
-    "clicks", schema="user_id BIGINT, page STRING, at TIMESTAMP", key="user_id", time="at", lateness="10 seconds"
+    "clicks", schema="user_id BIGINT, page STRING, at TIMESTAMP", key="user_id", time="at", lateness="1 minute"
 )
 
 
-@app.stream(clicks, to="visits", key="page", time="at", lateness="10 seconds")
+@app.stream(clicks, to="visits", key="page", time="at", lateness="1 minute")
 def visits(clicks):
     """Pages without what follows the question mark; monitoring does not count."""
     page = F.split("page", r"\?").getItem(0).alias("page")

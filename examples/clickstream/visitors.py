@@ -19,7 +19,7 @@ def main(url: str = "./clickstream", seconds: float = 3600.0, per_second: float 
             "user_id BIGINT, page STRING, at TIMESTAMP",
             key="user_id",
             time="at",
-            lateness="10 seconds",
+            lateness="1 minute",
             exist_ok=True,
         )
         end = time.monotonic() + seconds

@@ -16,6 +16,7 @@ before `plan`, `start` or `run`. What belongs to an application lies in its fold
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -259,7 +260,7 @@ class App:
         self._conf |= conf or {}
 
     def start(self, *, accept_new_checkpoint: Mapping[str, Restart] | None = None) -> None:
-        """Starts all stages and returns; a thread looks after them. For notebooks and tests."""
+        """Starts all stages and returns; a thread looks after them. For notebooks and tests; a program that ends stops it."""
         if self._running is not None:
             raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
         running = _Running(self, self._launch(), None)
@@ -270,11 +271,13 @@ class App:
             raise
         running.supervise_in_background()
         self._running = running
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         """Lets each stage finish its batch, and ends; stopping twice does nothing."""
         running, self._running = self._running, None
         if running is not None:
+            atexit.unregister(self.stop)
             running.end()
 
     def status(self) -> AppStatus | None:

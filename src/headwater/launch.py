@@ -13,10 +13,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import msgspec
 import pyarrow as pa
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from headwater.views.catalog import Plan as ViewPlan
     from headwater.views.maintain import Maintainer
     from headwater.views.store import ViewStore
+
+SPARK_LOG = "spark.log"
 
 Restart = Literal["marker", "earliest", "latest"]
 """Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
@@ -73,7 +76,7 @@ class Launch:
             log = open_log(self._settings.log, create=False, read_only=True)
             self._closing.append(log.close)
         self._graph.check(in_log=log.topics() if log else [])
-        analysed = self._analysis(self._session(), log).run()
+        analysed = self._analysis(self._session(keep_log=False), log).run()
         return {name: _notes(self._graph.stages[name], found) for name, found in analysed.items()}
 
     def start(self, *, accept: Mapping[str, Restart] | None = None) -> Runner:
@@ -86,7 +89,7 @@ class Launch:
         log = open_log(self._settings.log)
         self._closing.append(log.close)
         self._graph.check(in_log=log.topics())
-        spark = self._session()
+        spark = self._session(keep_log=True)
         self._check_workers(spark)
         for node in self._graph.topics.values():
             _make_declared(log, node)
@@ -127,16 +130,20 @@ class Launch:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
             lock.close()
+            here = holder == f"process {os.getpid()}"
             raise AppRunning(
-                f"Application {self._graph.name!r} is running already ({holder}), with its state in {state}.",
-                advice="Stop that one first, or give this one another state=.",
+                f"Application {self._graph.name!r} is running already ({'in this program' if here else holder}), "
+                f"with its state in {state}.",
+                advice="Call stop() of the App that was started."
+                if here
+                else "Stop that one first, or give this one another state=.",
             ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")
         lock.flush()
         self._closing.append(lock.close)
 
-    def _session(self) -> SparkSession:
+    def _session(self, *, keep_log: bool) -> SparkSession:
         from headwater.processing.session import check_reachable, make_session, stop_session
         from headwater.processing.source import register
 
@@ -145,7 +152,8 @@ class Launch:
             check_reachable(settings.log, str(self._given_spark.sparkContext.master))
             register(self._given_spark)
             return self._given_spark
-        spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log)
+        with self._spark_log(keep=keep_log) as said:
+            spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log, said=said)
         if not os.environ.get("HEADWATER_DEBUG"):  # what went wrong is told in the status, in a sentence
             spark.sparkContext.setLogLevel("FATAL")
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -159,6 +167,15 @@ class Launch:
             FileSink(stage.to, stage=stage.name).folder for stage in self._graph.stages.values() if is_folder(stage.to)
         ]
         check_workers(spark, [self._settings.state, *sinks])
+
+    @contextmanager
+    def _spark_log(self, *, keep: bool) -> Iterator[IO[bytes] | None]:
+        """Where the words of Java and of Spark's workers go: to `<state>/spark.log`, begun anew by each run."""
+        if os.environ.get("HEADWATER_DEBUG"):
+            yield None
+            return
+        with open(self._settings.state / SPARK_LOG, "w+b") if keep else tempfile.TemporaryFile() as said:
+            yield said
 
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
         from headwater.processing.analysis import Analysis, Facts

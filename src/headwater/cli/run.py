@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,22 +40,23 @@ def run(
         ),
     ] = None,
     page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
-    port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the page; the next free one if it is taken.")] = PORT,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
     """Run an application: every stage, supervised, until Ctrl-C."""
     from headwater.cli.run_screen import open_screen
+    from headwater.processing.status import first_status
     from headwater.server.page import StatusPage
 
     app = load_app(script)
     app.use(master=master, conf=_settings(conf or []))
     accepted = _accepted(accept_new_checkpoint or [])
-    with _terminated_as_interrupted(), open_screen(app.name) as screen:
+    with open_screen(first_status(app.graph, app.log_url)) as screen, _ended_by_signals(screen.tell):
         serving = StatusPage(app, port=port) if page and not available_now else None
         try:
             if serving is not None:
-                screen.tell(f"status page: {serving.url}")
+                screen.tell(f"status page: {serving.url}   Ctrl-C: each stage finishes its batch")
 
             def watch(status: AppStatus) -> None:
                 screen.show(status)
@@ -127,14 +128,19 @@ def _end(last: AppStatus) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM drains as Ctrl-C does."""
+def _ended_by_signals(tell: Callable[[str], None]) -> Iterator[None]:
+    """SIGTERM and a closed terminal drain as Ctrl-C does; each says so, and a second one does not wait for the batches."""
 
     def interrupt(number: int, frame: object) -> None:
+        tell("stopping: each stage finishes its batch; Ctrl-C again does not wait for that")
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)  # a shell's background job ignores it, and goes on doing so
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -38,7 +38,7 @@ def load_app(path: Path) -> App:
         spec.loader.exec_module(module)
     except HeadwaterError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path.name}:{lines[-1]}" if lines else path.name

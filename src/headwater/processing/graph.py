@@ -71,14 +71,25 @@ class Graph:
         self.stages: dict[str, StageNode] = {}
 
     def add_topic(self, node: TopicNode) -> TopicNode:
-        """Declares a topic or table; twice is refused."""
+        """Declares a topic or table; twice is refused, except at a prompt: there the newer declaration counts."""
+        if node.name in self.topics and is_at_prompt():
+            del self.topics[node.name]
         self._check_free(check_name(node.name), node.where)
         self.topics[node.name] = node
         return node
 
     def add_stage(self, node: StageNode) -> StageNode:
-        """Declares a stage; its name and its output are its own."""
+        """Declares a stage; its name and its output are its own. At a prompt the newer declaration of a name counts."""
         check_name(node.name, of="stage")
+        replaced = self.stages.pop(node.name, None) if is_at_prompt() else None
+        try:
+            return self._add_stage(node)
+        except BaseException:
+            if replaced is not None:
+                self.stages[node.name] = replaced
+            raise
+
+    def _add_stage(self, node: StageNode) -> StageNode:
         if node.name in self.stages:
             before = self.stages[node.name]
             raise InvalidApp(
@@ -222,6 +233,11 @@ def check_trigger(stage: StageNode) -> None:
         raise InvalidApp(
             f"{stage.place}: trigger={stage.trigger!r} is no duration.", advice='Use one such as "1 second".'
         ) from None
+
+
+def is_at_prompt() -> bool:
+    """Whether somebody types: a notebook, IPython or Python's own prompt. A cell that is run again declares the same things again."""
+    return hasattr(sys, "ps1")
 
 
 def caller(depth: int = 2) -> str:

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,20 @@ from headwater.model.errors import HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.border import told
 from headwater.processing.graph import Graph, StageNode
-from headwater.processing.poison import PoisonHunt, Skips
-from headwater.processing.status import StageStatus
+from headwater.processing.marker import ends_of
+from headwater.processing.offsets import places_of
+from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
+from headwater.processing.status import Rate, StageStatus, ends_in
 from headwater.processing.table import Table
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """How long a stage waits before its next attempt, by how often it has failed since it last went on."""
 
 LOOK_S = 0.2
+LAG_S = 2.0
 DRAIN_S = 30.0
 
+_NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -157,14 +162,17 @@ class _Supervised:
     def __init__(self, runner: Runner, plan: Plan, state: Path) -> None:
         stage = plan.stage
         self.plan = plan
-        self.status = StageStatus(name=stage.name, kind=stage.kind, to=stage.to)
+        self.status = StageStatus.of(stage)
         self._runner = runner
         self._skips = Skips(state / "skipped" / f"{stage.name}.json")
+        self._rate = Rate()
         self._query: StreamingQuery | None = None
         self._available_now = False
         self._failures = 0
         self._failed_at = -1
         self._retry_at: float | None = None
+        self._ends: dict[tuple[str, int], int] = {}
+        self._lag_at = 0.0
 
     def attempt(self, *, available_now: bool = False) -> None:
         """Starts the query; what goes wrong counts like a failure of the query."""
@@ -184,9 +192,16 @@ class _Supervised:
 
     def look(self) -> None:
         """Takes notice of what the query did, and starts it again when it is time."""
+        self._look()
+        self.status.events_per_s = self._rate.see(self.status.events, time.monotonic())
+
+    def _look(self) -> None:
         if self._query is None:
             if self._retry_at is not None and time.monotonic() >= self._retry_at:
                 self.attempt(available_now=self._available_now)
+            elif self.status.state in ("waiting", "failed") and time.monotonic() >= self._lag_at:
+                self._lag_at = time.monotonic() + LAG_S
+                self._fall_behind()
             return
         is_active = self._query.isActive  # asked first: what it did last is then among its progress
         self._follow(self._query)
@@ -207,18 +222,36 @@ class _Supervised:
             for progress in query.recentProgress:
                 self.status.follow(progress)
         self.status.follow(newest)
+        self._ends |= ends_in(newest)
         if self.status.epoch > self._failed_at:
             self._failures = 0
+            self.status.error = None
+
+    def _fall_behind(self) -> None:
+        """While no query tells its lag, it grows with what others append; a log that cannot be asked leaves it as it was."""
+        with suppress(HeadwaterError, OSError, ValueError):
+            if not self._ends:
+                begun, _ = failed_ranges(self.plan.checkpoint, ())
+                self._ends = places_of(ends_of(self.plan.checkpoint, begun - 1)) if begun else {}
+        with suppress(HeadwaterError):
+            self.status.lag = sum(
+                max(0, span.stop - self._ends.get((topic, number), span.start))
+                for topic in self.plan.stage.inputs
+                for number, span in self._runner.log.offsets(topic).items()
+            )
 
     def end(self, deadline: float) -> None:
         """Stops the query, once its batch is done or the time is up."""
         query, self._query = self._query, None
         if query is None:
+            if self.status.state in ("waiting", "starting"):
+                self.status.state = "stopped"
             return
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(0.02)
         query.stop()
         self._follow(query)
+        self.status.events_per_s = 0.0
         if self.status.state == "running":
             self.status.state = "stopped"
 
@@ -242,12 +275,10 @@ class _Supervised:
             hunt = PoisonHunt(self._runner, self.plan, self._skips)
             found = hunt.run(self.plan.checkpoint)
         except Exception as error:  # noqa: BLE001 - the stage stops with both errors told
-            self.status.error = (
-                f"{self.status.error} Looking for the event that does it failed too: {sentence(error, self.plan.stage)}"
-            )
+            self.status.error = f"{self.status.error}. Looking for the event that does it failed too: {sentence(error, self.plan.stage)}"
             return False
         if isinstance(found, str):
-            self.status.error = f"{self.status.error} {found}"
+            self.status.error = f"{self.status.error}. {found}"
             return False
         self.status.dead += found
         self._failed_at = -1
@@ -259,6 +290,8 @@ def is_about_data(error: BaseException) -> bool:
 
     Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
     """
+    if _NO_MEMORY.search(str(error)):
+        return False
     return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
 
 

@@ -19,14 +19,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import resources
+from typing import IO
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
+from headwater.processing.java import starting_java, stop_java
 
 JAVA_MIN = 17
-STOP_S = 30.0
 LOCAL = "local[*]"
 PYTHON = "spark.pyspark.python"
 
@@ -50,12 +51,17 @@ LOCAL_SETTINGS = {
 
 
 def make_session(
-    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, *, log: str | None = None
+    name: str,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    *,
+    log: str | None = None,
+    said: IO[bytes] | None = None,
 ) -> SparkSession:
     """Starts Spark, or gives the session that runs already, with the data source registered.
 
     Without a `master` it is the one that `spark-submit` was given, otherwise `local[*]`. `log` is the URL of the log that it will
-    read, to refuse early what cannot work.
+    read, to refuse early what cannot work. What Java and the workers write to stderr goes to the file `said`.
     """
     from headwater.processing.source import register
 
@@ -73,14 +79,12 @@ def make_session(
     ours = {key: value for key, value in settings.items() if key not in submitted} | dict(conf or {})
     if PYTHON in ours:  # Spark itself looks at it in `spark-submit` only
         os.environ["PYSPARK_PYTHON"] = ours[PYTHON]
-    builder = SparkSession.builder.appName(name).master(master)
+    ours |= {"spark.app.name": name, "spark.master": master}
+    builder = SparkSession.builder
     for key, value in ours.items():
         builder = builder.config(key, value)
-    try:
+    with starting_java(ours, said):
         spark = builder.getOrCreate()
-    except Exception as error:
-        _explain(master, error)
-        raise
     register(spark)
     return spark
 
@@ -93,31 +97,10 @@ def submitted_settings() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
-def _explain(master: str, error: Exception) -> None:
-    """Raises `SparkUnavailable` where the cluster is what is missing."""
-    if "All masters are unresponsive" in str(error) or "stopped SparkContext" in str(error):
-        raise SparkUnavailable(
-            f"The Spark master {master} does not answer.",
-            advice="Check that it runs and that this machine reaches it; its page names the URL to use.",
-        ) from None
-
-
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
-    gateway = SparkContext._gateway
     spark.stop()
-    if gateway is None:
-        return
-    process = getattr(gateway, "proc", None)
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None
-    if process is not None:
-        process.stdin.close()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    stop_java()
 
 
 def is_local(master: str) -> bool:

@@ -7,15 +7,20 @@ page read it from there. The numbers are Spark's own, of each query's last progr
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from headwater.model.clock import system_clock
+from headwater.processing.graph import Graph, StageNode
+
 StageState = Literal["starting", "running", "waiting", "stopped", "failed", "done"]
 
 FILE = "status.json"
+RATE_OVER_S = 10.0
 
 
 class StageStatus(msgspec.Struct, kw_only=True):
@@ -24,17 +29,25 @@ class StageStatus(msgspec.Struct, kw_only=True):
     name: str
     kind: str
     to: str
+    inputs: list[str] = []
+    where: str = ""
     state: StageState = "starting"
     epoch: int = -1
     events: int = 0
     events_per_s: float = 0.0
     batch_ms: int = 0
+    batch_at_us: int = 0
     lag: int = 0
     watermark: str | None = None
     state_rows: int = 0
     restarts: int = 0
     dead: int = 0
     error: str | None = None
+
+    @classmethod
+    def of(cls, stage: StageNode) -> StageStatus:
+        """A stage that has not begun."""
+        return cls(name=stage.name, kind=stage.kind, to=stage.to, inputs=list(stage.inputs), where=stage.where)
 
     def follow(self, progress: Mapping[str, Any]) -> None:
         """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new."""
@@ -44,7 +57,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
             self.epoch = int(progress["batchId"])
             self.events += rows
             self.batch_ms = int(duration.get("triggerExecution", 0))
-        self.events_per_s = 1000 * rows / self.batch_ms if self.batch_ms else 0.0
+            self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
         self.watermark = (progress.get("eventTime") or {}).get("watermark") or self.watermark
         self.state_rows = sum(int(operator.get("numRowsTotal", 0)) for operator in progress.get("stateOperators") or [])
@@ -73,6 +86,29 @@ class AppStatus(msgspec.Struct, kw_only=True):
         return True
 
 
+class Rate:
+    """Events per second by the clock, over the last seconds: quiet moments count, unlike in the speed of one batch."""
+
+    def __init__(self, over_s: float = RATE_OVER_S) -> None:
+        self._over_s = over_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def see(self, events: int, now_s: float) -> float:
+        """The rate, when so many events are done at this moment."""
+        self._seen.append((now_s, events))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - self._over_s:
+            self._seen.popleft()
+        then_s, before = self._seen[0]
+        return max(0.0, (events - before) / (now_s - then_s)) if now_s > then_s else 0.0
+
+
+def first_status(graph: Graph, log: str) -> AppStatus:
+    """An application that is about to start in this process."""
+    now_us = system_clock()
+    stages = [StageStatus.of(stage) for stage in graph.order()]
+    return AppStatus(name=graph.name, log=log, pid=os.getpid(), started_us=now_us, at_us=now_us, stages=stages)
+
+
 def write_status(folder: Path, status: AppStatus) -> None:
     """Replaces the file in one step."""
     partial = folder / f"{FILE}.partial"
@@ -94,10 +130,17 @@ def _lag(source: Mapping[str, Any]) -> int:
     return sum(max(0, offset - end.get(at, 0)) for at, offset in latest.items())
 
 
-def _places(offsets: Any) -> dict[tuple[str, str], int]:
+def ends_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """Up to where a batch has read, by topic and partition."""
+    return {
+        at: offset for source in progress.get("sources") or [] for at, offset in _places(source["endOffset"]).items()
+    }
+
+
+def _places(offsets: Any) -> dict[tuple[str, int], int]:
     found = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets
     return {
-        (topic, number): int(offset)
+        (topic, int(number)): int(offset)
         for topic, partitions in (found or {}).items()
         if not topic.startswith(".")
         for number, offset in partitions.items()

@@ -2,7 +2,7 @@
 
     GET /               the page
     GET /status.json    the status as `headwater status --json` prints it
-    GET /views.json     the first rows of each view
+    GET /views.json     the first rows of each view: in its own order, or the newest where it has a time, or by key
 
 Nothing can be changed through it. It needs nothing from the network. Thread-safety: `show` may be called by any thread.
 """
@@ -10,20 +10,27 @@ Nothing can be changed through it. It needs nothing from the network. Thread-saf
 from __future__ import annotations
 
 import threading
+from datetime import date, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
+import pyarrow as pa
 
 from headwater.model.errors import HeadwaterError, InvalidInput
+from headwater.processing.status import AppStatus, first_status
 
 if TYPE_CHECKING:
     from headwater.app import App
-    from headwater.processing.status import AppStatus
+    from headwater.views.view import View
 
 PORTS_TRIED = 20
 ROWS = 10
+
+_EXACT_MAX = 2**53  # a browser's numbers lose digits beyond it
+_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 class StatusPage:
@@ -31,7 +38,7 @@ class StatusPage:
 
     def __init__(self, app: App, *, port: int) -> None:
         self._app = app
-        self._status: AppStatus | None = None
+        self._status = first_status(app.graph, app.log_url)
         self._server = _bound(self, port)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="headwater-page", daemon=True)
@@ -55,22 +62,19 @@ class StatusPage:
             case "/status.json":
                 return "application/json", msgspec.json.encode(self._status)
             case "/views.json":
-                return "application/json", msgspec.json.encode(self._views())
+                return "application/json", msgspec.json.encode({name: self._rows(name) for name in self._app.views})
         return None
 
-    def _views(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
-        for name in self._app.views:
-            try:
-                with self._app.views[name] as view:
-                    rows = view.rows(limit=ROWS)
-                shown[name] = {
-                    "columns": rows.column_names,
-                    "rows": [list(map(_plain, row.values())) for row in rows.to_pylist()],
-                }
-            except HeadwaterError as error:
-                shown[name] = {"error": error.what}
-        return shown
+    def _rows(self, name: str) -> dict[str, Any]:
+        try:
+            with self._app.views[name] as view:
+                rows = view.rows(order=_order(view), limit=ROWS)
+        except HeadwaterError as error:
+            return {"error": error.what}
+        return {
+            "columns": rows.column_names,
+            "rows": [[_plain(value) for value in row.values()] for row in rows.to_pylist()],
+        }
 
 
 class _Server(ThreadingHTTPServer):
@@ -82,14 +86,24 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        # Another site's name may be made to point at this machine; what it asks for then is not for it.
+        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in _HERE:
+            self._send(403, "text/plain", b"This page is for this machine: open it as 127.0.0.1 or localhost.\n")
+            return
         found = self.server.page.answer(self.path)
         kind, body = found or ("text/plain", b"There is no such page.\n")
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
+        self._send(200 if found else 404, kind, body)
+
+    def _send(self, code: int, kind: str, body: bytes) -> None:
+        try:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:
+            return  # a browser that has left is no news
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are no news."""
@@ -110,5 +124,18 @@ def _bound(page: StatusPage, port: int) -> _Server:
     )
 
 
+def _order(view: View) -> list[str] | None:
+    """The newest rows first, where a view has no order of its own and its key has a time."""
+    definition = view.definition
+    if definition.order:
+        return None
+    times = [name for name in definition.key if pa.types.is_timestamp(definition.schema.field(name).type)]
+    return [f"-{name}" for name in times] or None
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, (datetime, date)):
+        return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+    if isinstance(value, int) and abs(value) > _EXACT_MAX:
+        return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

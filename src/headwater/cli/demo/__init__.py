@@ -1,1 +1,1 @@
-"""The demonstration: shops in processes of their own write orders to one log, one of them is killed, and the count is right."""
+"""The demonstration: people click, an application on Spark counts them live, processes are killed, and the numbers are right."""

@@ -1,95 +1,171 @@
-"""The director of the demonstration: looks at the log, asks the question, and has one shop killed and started again."""
+"""The director of the demonstration: looks at log, application and views, and has a producer and the application killed.
+
+The play: the visitors click while Spark starts; the first rows of a view are the first result. Then the process of one region is killed and
+started again, then the application is. The play is over when both are back and the time is up, or at Ctrl-C, and closes: everything is
+sent, the views catch up, and DuckDB is asked.
+"""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
-from headwater.cli.demo.orders import TOPIC
-from headwater.cli.demo.proof import stored
-from headwater.cli.demo.screen import EVENTS_SHOWN, Scene, Screen
-from headwater.cli.demo.street import Shop, Street
-from headwater.cli.output import rows_of
-from headwater.cli.question import answer
+from headwater.app import App
+from headwater.cli.demo.application import Application
+from headwater.cli.demo.clicks import TOPIC
+from headwater.cli.demo.crowd import Crowd, Region
+from headwater.cli.demo.proof import QUESTIONS, Agreement, compare, stored
+from headwater.cli.demo.screen import Scene, Screen
 from headwater.log.log import Log
-from headwater.log.reader import Reader
+from headwater.model.errors import HeadwaterError, NotFound, TimedOut
 
-QUESTION = "select product, count(*) as orders, sum(amount) as revenue from orders group by 1 order by 3 desc limit 5"
 VICTIM = 2
+FIRST_S_MAX = 300.0
+CATCH_UP_S_MAX = 120.0
 
 _TICK_S = 0.2
-_ASK_EVERY_S = 1.5
-_RATE_OVER_TICKS = 5
-_KILL_AT, _RESTART_AT = 0.35, 0.5
+_VIEWS_EVERY_S = 0.5
+_RATE_OVER_TICKS = 10
+_KILL_REGION_S, _REGION_AGAIN_S, _KILL_APPLICATION_S = 3.0, 5.0, 9.0
+_GO_ON_S = 3.0
 
 
 class Director:
-    """Runs the demonstration from the moment the shops are open until all have closed."""
+    """Runs the demonstration from the moment the visitors click until all have gone."""
 
-    def __init__(self, log: Log, street: Street, scene: Scene, screen: Screen) -> None:
+    def __init__(
+        self, log: Log, app: App, application: Application, crowd: Crowd, scene: Scene, screen: Screen
+    ) -> None:
         self._log = log
-        self._street = street
+        self._app = app
+        self._application = application
+        self._crowd = crowd
         self._scene = scene
         self._screen = screen
-        self._begun = time.monotonic()
-        self._totals: list[tuple[float, int]] = [(self._begun, 0)]
-        self._ask_at = 0.0
-        self._todo = [(_KILL_AT, self._kill), (_RESTART_AT, self._restart)]
+        self._totals: list[tuple[float, int]] = [(time.monotonic(), 0)]
+        self._views_at = 0.0
+        self._seen_before_kill = 0
+        self._todo = [
+            (_KILL_REGION_S, self._kill_region),
+            (_REGION_AGAIN_S, self._open_region_again),
+            (_KILL_APPLICATION_S, self._kill_application),
+        ]
 
-    def run(self) -> None:
-        """Lets the day pass."""
-        self._tell("four shops sell; an order is acknowledged when it is on disk")
-        with self._log.reader(TOPIC, start="latest", columns=["at", "id", "product", "amount"]) as reader:
-            while self._scene.elapsed_s < self._scene.seconds:
-                time.sleep(_TICK_S)
-                self._scene.elapsed_s = time.monotonic() - self._begun
-                self._look(reader)
+    def run(self) -> list[Agreement]:
+        """Lets the day pass; how the views and DuckDB agree at its end."""
+        self._tell("three processes send clicks, each acknowledged when it is on disk; Spark is starting")
+        try:
+            while not self._is_over():
+                self._look()
                 self._act()
-                self._street.check()
-                self._screen.show(self._scene)
-            self._tell("closing: every shop sends what is left")
-            self._street.close()
-            self._look(reader)
-        self._ask()
+                time.sleep(_TICK_S)
+        except KeyboardInterrupt:
+            if self._scene.first_s is None:
+                raise
+            self._tell("Ctrl-C: closing early; once more ends it at once")
+        return self._close()
 
-    def _act(self) -> None:
-        if self._todo and self._scene.elapsed_s >= self._todo[0][0] * self._scene.seconds:
-            self._todo.pop(0)[1]()
-        for shop in self._street.begin_those_ready():
-            self._tell(
-                f"{shop.name} (pid {shop.pid}) sends again from its first order; what is stored is not stored again"
-            )
-        if self._scene.elapsed_s >= self._ask_at:
-            self._ask_at = self._scene.elapsed_s + _ASK_EVERY_S
-            self._ask()
+    def _is_over(self) -> bool:
+        scene = self._scene
+        if scene.first_s is None:
+            if scene.elapsed_s > FIRST_S_MAX:
+                raise TimedOut(
+                    f"The application has given no result in {FIRST_S_MAX:g} s.",
+                    advice="Is the machine very busy? Run it again when it is not.",
+                )
+            return False
+        back = not self._todo and scene.back_s is not None and scene.elapsed_s >= scene.back_s + _GO_ON_S
+        return back and self._crowd.is_whole and scene.elapsed_s >= scene.seconds
 
-    def _kill(self) -> None:
-        shop = self._victim()
-        self._tell(f"kill -9 {shop.pid}: {shop.name} dies in the middle of its work")
-        shop.kill()
-        held = stored(self._log, shop.name)
-        self._tell(f"{shop.name} had {shop.acknowledged:,} orders acknowledged; the log holds {held:,} of its orders")
-
-    def _restart(self) -> None:
-        self._tell(f"{self._victim().name} starts again and remembers nothing")
-        self._victim().open_again()
-
-    def _victim(self) -> Shop:
-        return self._street.shops[VICTIM]
-
-    def _look(self, reader: Reader) -> None:
+    def _look(self) -> None:
         scene, now = self._scene, time.monotonic()
-        scene.ends = {number: offsets.stop for number, offsets in self._log.offsets(TOPIC).items()}
-        scene.total = sum(scene.ends.values())
+        scene.total = sum(offsets.stop for offsets in self._log.offsets(TOPIC).values())
         then, before = self._totals[0]
         scene.rate = (scene.total - before) / max(now - then, 1e-6)
         scene.rates.append(scene.rate)
         self._totals = [*self._totals, (now, scene.total)][-_RATE_OVER_TICKS:]
-        for batch in reader.poll_arrow(timeout_s=0)[-EVENTS_SHOWN:]:
-            scene.newest.extend(rows_of(batch.slice(batch.num_rows - 1)))
+        scene.status = self._application.status
+        if self._application.url and not scene.url:
+            scene.url = self._application.url
+            self._tell(f"status page: {scene.url}")
+            self._screen.open_page(scene.url)
+        if scene.elapsed_s >= self._views_at:
+            self._views_at = scene.elapsed_s + _VIEWS_EVERY_S
+            self._look_at_views()
+        self._crowd.check()
+        self._application.check()
+        self._screen.show(scene)
 
-    def _ask(self) -> None:
-        with answer(self._log, QUESTION) as batches:
-            self._scene.answer = [row for batch in batches for row in rows_of(batch)]
+    def _look_at_views(self) -> None:
+        scene = self._scene
+        with suppress(NotFound), self._app.views["top_pages"] as view:
+            scene.top = [(row["page"], row["visits"]) for row in view.rows().to_pylist()]
+        with suppress(NotFound), self._app.views["per_minute"] as view:
+            rows = view.rows(order=["-minute", "-visits"], limit=8).to_pylist()
+            scene.minutes = [(row["minute"], row["page"], row["visits"]) for row in rows]
+        counted = scene.counted
+        if scene.first_s is None and counted:
+            scene.first_s = scene.elapsed_s
+            self._tell(f"first result after {scene.first_s:.1f} s: the view top_pages has {counted:,} visits")
+        if scene.killed_s is not None and scene.back_s is None and counted > self._seen_before_kill:
+            scene.back_s = scene.elapsed_s
+            self._tell(f"the application goes on where it was, {scene.back_s - scene.killed_s:.1f} s after the kill")
+
+    def _act(self) -> None:
+        scene = self._scene
+        if scene.first_s is not None and self._todo and scene.elapsed_s >= scene.first_s + self._todo[0][0]:
+            self._todo.pop(0)[1]()
+        for region in self._crowd.begin_those_ready():
+            self._tell(
+                f"{region.name} (pid {region.pid}) sends again from its first click; what is stored is not stored again"
+            )
+
+    def _kill_region(self) -> None:
+        region = self._victim()
+        self._tell(f"kill -9 {region.pid}: the producer of {region.name} dies in the middle of its work")
+        region.kill()
+        held = stored(self._log, region.name)
+        self._tell(f"{region.name} had {region.acknowledged:,} clicks acknowledged; the log holds {held:,} of them")
+
+    def _open_region_again(self) -> None:
+        self._tell(f"the producer of {self._victim().name} starts again and remembers nothing")
+        self._victim().open_again()
+
+    def _kill_application(self) -> None:
+        scene = self._scene
+        self._tell(f"kill -9 {self._application.pid}: the application dies in the middle of a batch, Spark with it")
+        self._application.kill()
+        self._look_at_views()
+        scene.killed_s, scene.status, self._seen_before_kill = scene.elapsed_s, None, scene.counted
+        self._application.open_again()
+        self._tell(f"it starts again as process {self._application.pid}; the clicks go on, and wait in the log")
+
+    def _victim(self) -> Region:
+        return self._crowd.regions[VICTIM]
+
+    def _close(self) -> list[Agreement]:
+        self._tell("closing: every producer sends what is left, and the views catch up")
+        self._crowd.close()
+        deadline = time.monotonic() + CATCH_UP_S_MAX
+        while True:
+            self._look()
+            found = self._compared()
+            if all(each.is_right for each in found) or time.monotonic() > deadline:
+                break
+            time.sleep(_TICK_S)
+        self._look()
+        self._application.close()
+        return found
+
+    def _compared(self) -> list[Agreement]:
+        found = []
+        for name in QUESTIONS:
+            try:
+                with self._app.views[name] as view:
+                    found.append(compare(self._log, view))
+            except NotFound as error:
+                raise HeadwaterError(error.what, advice="This is a bug; report it.") from error
+        return found
 
     def _tell(self, step: str) -> None:
         self._screen.tell(self._scene, step)

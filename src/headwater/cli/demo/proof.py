@@ -1,34 +1,45 @@
-"""The proof: DuckDB compares what the shops should have sent with what the log holds."""
+"""The proof: DuckDB compares what the visitors should have sent with what the log holds, and the live views with the log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from headwater.cli.demo.orders import TOPIC, sale
+from headwater.cli.demo.clicks import REGIONS, TOPIC, USERS, clicks
 from headwater.cli.output import rows_of
 from headwater.cli.question import answer
 from headwater.log.log import Log
+from headwater.views.view import View
 
-QUESTION = f"""
-with stored as (select shop, number, product, amount, count(*) as copies from {TOPIC} group by all)
-select coalesce(sent.shop, stored.shop) as shop,
-       count(sent.number) as acknowledged,
-       coalesce(sum(copies), 0)::bigint as in_log,
-       count(*) filter (copies is null) as lost,
-       coalesce(sum(copies - 1), 0)::bigint as doubled,
-       count(*) filter (sent.number is null) as never_sent
-from sent full join stored using (shop, number, product, amount)
+SENT = f"""
+with stored as (select user_id, page, "at", count(*) as copies from {TOPIC} group by all),
+     told as (select user_id, page, "at", count(*) as copies from sent group by all)
+select coalesce(told.user_id, stored.user_id) // {USERS} as region,
+       coalesce(sum(told.copies), 0)::bigint as acknowledged,
+       coalesce(sum(stored.copies), 0)::bigint as in_log,
+       coalesce(sum(greatest(coalesce(told.copies, 0) - coalesce(stored.copies, 0), 0)), 0)::bigint as lost,
+       coalesce(sum(greatest(stored.copies - told.copies, 0)), 0)::bigint as doubled,
+       coalesce(sum(stored.copies) filter (told.copies is null), 0)::bigint as never_sent
+from told full join stored using (user_id, page, "at")
 group by 1 order by 1
 """
+VISITS = (
+    f"select split_part(page, '?', 1) as page, \"at\" as clicked from {TOPIC} where not starts_with(page, '/health')"
+)
+QUESTIONS = {
+    "top_pages": f"select page, count(*) as visits from ({VISITS}) group by 1 order by 2 desc, 1 limit 10",
+    "per_minute": f"select page, time_bucket(interval 1 minute, clicked) as minute, count(*) as visits from ({VISITS}) group by all",
+}
+"""What DuckDB is asked about the log, for each view of the application."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What the comparison says about one shop."""
+    """What the comparison says about the clicks of one region."""
 
-    shop: str
+    region: str
     acknowledged: int
     in_log: int
     lost: int
@@ -37,26 +48,52 @@ class Line:
 
     @property
     def is_right(self) -> bool:
-        """Whether each order is in the log exactly once, as it was sent."""
+        """Whether each click is in the log exactly once, as it was sent."""
         return self.acknowledged == self.in_log and self.lost == self.doubled == self.never_sent == 0
 
 
-def prove(log: Log, acknowledged: dict[str, int]) -> list[Line]:
-    """Compares the log with what each shop had acknowledged, order by order."""
-    shops, numbers, products, amounts = [], [], [], []
-    for shop, count in acknowledged.items():
-        for number in range(count):
-            product, amount = sale(shop, number)
-            shops.append(shop)
-            numbers.append(number)
-            products.append(product)
-            amounts.append(amount)
-    sent = pa.table({"shop": shops, "number": numbers, "product": products, "amount": amounts})
-    with answer(log, QUESTION, tables={"sent": sent}) as batches:
-        return [Line(*row) for batch in batches for row in rows_of(batch)]
+@dataclass(frozen=True)
+class Agreement:
+    """What a live view has, and what DuckDB says that it should have."""
+
+    view: str
+    rows: int
+    visits: int
+    rows_expected: int
+    visits_expected: int
+    differing: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether both are the same, row by row."""
+        return self.differing == 0
 
 
-def stored(log: Log, shop: str) -> int:
-    """How many orders of one shop are in the log."""
-    with answer(log, f"select count(distinct number) from {TOPIC} where shop = '{shop}'") as batches:
+def prove(log: Log, acknowledged: dict[str, int], *, begun_us: int, rate: float) -> list[Line]:
+    """Compares the log with what each region had acknowledged, click by click."""
+    sent = [clicks(region, 0, count, begun_us=begun_us, rate=rate) for region, count in acknowledged.items()]
+    with answer(log, SENT, tables={"sent": pa.concat_tables(sent)}) as batches:
+        rows = [row for batch in batches for row in rows_of(batch)]
+    return [Line(REGIONS[region] if 0 <= region < len(REGIONS) else "nobody", *counts) for region, *counts in rows]
+
+
+def compare(log: Log, view: View) -> Agreement:
+    """Compares a live view with what DuckDB makes of the log."""
+    found = {tuple(row.values()) for row in view.rows().to_pylist()}
+    with answer(log, QUESTIONS[view.name]) as batches:
+        expected: set[tuple[Any, ...]] = {row for batch in batches for row in rows_of(batch)}
+    return Agreement(
+        view=view.name,
+        rows=len(found),
+        visits=sum(row[-1] for row in found),
+        rows_expected=len(expected),
+        visits_expected=sum(row[-1] for row in expected),
+        differing=len(found ^ expected),
+    )
+
+
+def stored(log: Log, region: str) -> int:
+    """How many clicks of one region are in the log."""
+    question = f"select count(*) from {TOPIC} where user_id // {USERS} = {REGIONS.index(region)}"
+    with answer(log, question) as batches:
         return int(next(rows_of(batches.read_next_batch()))[0])

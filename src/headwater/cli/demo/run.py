@@ -1,14 +1,15 @@
-"""`headwater demo`: four shops write orders to one log, one is killed with SIGKILL and starts again, the count is right.
+"""`headwater demo`: `examples/clickstream` on Spark, with processes that click, live views, two kills, and numbers that are right.
 
-Nothing stays behind: the log is in a temporary folder, and every process ends with this one, however it ends.
+Nothing stays behind: everything lies in a temporary folder, and every process ends with this one, however it ends.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,55 +21,82 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from headwater.cli.demo.proof import Line
+    from headwater.cli.demo.proof import Agreement, Line
     from headwater.cli.demo.screen import Scene
 
-SECONDS = 20
-RATE = 2_500.0
-PARTITIONS = 4
+SECONDS = 60
+SECONDS_ON_A_TERMINAL = 600
+RATE = 1_000.0
+PORT = 8642
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=4, max=50, help="How long the shops are open.")] = SECONDS,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=3600,
+            help=f"How long at least; without it {SECONDS}, on a terminal until Ctrl-C ({SECONDS_ON_A_TERMINAL} at most).",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the status page; the next free one if it is taken.")
+    ] = PORT,
 ) -> None:
-    """See it work: processes that share a log, a live tail, a question in SQL, a crash, and a count that is right."""
+    """See it work: clicks from several processes, an application on Spark, live views, two crashes, and the right count."""
     console = Console()
+    if seconds is None:
+        seconds = SECONDS_ON_A_TERMINAL if console.is_terminal else SECONDS
     with (
         _ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="headwater-demo-", ignore_cleanup_errors=True) as folder,
+        _inside(folder),
     ):
-        scene, lines = _play(Path(folder), seconds, console)
-    _print_result(console, scene, lines)
-    if not all(line.is_right for line in lines):
+        scene, lines, agreements = _play(Path(folder), seconds, port, console)
+    _print_result(console, scene, lines, agreements)
+    if not _is_right(lines, agreements):
         raise typer.Exit(1)
 
 
-def _play(folder: Path, seconds: float, console: Console) -> tuple[Scene, list[Line]]:
+def find_script() -> Path:
+    """The example: beside the package where that was installed, in the repository where it was not."""
+    installed = Path(__file__).with_name("clickstream.py")
+    return installed if installed.exists() else Path(__file__).parents[4] / "examples" / "clickstream" / "app.py"
+
+
+def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Scene, list[Line], list[Agreement]]:
+    from headwater.cli.demo.application import Application
+    from headwater.cli.demo.clicks import TOPIC
+    from headwater.cli.demo.crowd import Crowd
     from headwater.cli.demo.director import Director
-    from headwater.cli.demo.orders import SCHEMA, TOPIC
     from headwater.cli.demo.proof import prove
     from headwater.cli.demo.screen import Plain, Scene, Stage
-    from headwater.cli.demo.street import Street
+    from headwater.cli.script import load_app
     from headwater.log.log import open_log
 
-    url = str(folder / "log")
-    console.print(Text.assemble(("headwater demo", "bold"), (f"  four processes, one log, {seconds:g} s", "dim")))
-    with open_log(url) as log:
-        log.create_topic(TOPIC, SCHEMA, key="id", time="at", partitions=PARTITIONS)
-        with Street(url, folder, rate=RATE) as street:
-            scene = Scene(seconds, shops=street.shops)
-            street.begin()
-            screen = Stage(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
-            try:
-                Director(log, street, scene, screen).run()
-            finally:
-                screen.close()
-        return scene, prove(log, {shop.name: shop.acknowledged for shop in street.shops})
+    script = find_script()
+    scene = Scene(seconds)
+    console.print(Text.assemble(("headwater demo", "bold"), ("  examples/clickstream/app.py on Spark", "dim")))
+    with Application(script, folder, port=port) as application:
+        app = load_app(script)
+        with open_log(app.log_url) as log:
+            declared = app.graph.topics[TOPIC]
+            log.create_topic(TOPIC, declared.schema, exist_ok=True, **declared.settings)
+            with Crowd(str(Path(app.log_url).resolve()), folder, rate=RATE) as crowd:
+                scene.regions = crowd.regions
+                crowd.begin()
+                screen = Stage(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
+                try:
+                    agreements = Director(log, app, application, crowd, scene, screen).run()
+                finally:
+                    screen.close()
+            counts = {region.name: region.acknowledged for region in crowd.regions}
+            return scene, prove(log, counts, begun_us=crowd.begun_us, rate=RATE), agreements
 
 
-def _print_result(console: Console, scene: Scene, lines: list[Line]) -> None:
-    from headwater.cli.demo.director import QUESTION
-    from headwater.cli.demo.screen import answer_table
+def _print_result(console: Console, scene: Scene, lines: list[Line], agreements: list[Agreement]) -> None:
+    from headwater.cli.demo.screen import top_table
 
     def say(text: Text | str, style: str = "") -> None:
         console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
@@ -76,37 +104,74 @@ def _print_result(console: Console, scene: Scene, lines: list[Line]) -> None:
     if console.is_terminal:
         for at, step in scene.steps:
             say(Text.assemble((f"{at:5.1f} s  ", "dim"), step))
-    say(f"\n{QUESTION}", "italic")
-    console.print(Padding(answer_table(scene), (0, 0, 0, 2)))
-    killed = {shop.name: shop.killed_at for shop in scene.shops if shop.killed_at is not None}
-    say("\nDuckDB compared the log with what each shop should have sent:", "italic")
-    console.print(Padding(_proof_table(lines, set(killed)), (0, 0, 0, 2)))
+    say("\nthe live view top_pages:", "italic")
+    console.print(Padding(top_table(scene), (0, 0, 0, 2)))
+    say("\nDuckDB compared the log with what each producer should have sent:", "italic")
+    console.print(
+        Padding(_proof_table(lines, {region.name for region in scene.regions if region.killed_at}), (0, 0, 0, 2))
+    )
+    say("\nDuckDB counted the clicks in the log and compared the live views with that, row by row:", "italic")
+    for each in agreements:
+        mark = Text("✓ agrees  ", style="green") if each.is_right else Text("✗ differs ", style="bold red")
+        say(Text.assemble("  ", mark, (each.view, "bold"), f"  {each.rows:,} rows, {each.visits:,} visits"))
+        if not each.is_right:
+            say(f"    expected {each.rows_expected:,} rows, {each.visits_expected:,} visits; {each.differing:,} differ")
     sent, held = sum(line.acknowledged for line in lines), sum(line.in_log for line in lines)
-    if not all(line.is_right for line in lines):
-        say(f"\n✗ {sent:,} events acknowledged, {held:,} in the log: this is a bug.", "bold red")
+    if not _is_right(lines, agreements):
+        say(f"\n✗ {sent:,} events acknowledged, {held:,} in the log: this is a bug, please report it.", "bold red")
         return
     say(
-        f"\n✓ {sent:,} events acknowledged, {held:,} in the log, each exactly once: nothing lost, nothing doubled.",
+        f"\n✓ {sent:,} events acknowledged, {held:,} in the log, each exactly once; the live views agree with DuckDB.",
         "bold green",
     )
-    for name, after in killed.items():
-        say(f"  {name} was killed after {after:,} of them, and started again.", "green")
-    say("next: headwater topics create --help, headwater produce --help, examples/orders.py", "dim")
+    killed = ["a producer"] * any(region.killed_at is not None for region in scene.regions)
+    killed += ["the application with Spark"] * (scene.killed_s is not None)
+    if killed:
+        say(f"  {' and '.join(killed)} were killed on the way, and started again.", "green")
+    say(f"  first result {scene.first_s or 0:.1f} s after the start.", "green")
+    _print_next(say)
+
+
+def _print_next(say: Callable[[str, str], None]) -> None:
+    script = find_script()
+    shown = os.path.relpath(script) if "examples" in script.parts else str(script)
+    say("\nnext:", "bold")
+    for line in (
+        f"{shown}   the whole application: one file of functions from DataFrames to DataFrames",
+        f"headwater plan {shown}   checks and draws it; headwater run {shown} runs it",
+        "docs/apps.md, docs/views.md   how to write your own, and how to ask and follow a view",
+    ):
+        say(f"  {line}", "")
+
+
+def _is_right(lines: list[Line], agreements: list[Agreement]) -> bool:
+    return all(line.is_right for line in lines) and all(each.is_right for each in agreements)
 
 
 def _proof_table(lines: list[Line], killed: set[str]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("shop")
+    table.add_column("producer")
     for column in ("acknowledged", "in the log", "lost", "doubled", "never sent"):
         table.add_column(column, justify="right")
     table.add_column("")
     for line in lines:
         counts = (line.acknowledged, line.in_log, line.lost, line.doubled, line.never_sent)
         mark = Text("✓", style="green") if line.is_right else Text("✗", style="bold red")
-        if line.shop in killed:
+        if line.region in killed:
             mark.append(" killed", style="dim")
-        table.add_row(line.shop, *(f"{count:,}" for count in counts), mark)
+        table.add_row(line.region, *(f"{count:,}" for count in counts), mark)
     return table
+
+
+@contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """Works in a folder: the example keeps its log beside whoever runs it."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @contextmanager

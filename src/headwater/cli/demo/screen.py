@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+import webbrowser
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,15 +17,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.demo.street import Shop
+from headwater.cli.demo.crowd import Region
+from headwater.processing.status import AppStatus
 
 HISTORY = 40
-EVENTS_SHOWN = 6
-STEPS_SHOWN = 6
+PAGES_SHOWN = 7
+STEPS_SHOWN = 7
 LINE_EVERY_S = 2.0
 
 _BARS = "▁▂▃▄▅▆▇█"
-_STYLES = {"selling": "green", "killed": "bold red", "catching up": "yellow", "starting": "yellow", "closed": "dim"}
+_STYLES = {
+    "clicking": "green", "running": "green", "killed": "bold red", "failed": "bold red", "catching up": "yellow",
+    "waiting": "yellow", "starting": "yellow", "gone": "dim", "stopped": "dim", "done": "dim",
+}  # fmt: skip
 
 
 @dataclass
@@ -28,15 +37,29 @@ class Scene:
     """Everything there is to show at one moment."""
 
     seconds: float
-    elapsed_s: float = 0.0
+    regions: list[Region] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+    url: str = ""
     total: int = 0
     rate: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    ends: dict[int, int] = field(default_factory=dict)
-    shops: list[Shop] = field(default_factory=list)
-    newest: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=EVENTS_SHOWN))
-    answer: list[tuple[Any, ...]] = field(default_factory=list)
+    status: AppStatus | None = None
+    top: list[tuple[str, int]] = field(default_factory=list)
+    minutes: list[tuple[datetime, str, int]] = field(default_factory=list)
     steps: list[tuple[float, str]] = field(default_factory=list)
+    first_s: float | None = None
+    killed_s: float | None = None
+    back_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self.begun
+
+    @property
+    def counted(self) -> int:
+        """How many visits the view has."""
+        return sum(visits for _, visits in self.top)
 
 
 class Screen(Protocol):
@@ -47,6 +70,9 @@ class Screen(Protocol):
 
     def tell(self, scene: Scene, step: str) -> None:
         """Says that something happened."""
+
+    def open_page(self, url: str) -> None:
+        """Shows the status page, where somebody can see it."""
 
     def close(self) -> None:
         """Ends the view."""
@@ -63,25 +89,30 @@ class Plain:
         if scene.elapsed_s < self._next_s:
             return
         self._next_s = scene.elapsed_s + LINE_EVERY_S
-        ends = "  ".join(f"p{number} {end:,}" for number, end in sorted(scene.ends.items()))
-        self._line(scene, f"{scene.total:>9,} events   {scene.rate:>7,.0f}/s   {ends}")
+        stages = scene.status.stages if scene.status else []
+        lags = "  ".join(f"{stage.name} {stage.state}, lag {stage.lag:,}" for stage in stages)
+        self._line(scene, f"{scene.total:>9,} clicks  {scene.rate:>6,.0f}/s  {scene.counted:>9,} in the view  {lags}")
 
     def tell(self, scene: Scene, step: str) -> None:
         scene.steps.append((scene.elapsed_s, step))
         self._line(scene, step)
 
+    def open_page(self, url: str) -> None:
+        """Nobody looks."""
+
     def close(self) -> None:
         """Nothing is open."""
 
     def _line(self, scene: Scene, text: str) -> None:
-        self._console.print(f"{scene.elapsed_s:5.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+        line = f"{scene.elapsed_s:5.1f} s  {text}".rstrip()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class Stage:
     """A view that is drawn again and again in the same place, and gone at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._live = Live(console=console, refresh_per_second=6, transient=True)
         self._live.start()
 
     def show(self, scene: Scene) -> None:
@@ -91,6 +122,11 @@ class Stage:
         scene.steps.append((scene.elapsed_s, step))
         self.show(scene)
 
+    def open_page(self, url: str) -> None:
+        """Without a display the address is shown, and that is all."""
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(url)
+
     def close(self) -> None:
         self._live.stop()
 
@@ -98,95 +134,105 @@ class Stage:
 def draw(scene: Scene) -> RenderableType:
     """The whole view."""
     above, below = Table.grid(expand=True), Table.grid(expand=True)
-    for grid, left, right in ((above, 5, 4), (below, 4, 5)):
+    for grid, left, right in ((above, 4, 5), (below, 4, 5)):
         grid.add_column(ratio=left)
         grid.add_column(ratio=right)
     above.add_row(
-        _panel(_shops(scene), "four shops, a process each: acknowledged"), _panel(_partitions(scene), "topic orders")
+        _panel(_regions(scene), "producers: clicks acknowledged"),
+        _panel(_stages(scene), "examples/clickstream on Spark"),
     )
-    below.add_row(_panel(_answer(scene), "SQL: revenue by product"), _panel(_newest(scene), "tail -f"))
+    below.add_row(_panel(_top(scene), "view top_pages, live"), _panel(_minutes(scene), "view per_minute, live"))
     return Group(_headline(scene), above, below, _steps(scene))
 
 
-def answer_table(scene: Scene) -> Table:
-    """The answer to the question."""
+def top_table(scene: Scene, *, bars: bool = False) -> Table:
+    """The view `top_pages`."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("product")
-    table.add_column("orders", justify="right")
-    table.add_column("revenue", justify="right")
-    for product, orders, revenue in scene.answer:
-        table.add_row(product, f"{orders:,}", f"{revenue:,.2f}")
+    table.add_column("page", no_wrap=True)
+    table.add_column("visits", justify="right", no_wrap=True)
+    most = max([visits for _, visits in scene.top], default=1)
+    for page, visits in scene.top:
+        row = [Text(page), Text(f"{visits:,}")]
+        table.add_row(*row, *([Text("█" * round(8 * visits / most), style="cyan")] if bars else []))
     return table
 
 
 def _headline(scene: Scene) -> RenderableType:
-    done = min(scene.elapsed_s / scene.seconds, 1.0)
     line = Table.grid(expand=True)
-    line.add_column()
-    line.add_column(justify="right")
+    line.add_column(no_wrap=True)
+    line.add_column(justify="right", no_wrap=True)
     left = Text.assemble(
         (" headwater ", "bold white on blue"),
         ("  ", ""),
         (f"{scene.total:,}", "bold cyan"),
-        " events  ",
+        " clicks  ",
         (f"{scene.rate:,.0f}/s ", "bold"),
-        (_spark(scene.rates), "cyan"),
+        (_spark(list(scene.rates)[-16:]), "cyan"),
     )
-    line.add_row(
-        left, Text(f"{'━' * round(16 * done)}{'─' * (16 - round(16 * done))} {scene.elapsed_s:.0f} s", style="blue")
-    )
+    line.add_row(left, Text.assemble((scene.url, "underline blue"), (f"  {scene.elapsed_s:.0f} s", "dim")))
     return line
 
 
-def _shops(scene: Scene) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right")
-    table.add_column(no_wrap=True, width=11)
-    for shop in scene.shops:
+def _regions(scene: Scene) -> Table:
+    table = _grid("left", "left", "right", "left")
+    for region in scene.regions:
         table.add_row(
-            Text(shop.name, style="bold"),
-            Text(f"pid {shop.pid}", style="dim"),
-            f"{shop.acknowledged:,}",
-            Text(shop.state, style=_STYLES[shop.state]),
+            Text(region.name, style="bold"),
+            Text(f"pid {region.pid}", style="dim"),
+            f"{region.acknowledged:,}",
+            Text(region.state, style=_STYLES[region.state]),
         )
     return table
 
 
-def _partitions(scene: Scene) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    table.add_column(justify="right")
-    most = max([*scene.ends.values(), 1])
-    for number, end in sorted(scene.ends.items()):
-        table.add_row(f"partition {number}", Text("█" * round(10 * end / most), style="cyan"), f"{end:,}")
+def _stages(scene: Scene) -> Table:
+    table = _grid("left", "left", "right", "right", "right")
+    if scene.status is None:
+        state = "killed; starting again …" if scene.killed_s is not None and scene.back_s is None else "starting …"
+        return _filled(_rows(table, [(Text(state, style="yellow"),)]), len(scene.regions))
+    for stage in scene.status.stages:
+        table.add_row(
+            Text(stage.name, style="bold"),
+            Text(stage.state, style=_STYLES[stage.state]),
+            f"{stage.events_per_s:,.0f}/s",
+            f"lag {stage.lag:,}",
+            f"{stage.batch_ms} ms",
+        )
     return table
 
 
-def _newest(scene: Scene) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right")
-    for at, id_, product, amount in scene.newest:
-        table.add_row(Text(f"{at:%H:%M:%S}", style="dim"), Text(id_, style="bold"), product, f"{amount:.2f}")
-    return _filled(table, EVENTS_SHOWN)
+def _top(scene: Scene) -> Table:
+    return _filled(top_table(scene, bars=True), PAGES_SHOWN)
 
 
-def _answer(scene: Scene) -> Table:
-    return _filled(answer_table(scene), EVENTS_SHOWN - 1)
+def _minutes(scene: Scene) -> Table:
+    table = _grid("left", "left", "right")
+    rows = [(Text(f"{at:%H:%M}", style="dim"), Text(page), f"{visits:,}") for at, page, visits in scene.minutes]
+    return _filled(_rows(table, rows), PAGES_SHOWN + 1)
 
 
 def _steps(scene: Scene) -> RenderableType:
     lines = [Text.assemble((f"{at:5.1f} s  ", "dim"), step) for at, step in scene.steps[-STEPS_SHOWN:]]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines, *[Text("")] * (STEPS_SHOWN - len(lines)))
+
+
+def _grid(*sides: str) -> Table:
+    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    for side in sides:
+        table.add_column(justify="right" if side == "right" else "left", no_wrap=True)
+    return table
 
 
 def _panel(content: RenderableType, title: str) -> Panel:
     return Panel(content, title=Text(title, style="bold"), title_align="left", border_style="dim", padding=(0, 1))
+
+
+def _rows(table: Table, rows: Iterable[tuple[RenderableType, ...]]) -> Table:
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _filled(table: Table, rows: int) -> Table:
@@ -195,6 +241,6 @@ def _filled(table: Table, rows: int) -> Table:
     return table
 
 
-def _spark(rates: deque[float]) -> str:
+def _spark(rates: list[float]) -> str:
     most = max([*rates, 1.0])
     return "".join(_BARS[min(7, int(8 * rate / most))] for rate in rates)
