@@ -87,7 +87,7 @@ class Launch:
         self._graph.check(in_log=log.topics())
         spark = self._session()
         for node in self._graph.topics.values():
-            _make_declared(log, node)
+            make_declared(log, node)
         analysis = self._analysis(spark, log)
         analysed = analysis.run()
         stages = self._graph.order()
@@ -299,7 +299,7 @@ def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> No
         )
 
 
-def _make_declared(log: Log, node: TopicNode) -> None:
+def make_declared(log: Log, node: TopicNode) -> None:
     """A declared topic is made; one that is there must have the columns that were declared."""
     if node.schema is None:
         return

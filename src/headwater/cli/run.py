@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwater.cli.output import printable
-from headwater.cli.script import Script, load_app
+from headwater.cli.script import Script
 from headwater.model.errors import InvalidApp
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def run(
     port: Annotated[int, typer.Option(help="Of the page; the next free one if it is taken.")] = PORT,
 ) -> None:
     """Run an application: every stage, supervised, until Ctrl-C."""
+    from headwater.app import load_app
     from headwater.cli.run_screen import open_screen
     from headwater.server.page import StatusPage
 
@@ -61,6 +62,8 @@ def run(
 
 def plan(script: Script) -> None:
     """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
+    from headwater.app import load_app
+
     typer.echo(printable(load_app(script).plan()))
 
 
@@ -71,6 +74,7 @@ def status(
     """Say what each stage of an application does, as it last told."""
     import msgspec
 
+    from headwater.app import load_app
     from headwater.cli.run_screen import print_status
 
     app = load_app(script)

@@ -73,6 +73,11 @@ def make_session(
     return spark
 
 
+def active_session() -> SparkSession | None:
+    """The session that this program uses already."""
+    return SparkSession.getActiveSession()
+
+
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
     gateway = SparkContext._gateway
