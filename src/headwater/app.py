@@ -104,6 +104,11 @@ class App:
         """What was declared."""
         return self._graph
 
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions of its stages by name, as they were declared: to be tested with ordinary DataFrames."""
+        return {node.name: function for function, node in self._functions.items()}
+
     def moved(self, log: str | os.PathLike[str], *, master: str, conf: Mapping[str, str] | None = None) -> App:
         """The same application over another log, with its state and views beside that, and a Spark of its own: for tests."""
         other = copy.copy(self)

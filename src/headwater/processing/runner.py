@@ -2,7 +2,8 @@
 
 A stage that fails is started again, later and later; the others go on. What no retry can cure stops its stage with a sentence: an
 error of ours that says so (a foreign checkpoint, a schema that does not fit). A batch that fails twice at the same place has a
-poison event in it: see `poison`.
+poison event in it: see `poison`. Where the JVM is gone no stage can go on: all of them fail with that sentence, and whoever starts
+the application again goes on where it was.
 
 Thread-safety: one thread starts, another may look after the stages (`supervise`), any may ask for the status or stop.
 """
@@ -13,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
-from headwater.model.errors import HeadwaterError
+from headwater.model.errors import Fenced, HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.border import told
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.poison import PoisonHunt, Skips
+from headwater.processing.session import how_it_ended
 from headwater.processing.status import StageStatus
 from headwater.processing.table import Table
 
@@ -36,7 +39,10 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 DRAIN_S = 30.0
+GONE_S = 2.0
+"""So long after a call to a dead JVM failed its process may still look alive."""
 
+_WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -80,7 +86,7 @@ class Runner:
         """Looks after the stages until `stop` is called, or none of them will ever go on."""
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
-                stage.look()
+                self._with_spark(stage.look)
             if on_look is not None:
                 on_look()
             if all(stage.status.state in ("failed", "done") for stage in self.stages):
@@ -91,7 +97,7 @@ class Runner:
         for stage in self.stages:
             stage.attempt(available_now=True)
             while stage.status.state not in ("done", "failed") and not self._stop.wait(LOOK_S):
-                stage.look()
+                self._with_spark(stage.look)
                 if on_look is not None:
                     on_look()
 
@@ -100,7 +106,19 @@ class Runner:
         self._stop.set()
         deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
         for stage in self.stages:
-            stage.end(deadline)
+            self._with_spark(partial(stage.end, deadline))
+
+    def _with_spark(self, do: Callable[[], None]) -> None:
+        """Does something that needs the JVM; when that is gone, every stage is told so instead."""
+        try:
+            do()
+        except Exception:
+            if how_it_ended(wait_s=GONE_S) is None:
+                raise
+        ended = how_it_ended()
+        if ended is not None:
+            for stage in self.stages:
+                stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
     def frames(self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
@@ -210,6 +228,12 @@ class _Supervised:
         if self.status.epoch > self._failed_at:
             self._failures = 0
 
+    def lose(self, why: str) -> None:
+        """There is no Spark any more that could run it."""
+        self._query = self._retry_at = None
+        if self.status.state != "done":
+            self.status.state, self.status.error = "failed", why
+
     def end(self, deadline: float) -> None:
         """Stops the query, once its batch is done or the time is up."""
         query, self._query = self._query, None
@@ -228,7 +252,11 @@ class _Supervised:
         epoch = self.status.epoch + 1
         self._failures += 1
         again, self._failed_at = self._failed_at == epoch, epoch
-        hopeless = again and is_about_data(error) and not self._cure() if ours is None else not ours.retriable
+        if ours is None:
+            hopeless = again and is_about_data(error) and not self._cure()
+        else:
+            # A task that an earlier run left behind may take the stage's number last. A run of our own sink takes another one.
+            hopeless = not (ours.retriable or (isinstance(ours, Fenced) and self.plan.write is None))
         if hopeless:
             self.status.state = "failed"
         else:
@@ -259,7 +287,10 @@ def is_about_data(error: BaseException) -> bool:
 
     Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
     """
-    return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
+    text = str(error)
+    if _WORKER_DIED.search(text):
+        return False
+    return "Traceback (most recent call last)" in text or _DATA_EXCEPTION.search(text) is not None
 
 
 def sentence(error: BaseException, stage: StageNode) -> str:

@@ -81,10 +81,13 @@ def active_session() -> SparkSession | None:
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
     gateway = SparkContext._gateway
-    spark.stop()
+    process = getattr(gateway, "proc", None)
+    if how_it_ended() is None:
+        spark.stop()
+    else:  # Spark's own `stop` would ask the JVM; what it forgets then is forgotten here
+        SparkContext._active_spark_context = SparkSession._instantiatedSession = None
     if gateway is None:
         return
-    process = getattr(gateway, "proc", None)
     gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
     if process is not None:
@@ -94,6 +97,19 @@ def stop_session(spark: SparkSession) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def how_it_ended(*, wait_s: float = 0.0) -> str | None:
+    """What became of the JVM that this program started, in a sentence; None while it runs, or where there is none of its own."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return None
+    try:
+        status = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"Spark's Java process {how}."
 
 
 def is_local(master: str) -> bool:
