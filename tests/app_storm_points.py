@@ -14,7 +14,10 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial, partialmethod
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -82,20 +85,51 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def install() -> None:
-    """Lets this process look for orders at every step."""
-    from headwater.log.disk import RealDisk
-    from headwater.processing.sink import StreamWriter
-    from headwater.sinks.files import FileSink
-    from headwater.views.maintain import Maintainer
-
+    """Lets this process look for orders at every step, as soon as it has loaded what has steps; Spark waits for it to start."""
     folder = Path(os.environ[VARIABLE])
 
     def reach(self: Any, point: str) -> None:
         obey(folder, point)
 
-    RealDisk.reach = StreamWriter.reach = FileSink.reach = reach  # type: ignore[method-assign]
-    Maintainer.__init__ = partialmethod(Maintainer.__init__, reach=partial(obey, folder))  # type: ignore[assignment]
-    _tell_what_became_of(StreamWriter, folder)
+    def patch_sink(module: Any) -> None:
+        module.StreamWriter.reach = reach
+        _tell_what_became_of(module.StreamWriter, folder)
+
+    def patch_views(module: Any) -> None:
+        module.Maintainer.__init__ = partialmethod(module.Maintainer.__init__, reach=partial(obey, folder))
+
+    sys.meta_path.insert(
+        0,
+        _Patching(
+            {
+                "headwater.log.disk": lambda module: setattr(module.RealDisk, "reach", reach),
+                "headwater.sinks.files": lambda module: setattr(module.FileSink, "reach", reach),
+                "headwater.processing.sink": patch_sink,
+                "headwater.views.maintain": patch_views,
+            }
+        ),
+    )
+
+
+class _Patching(MetaPathFinder):
+    """Changes modules when they have been loaded."""
+
+    def __init__(self, patches: dict[str, Callable[[Any], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        patch = self._patches.pop(name, None)
+        spec = None if patch is None else PathFinder.find_spec(name, path, target)
+        if patch is None or spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_patch(module: Any) -> None:
+            load(module)
+            patch(module)
+
+        spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]
+        return spec
 
 
 def _tell_what_became_of(writer: type, folder: Path) -> None:

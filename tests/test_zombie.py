@@ -106,15 +106,14 @@ def test_an_application_that_slept_is_not_overtaken_by_mistake(place: Place, spa
     told: dict[str, str] = {}
 
     def is_settled() -> bool:
-        """Streams take another number and go on; what holds one for its whole life was overtaken, and says so."""
+        """Streams take another number and go on; a view, which holds one for its whole life, was overtaken, and says so."""
         status = declare(place.folder).status()
         assert status is not None
         told.update(errors_of(status, state="failed"))
-        return {"per_page", "totals"} <= told.keys()
+        return bool(told)
 
     life.wait_for(is_settled, "the first has noticed")
-    assert told.keys() == {"per_page", "totals"}
-    assert all("[fenced]" in error for error in told.values()), told
+    assert told.keys() == {"per_page"} and "[fenced]" in told["per_page"], told
     os.kill(life.driver.pid, signal.SIGINT)
     life.wait_for_end()
     finish(place.folder, spark)
@@ -129,6 +128,7 @@ def test_a_batch_that_was_planned_anew_is_refused_by_every_kind_of_stage(
     place: Place, spark: SparkSession, tmp_path: Path
 ) -> None:
     """As after a power loss that took back a checkpoint's last file; with the right one put back, everything goes on."""
+    (place.folder / "whole").touch()
     app = declare(place.folder, spark=spark)
     checkpoints, kept = app.state / "checkpoints", tmp_path / "kept"
     place.add(60)

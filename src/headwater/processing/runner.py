@@ -10,6 +10,7 @@ Thread-safety: one thread starts, another may look after the stages (`supervise`
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -30,7 +31,7 @@ from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.border import told
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.poison import PoisonHunt, Skips
-from headwater.processing.session import how_it_ended
+from headwater.processing.session import activate, how_it_ended
 from headwater.processing.status import StageStatus
 from headwater.processing.table import Table
 
@@ -38,10 +39,13 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """How long a stage waits before its next attempt, by how often it has failed since it last went on."""
 
 LOOK_S = 0.2
+BEGIN_S = 10.0
+BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
 GONE_S = 2.0
 """So long after a call to a dead JVM failed its process may still look alive."""
 
+_BEGINNING = "Initializing"
 _WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
@@ -66,7 +70,7 @@ class Runner:
     """The stages of one application in one Spark session."""
 
     def __init__(self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path) -> None:
-        self._spark = spark
+        self.spark = spark
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
@@ -80,7 +84,18 @@ class Runner:
     def start(self) -> None:
         """Starts every stage."""
         for stage in self.stages:
+            self.wait_for_room()
             stage.attempt()
+
+    def wait_for_room(self) -> None:
+        """Waits while one stage begins for every two processors, but not for ever.
+
+        Each begins with a Python process, for whose start Spark allows ten seconds: of many at once on a busy machine none comes up.
+        """
+        deadline = time.monotonic() + BEGIN_S
+        while sum(stage.is_beginning for stage in self.stages) >= max(1, (os.cpu_count() or 1) // 2):
+            if time.monotonic() > deadline or self._stop.wait(BEGIN_LOOK_S):
+                return
 
     def supervise(self, *, on_look: Callable[[], None] | None = None) -> None:
         """Looks after the stages until `stop` is called, or none of them will ever go on."""
@@ -138,8 +153,8 @@ class Runner:
             options["filter"] = condition
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            return self._spark.read.format("headwater").options(**options).load()
-        frame = with_watermark(self._spark.readStream.format("headwater").options(**options).load(), facts)
+            return self.spark.read.format("headwater").options(**options).load()
+        frame = with_watermark(self.spark.readStream.format("headwater").options(**options).load(), facts)
         return Table(topic, frame) if facts.is_table else frame
 
     def writer(self, plan: Plan, result: DataFrame) -> DataStreamWriter:
@@ -191,6 +206,7 @@ class _Supervised:
         try:
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
             writer = self._runner.writer(self.plan, result)
+            activate(self._runner.spark)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
@@ -200,10 +216,17 @@ class _Supervised:
             self._query = None
             self._fail(error)
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether its query has not come so far as to ask its sources."""
+        query = self._query
+        return query is not None and query.isActive and query.status["message"].startswith(_BEGINNING)
+
     def look(self) -> None:
         """Takes notice of what the query did, and starts it again when it is time."""
         if self._query is None:
             if self._retry_at is not None and time.monotonic() >= self._retry_at:
+                self._runner.wait_for_room()
                 self.attempt(available_now=self._available_now)
             return
         is_active = self._query.isActive  # asked first: what it did last is then among its progress

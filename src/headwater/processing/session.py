@@ -78,6 +78,11 @@ def active_session() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
+def activate(spark: SparkSession) -> None:
+    """Makes a session the one of this thread: where a query is started Spark looks there for data sources written in Python."""
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+
+
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
     gateway = SparkContext._gateway
