@@ -17,9 +17,13 @@ before `plan`, `start` or `run`. What belongs to an application lies in its fold
 from __future__ import annotations
 
 import atexit
+import copy
+import importlib.util
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +32,7 @@ from headwater.launch import Launch, Restart, Settings
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us, system_clock
-from headwater.model.errors import InvalidApp, NotFound
+from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.processing.graph import (
     CHANGES,
     Graph,
@@ -102,6 +106,21 @@ class App:
     def graph(self) -> Graph:
         """What was declared."""
         return self._graph
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions of its stages by name, as they were declared: to be tested with ordinary DataFrames."""
+        return {node.name: function for function, node in self._functions.items()}
+
+    def moved(self, log: str | os.PathLike[str], *, master: str, conf: Mapping[str, str] | None = None) -> App:
+        """The same application over another log, with its state and views beside that, and a Spark of its own: for tests."""
+        other = copy.copy(self)
+        other._url = os.fspath(log)
+        other._given_spark, other._master, other._conf = None, master, {**self._conf, **(conf or {})}
+        other.state = Path(other._beside(f"apps/{self.name}"))
+        other._views_url = f"sqlite:///{other._beside('views.db')}"
+        other._running, other.views = None, Views(other)
+        return other
 
     # Declaring
 
@@ -325,6 +344,38 @@ class App:
         if scheme != "file":
             return f"./{self._graph.name}/{what}"
         return os.path.join(path, what)
+
+
+def load_app(path: Path) -> App:
+    """The application of a script; `InvalidApp` says in which line the script went wrong.
+
+    The script's functions go to Spark's workers by value: the script is not a module that they could import.
+    """
+    from headwater.processing.shipping import ship_by_value
+
+    if not path.is_file():
+        raise InvalidApp(f"There is no script {path}.", advice="Name the file that declares the application.")
+    spec = importlib.util.spec_from_file_location("headwater_app", path)
+    if spec is None or spec.loader is None:
+        raise InvalidApp(f"{path} is no Python script.", advice="Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["headwater_app"] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except HeadwaterError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        where = f"{path.name}:{lines[-1]}" if lines else path.name
+        raise InvalidApp(f"{where}: {type(error).__name__}: {error}", advice="Correct the script.") from error
+    ship_by_value(module)
+    apps = list({id(value): value for value in vars(module).values() if isinstance(value, App)}.values())
+    if len(apps) != 1:
+        found = "no application" if not apps else f"{len(apps)} applications"
+        raise InvalidApp(f"{path} declares {found}.", advice='One script declares one: app = hw.App("name").')
+    return apps[0]
 
 
 class Views:

@@ -92,7 +92,7 @@ class Launch:
         spark = self._session(keep_log=True)
         self._check_workers(spark)
         for node in self._graph.topics.values():
-            _make_declared(log, node)
+            make_declared(log, node)
         analysis = self._analysis(spark, log)
         analysed = analysis.run()
         stages = self._graph.order()
@@ -349,7 +349,7 @@ def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> No
         )
 
 
-def _make_declared(log: Log, node: TopicNode) -> None:
+def make_declared(log: Log, node: TopicNode) -> None:
     """A declared topic is made; one that is there must have the columns that were declared."""
     if node.schema is None:
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwater.cli.output import printable
-from headwater.cli.script import Script, load_app
+from headwater.cli.script import Script
 from headwater.model.errors import InvalidApp
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def run(
     conf: Conf = None,
 ) -> None:
     """Run an application: every stage, supervised, until Ctrl-C."""
+    from headwater.app import load_app
     from headwater.cli.run_screen import open_screen
     from headwater.processing.status import first_status
     from headwater.server.page import StatusPage
@@ -72,6 +73,8 @@ def run(
 
 def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
     """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
+    from headwater.app import load_app
+
     app = load_app(script)
     app.use(master=master, conf=_settings(conf or []))
     typer.echo(printable(app.plan()))
@@ -84,6 +87,7 @@ def status(
     """Say what each stage of an application does, as it last told."""
     import msgspec
 
+    from headwater.app import load_app
     from headwater.cli.run_screen import print_status
 
     app = load_app(script)

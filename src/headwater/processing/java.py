@@ -64,6 +64,19 @@ def stop_java() -> None:
             process.wait()
 
 
+def how_it_ended(*, wait_s: float = 0.0) -> str | None:
+    """What became of the JVM that this program started, in a sentence; None while it runs, or where there is none of its own."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return None
+    try:
+        status = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"Spark's Java process {how}."
+
+
 def _told(error: Exception, settings: Mapping[str, str], said: IO[bytes] | None) -> SparkUnavailable:
     text = str(error).strip()
     if "JAVA_GATEWAY_EXITED" in text:

@@ -2,18 +2,21 @@
 
 A stage that fails is started again, later and later; the others go on. What no retry can cure stops its stage with a sentence: an
 error of ours that says so (a foreign checkpoint, a schema that does not fit). A batch that fails twice at the same place has a
-poison event in it: see `poison`.
+poison event in it: see `poison`. Where the JVM is gone no stage can go on: all of them fail with that sentence, and whoever starts
+the application again goes on where it was.
 
 Thread-safety: one thread starts, another may look after the stages (`supervise`), any may ask for the status or stop.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,15 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
-from headwater.model.errors import HeadwaterError
+from headwater.model.errors import Fenced, HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.border import told
 from headwater.processing.graph import Graph, StageNode
+from headwater.processing.java import how_it_ended
 from headwater.processing.marker import ends_of
 from headwater.processing.offsets import places_of
 from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
+from headwater.processing.session import activate
 from headwater.processing.status import Rate, StageStatus, ends_in
 from headwater.processing.table import Table
 
@@ -39,9 +44,15 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 LAG_S = 2.0
+BEGIN_S = 10.0
+BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
+GONE_S = 2.0
+"""So long after a call to a dead JVM failed its process may still look alive."""
 
 _NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
+_BEGINNING = "Initializing"
+_WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -65,7 +76,7 @@ class Runner:
     """The stages of one application in one Spark session."""
 
     def __init__(self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path) -> None:
-        self._spark = spark
+        self.spark = spark
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
@@ -79,13 +90,24 @@ class Runner:
     def start(self) -> None:
         """Starts every stage."""
         for stage in self.stages:
+            self.wait_for_room()
             stage.attempt()
+
+    def wait_for_room(self) -> None:
+        """Waits while one stage begins for every two processors, but not for ever.
+
+        Each begins with a Python process, for whose start Spark allows ten seconds: of many at once on a busy machine none comes up.
+        """
+        deadline = time.monotonic() + BEGIN_S
+        while sum(stage.is_beginning for stage in self.stages) >= max(1, (os.cpu_count() or 1) // 2):
+            if time.monotonic() > deadline or self._stop.wait(BEGIN_LOOK_S):
+                return
 
     def supervise(self, *, on_look: Callable[[], None] | None = None) -> None:
         """Looks after the stages until `stop` is called, or none of them will ever go on."""
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
-                stage.look()
+                self._with_spark(stage.look)
             if on_look is not None:
                 on_look()
             if all(stage.status.state in ("failed", "done") for stage in self.stages):
@@ -96,7 +118,7 @@ class Runner:
         for stage in self.stages:
             stage.attempt(available_now=True)
             while stage.status.state not in ("done", "failed") and not self._stop.wait(LOOK_S):
-                stage.look()
+                self._with_spark(stage.look)
                 if on_look is not None:
                     on_look()
 
@@ -105,7 +127,19 @@ class Runner:
         self._stop.set()
         deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
         for stage in self.stages:
-            stage.end(deadline)
+            self._with_spark(partial(stage.end, deadline))
+
+    def _with_spark(self, do: Callable[[], None]) -> None:
+        """Does something that needs the JVM; when that is gone, every stage is told so instead."""
+        try:
+            do()
+        except Exception:
+            if how_it_ended(wait_s=GONE_S) is None:
+                raise
+        ended = how_it_ended()
+        if ended is not None:
+            for stage in self.stages:
+                stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
     def frames(self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
@@ -125,8 +159,8 @@ class Runner:
             options["filter"] = condition
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            return self._spark.read.format("headwater").options(**options).load()
-        frame = with_watermark(self._spark.readStream.format("headwater").options(**options).load(), facts)
+            return self.spark.read.format("headwater").options(**options).load()
+        frame = with_watermark(self.spark.readStream.format("headwater").options(**options).load(), facts)
         return Table(topic, frame) if facts.is_table else frame
 
     def writer(self, plan: Plan, result: DataFrame) -> DataStreamWriter:
@@ -181,6 +215,7 @@ class _Supervised:
         try:
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
             writer = self._runner.writer(self.plan, result)
+            activate(self._runner.spark)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
@@ -190,6 +225,12 @@ class _Supervised:
             self._query = None
             self._fail(error)
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether its query has not come so far as to ask its sources."""
+        query = self._query
+        return query is not None and query.isActive and query.status["message"].startswith(_BEGINNING)
+
     def look(self) -> None:
         """Takes notice of what the query did, and starts it again when it is time."""
         self._look()
@@ -198,6 +239,7 @@ class _Supervised:
     def _look(self) -> None:
         if self._query is None:
             if self._retry_at is not None and time.monotonic() >= self._retry_at:
+                self._runner.wait_for_room()
                 self.attempt(available_now=self._available_now)
             elif self.status.state in ("waiting", "failed") and time.monotonic() >= self._lag_at:
                 self._lag_at = time.monotonic() + LAG_S
@@ -240,6 +282,12 @@ class _Supervised:
                 for number, span in self._runner.log.offsets(topic).items()
             )
 
+    def lose(self, why: str) -> None:
+        """There is no Spark any more that could run it."""
+        self._query = self._retry_at = None
+        if self.status.state != "done":
+            self.status.state, self.status.error = "failed", why
+
     def end(self, deadline: float) -> None:
         """Stops the query, once its batch is done or the time is up."""
         query, self._query = self._query, None
@@ -261,7 +309,11 @@ class _Supervised:
         epoch = self.status.epoch + 1
         self._failures += 1
         again, self._failed_at = self._failed_at == epoch, epoch
-        hopeless = again and is_about_data(error) and not self._cure() if ours is None else not ours.retriable
+        if ours is None:
+            hopeless = again and is_about_data(error) and not self._cure()
+        else:
+            # A task that an earlier run left behind may take the stage's number last. A run of our own sink takes another one.
+            hopeless = not (ours.retriable or (isinstance(ours, Fenced) and self.plan.write is None))
         if hopeless:
             self.status.state = "failed"
         else:
@@ -290,9 +342,10 @@ def is_about_data(error: BaseException) -> bool:
 
     Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
     """
-    if _NO_MEMORY.search(str(error)):
+    text = str(error)
+    if _NO_MEMORY.search(text) or _WORKER_DIED.search(text):
         return False
-    return "Traceback (most recent call last)" in str(error) or _DATA_EXCEPTION.search(str(error)) is not None
+    return "Traceback (most recent call last)" in text or _DATA_EXCEPTION.search(text) is not None
 
 
 def sentence(error: BaseException, stage: StageNode) -> str:

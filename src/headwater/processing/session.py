@@ -25,7 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
-from headwater.processing.java import starting_java, stop_java
+from headwater.processing.java import how_it_ended, starting_java, stop_java
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
@@ -97,9 +97,22 @@ def submitted_settings() -> dict[str, str]:
     return dict(SparkConf().getAll())
 
 
+def active_session() -> SparkSession | None:
+    """The session that this program uses already."""
+    return SparkSession.getActiveSession()
+
+
+def activate(spark: SparkSession) -> None:
+    """Makes a session the one of this thread: where a query is started Spark looks there for data sources written in Python."""
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+
+
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and the Java process below it, which `spark.stop()` leaves until this program ends."""
-    spark.stop()
+    if how_it_ended() is None:
+        spark.stop()
+    else:  # Spark's own `stop` would ask the JVM; what it forgets then is forgotten here
+        SparkContext._active_spark_context = SparkSession._instantiatedSession = None
     stop_java()
 
 

@@ -2,30 +2,46 @@
 
     <folder>/<query>-<epoch>-<number>.parquet   the files of one batch; readers of the folder see these only
     <folder>/_headwater/ledger.json             the marker of the batch that was added last
-    <folder>/_headwater/staged/                 what a batch is written to before it counts
+    <folder>/_headwater/lock                    its lock is held while files are moved and the ledger is written
+    <folder>/_headwater/staged/<any>/           what one attempt of a batch is written to before it counts
 
 A batch is written aside, its files are moved into the folder under names that it alone has, and then the ledger names its marker.
 A crash in between leaves some of its files: the batch is run again, and replaces them by the same names before it is entered. So
 after any crash the folder holds each batch once; while files are moved a reader may see a part of the newest one. The rules for
 what may follow a marker are the log's own (`headwater.log.stage.is_new`).
 
-Names that begin with "_" are left out by Spark, pyarrow and DuckDB when they read a folder.
+Invariants:
+- the ledger is looked at again under the lock before anything in the folder is touched: a writer that was overtaken while it
+  slept adds nothing and removes nothing;
+- an attempt writes to a folder that nobody else uses, and only whoever adds a batch sweeps those of others: they cannot add theirs
+  any more, since the same batch or a later one is there.
+
+Names that begin with "_" are left out by Spark, pyarrow and DuckDB when they read a folder. Thread-safety: none. `reach` is called
+between the steps, for tests that crash there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
 from headwater.log.stage import is_new
-from headwater.model.errors import InvalidInput, Unsupported
+from headwater.model.errors import InvalidInput, TimedOut, Unsupported
 from headwater.model.marker import Marker
 
 FileFormat = Literal["parquet", "json", "csv"]
 
+LOCK_S = 10.0
+
 _FOLDER = "_headwater"
+_LOOK_S = 0.02
 
 
 def is_folder(to: str) -> bool:
@@ -60,32 +76,70 @@ class FileSink:
         except FileNotFoundError:
             return None
 
+    def reach(self, step: str) -> None:
+        """Called between the steps of adding a batch: where a crash test strikes."""
+
     def begin(self, marker: Marker) -> Path | None:
         """The folder to write a batch to, to be made by the writer; None where the batch was added before."""
         if not is_new(self._stage, self.last, marker):
             return None
-        staged = self._own / "staged"
-        shutil.rmtree(staged, ignore_errors=True)
-        self._own.mkdir(parents=True, exist_ok=True)
-        return staged
+        (self._own / "staged").mkdir(parents=True, exist_ok=True)
+        self.reach("files: begun")
+        return self._own / "staged" / uuid.uuid4().hex
 
     def commit(self, marker: Marker, staged: Path) -> int:
-        """Adds what was written there; returns how many files."""
-        prefix = f"{marker.query[:8]}-{marker.epoch:08d}-"
-        for left in self._folder.glob(f"{prefix}*"):
-            left.unlink()
-        files = sorted(file for file in staged.iterdir() if file.name[0] not in "_.")
-        for number, file in enumerate(files):
-            _sync(file)
-            file.rename(self._folder / f"{prefix}{number:04d}.{self.format}")
-        _sync(self._folder)
+        """Adds what was written there; returns how many files. None are added where somebody else has added the batch since."""
+        self.reach("files: staged")
+        with self._locked():
+            if not is_new(self._stage, self.last, marker):
+                shutil.rmtree(staged, ignore_errors=True)
+                return 0
+            files = sorted(file for file in staged.iterdir() if file.name[0] not in "_.")
+            prefix = f"{marker.query[:8]}-{marker.epoch:08d}-"
+            for left in self._folder.glob(f"{prefix}*"):
+                left.unlink()
+            self.reach("files: moving")
+            for number, file in enumerate(files):
+                _sync(file)
+                file.rename(self._folder / f"{prefix}{number:04d}.{self.format}")
+                self.reach("files: moved one")
+            _sync(self._folder)
+            self._enter(marker)
+            self.reach("files: entered")
+            for attempt in (self._own / "staged").iterdir():
+                shutil.rmtree(attempt, ignore_errors=True)
+            self.reach("files: swept")
+        return len(files)
+
+    def _enter(self, marker: Marker) -> None:
         partial = self._own / "ledger.partial"
         partial.write_bytes(marker.canonical())
         _sync(partial)
+        self.reach("files: ledger written")
         partial.rename(self._ledger)
         _sync(self._own)
-        shutil.rmtree(staged, ignore_errors=True)
-        return len(files)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds the folder's lock. Whoever holds it needs moments; one that does not end was stopped, and is named."""
+        with open(self._own / "lock", "a+") as lock:
+            deadline = time.monotonic() + LOCK_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        lock.seek(0)
+                        raise TimedOut(
+                            f"{lock.read() or 'Another process'} holds {lock.name} and does not go on.",
+                            advice="Nothing was added. Let it go on, or end it.",
+                        ) from None
+                    time.sleep(_LOOK_S)
+            lock.truncate(0)
+            lock.write(f"Process {os.getpid()}")
+            lock.flush()
+            yield
 
     def accept_new_checkpoint(self) -> Marker | None:
         """Forgets the last marker, so that the next batch may have any; returns it."""

@@ -1,0 +1,169 @@
+"""Zombies under real Spark: processes that slept while their stage was started again elsewhere, and batches that are not the same.
+
+Nothing is lost and nothing doubled, and whoever is refused is told why. The application and the oracle are those of the storm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater as hw
+from app_storm import Life, check, click, declare, epochs, finish
+from app_storm_points import asleep, kill_session, order, session_of
+from headwater.model.errors import AppRunning
+from headwater.processing.status import AppStatus
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WAKES_S = 60.0
+
+
+class Place:
+    """A log with clicks, and the lives of an application over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.log = hw.open_log(f"{folder}/log")
+        node = declare(folder).graph.topics["clicks"]
+        self.log.create_topic("clicks", node.schema, **node.settings)
+        self.clicks = 0
+        self.life: Life | None = None
+
+    def add(self, count: int) -> None:
+        self.log.append("clicks", [click(0, n) for n in range(self.clicks, self.clicks + count)])
+        self.clicks += count
+
+    def close(self) -> None:
+        for process in asleep(self.folder):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if self.life is not None:
+            kill_session(self.life.session)
+            self.life.driver.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "place")
+    yield place
+    place.close()
+
+
+def test_a_task_and_a_commit_that_slept_can_do_nothing(place: Place, spark: SparkSession) -> None:
+    """Both are stopped, everything else of their application is killed, another one goes on; then they wake."""
+    place.add(100)
+    place.life = life = Life(place.folder)
+    for number, step in enumerate(("sink: task begun", "sink: committing"), 1):
+        order(place.folder, step, "stop", who="worker")
+        life.wait_for(lambda number=number: len(asleep(place.folder)) == number, f"somebody sleeps at {step}")
+    kill_session(life.session)
+    life.driver.wait()
+    place.add(100)
+    last = declare(place.folder, spark=spark).run(available_now=True)
+    assert {stage.state for stage in last.stages} == {"done"}
+    for process in asleep(place.folder):
+        os.kill(process, signal.SIGCONT)
+    deadline = time.monotonic() + WAKES_S
+    while any(Path(f"/proc/{process}/cmdline").exists() for process in asleep(place.folder)):
+        assert time.monotonic() < deadline, "who was woken does not end"
+        time.sleep(0.05)
+    assert (place.folder / "woken").read_text().startswith("Fenced: Stage 'storm.")
+    place.add(50)
+    finish(place.folder, spark)
+    check(place.folder, clicks=place.clicks)
+    assert list((place.folder / "log" / "staged").rglob("*.arrow")) == []
+
+
+def test_an_application_that_slept_is_not_overtaken_by_mistake(place: Place, spark: SparkSession) -> None:
+    """A second one is told who runs it; with a folder of its own it is refused stage by stage. The first goes on, or is told."""
+    place.add(100)
+    place.life = life = Life(place.folder)
+    life.wait_for(lambda: min(epochs(place.log, place.folder).values()) >= 0, "every stage has written")
+    processes = list(session_of(life.session))
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    place.add(100)
+    with pytest.raises(AppRunning, match=f"process {life.driver.pid}"):
+        declare(place.folder, spark=spark).run(available_now=True)
+    beside = declare(place.folder, spark=spark)
+    beside.state = place.folder / "beside"
+    assert all("[checkpoint_conflict]" in error for error in errors_of(beside.run(available_now=True)).values())
+    for process in processes:
+        os.kill(process, signal.SIGCONT)
+    place.add(100)
+    told: dict[str, str] = {}
+
+    def is_settled() -> bool:
+        """Streams take another number and go on; a view, which holds one for its whole life, was overtaken, and says so."""
+        status = declare(place.folder).status()
+        assert status is not None
+        told.update(errors_of(status, state="failed"))
+        return bool(told)
+
+    life.wait_for(is_settled, "the first has noticed")
+    assert told.keys() == {"per_page"} and "[fenced]" in told["per_page"], told
+    os.kill(life.driver.pid, signal.SIGINT)
+    life.wait_for_end()
+    finish(place.folder, spark)
+    check(place.folder, clicks=place.clicks)
+
+
+def errors_of(status: AppStatus, *, state: str = "failed") -> dict[str, str]:
+    return {stage.name: stage.error or "" for stage in status.stages if stage.state == state}
+
+
+def test_a_batch_that_was_planned_anew_is_refused_by_every_kind_of_stage(
+    place: Place, spark: SparkSession, tmp_path: Path
+) -> None:
+    """As after a power loss that took back a checkpoint's last file; with the right one put back, everything goes on."""
+    (place.folder / "whole").touch()
+    app = declare(place.folder, spark=spark)
+    checkpoints, kept = app.state / "checkpoints", tmp_path / "kept"
+    place.add(60)
+    app.run(available_now=True)
+    shutil.copytree(checkpoints, kept)
+    place.add(60)
+    before = written(place)
+    for stage in app.graph.stages:
+        plan_anew(checkpoints / stage)
+    refused = errors_of(app.run(available_now=True))
+    assert refused.keys() == app.graph.stages.keys()
+    assert all("[checkpoint_conflict]" in error and "planned anew" in error for error in refused.values()), refused
+    assert written(place) == before
+    shutil.rmtree(checkpoints)
+    shutil.copytree(kept, checkpoints)
+    finish(place.folder, spark)
+    check(place.folder, clicks=place.clicks)
+
+
+def plan_anew(checkpoint: Path) -> None:
+    """Takes back that the last batch is done, and lets it end an event earlier in its source."""
+    last = max(int(file.name) for file in (checkpoint / "offsets").iterdir() if file.name.isdigit())
+    (checkpoint / "commits" / str(last)).unlink(missing_ok=True)
+    offsets = checkpoint / "offsets" / str(last)
+    version, settings, source = offsets.read_text().split("\n")
+    ends = json.loads(source)
+    topic = next(name for name in ends if not name.startswith("."))
+    partition = max(ends[topic], key=lambda number: ends[topic][number])
+    ends[topic][partition] -= 1
+    offsets.write_text("\n".join((version, settings, json.dumps(ends))))
+    for left in checkpoint.rglob(".*.crc"):
+        left.unlink()
+
+
+def written(place: Place) -> dict[str, int]:
+    """How many events and files there are."""
+    topics = {topic: place.log.read(topic).num_rows for topic in place.log.topics() if topic != "clicks"}
+    return topics | {"files": len(list((place.folder / "files").glob("*.parquet")))}
