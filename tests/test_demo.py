@@ -135,7 +135,7 @@ def test_clicks_of_a_region_only_grow_and_are_the_same_wherever_they_are_compute
 
 def test_the_demonstration_is_the_example() -> None:
     """It compares the views that the example declares, and none is left out."""
-    from headwater.cli.script import load_app
+    from headwater.app import load_app
 
     assert find_script().name == "app.py" and find_script().is_file()
     assert set(load_app(find_script()).views) == set(QUESTIONS)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from headwater.app import load_app
 from headwater.cli.demo.child import Child
-from headwater.cli.script import load_app
 from headwater.model.errors import HeadwaterError
 from headwater.processing.status import AppStatus
 

@@ -66,13 +66,13 @@ def find_script() -> Path:
 
 
 def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Scene, list[Line], list[Agreement]]:
+    from headwater.app import load_app
     from headwater.cli.demo.application import Application
     from headwater.cli.demo.clicks import TOPIC
     from headwater.cli.demo.crowd import Crowd
     from headwater.cli.demo.director import Director
     from headwater.cli.demo.proof import prove
     from headwater.cli.demo.screen import Plain, Scene, Stage
-    from headwater.cli.script import load_app
     from headwater.log.log import open_log
 
     script = find_script()
