@@ -1,19 +1,23 @@
 """Latency: events at 500 a second into a topic, through a stage of Spark without state, into another topic, to a reader of it.
 
-Sender and reader are processes of their own, as in `log_latency`. Ours is durable in both topics when it is seen, and written
-once; the connector reads from and writes to Kafka.
+Sender and reader are processes of their own, as in `log_latency`. Ours is a stage of an application; beside it the data source alone,
+as any Spark program uses it. Both are durable in both topics when they are seen, and written once; the connector reads from and
+writes to Kafka.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+import headwater as hw
 from bench import log_headwater, log_kafka
 from bench.harness import Figure, Options, Target, measure_each
 from bench.log_latency import WARM_EVENTS, End, measure_latency
@@ -26,6 +30,7 @@ SECONDS = 20
 SECONDS_QUICK = 3
 FIRST_EVENTS = 100
 _START_TIMEOUT_S = 60.0
+_POLL_TIMEOUT_S = 10.0
 _SOURCE, _TARGET = "in", "out"
 
 
@@ -35,16 +40,23 @@ def latency(rig: Rig, options: Options) -> list[Figure]:
     first = make_payload(FIRST_EVENTS)
 
     def ours() -> tuple[float, float]:
-        with log_headwater.HeadwaterSide(rig.folder).new_folder() as folder:
-            url = str(folder)
-            with log_headwater.open_log(folder) as log:
-                for topic in (_SOURCE, _TARGET):
-                    log.create_topic(topic, partitions=PARTITIONS)
-                log.append(_SOURCE, first.table)
+        with _new_log(rig, first) as url:
+            app = hw.App("latency", log=url, spark=rig.spark)
+            app.stream(app.topic(_SOURCE), to=_TARGET, key="key")(_passed)
+            app.start()
+            try:
+                _wait(lambda: app.status().stages[0].events >= FIRST_EVENTS)
+                return measure_latency(_sender(url), (open_receiver, (url,)), payload, events_per_s=EVENTS_PER_S)
+            finally:
+                app.stop()
+
+    def alone() -> tuple[float, float]:
+        with _new_log(rig, first) as url:
+            with log_headwater.open_log(Path(url)) as log:
+                log.create_topic(_TARGET, partitions=PARTITIONS)
             sink = _stage(rig.from_log(url, _SOURCE)).format("headwater").options(log=url, topic=_TARGET)
-            sender = (log_headwater.open_sender, (url, "fsync", _SOURCE))
             receiver = (log_headwater.open_receiver, (url, "fsync", _TARGET))
-            return _measured(rig, sink, sender, receiver, payload)
+            return _measured(rig, sink, _sender(url), receiver, payload)
 
     def peer() -> tuple[float, float]:
         source, target, bootstrap = rig.kafka.create_topic(), rig.kafka.create_topic(), rig.kafka.bootstrap
@@ -55,17 +67,47 @@ def latency(rig: Rig, options: Options) -> list[Figure]:
         receiver = (log_kafka.open_receiver, (bootstrap, target))
         return _measured(rig, sink, sender, receiver, payload)
 
-    pairs = measure_each(options, ours, peer, better="lower")
-    what = f"one event at {EVENTS_PER_S}/s: topic, a stage without state, topic, reader"
-    names = (("latency_p50", Target("<=", 1.0)), ("latency_p99", None))
-    return [
-        Figure(name, what, "ms", pair, f"{CONNECTOR}, Kafka to Kafka", target)
-        for (name, target), pair in zip(names, pairs, strict=True)
-    ]
+    figures = []
+    for prefix, run, how, target in (
+        ("latency", ours, "a stage of an application without state", Target("<=", 1.0)),
+        ("latency_source", alone, "the same by the data source alone", None),
+    ):
+        pairs = measure_each(options, run, peer, better="lower")
+        what = f"one event at {EVENTS_PER_S}/s: topic, {how}, topic, reader"
+        for name, pair, wanted in zip(("p50", "p99"), pairs, (target, None), strict=True):
+            figures.append(Figure(f"{prefix}_{name}", what, "ms", pair, f"{CONNECTOR}, Kafka to Kafka", wanted))
+    return figures
+
+
+def open_receiver(folder: str) -> Callable[[], list[bytes]]:
+    """As that of `log_headwater`, for the topic of an application, which has a schema."""
+    reader = hw.open_log(folder).reader(_TARGET, start="latest")
+
+    def receive() -> list[bytes]:
+        return [event.value["value"] for event in reader.poll(events_max=500, timeout_s=_POLL_TIMEOUT_S)]
+
+    return receive
+
+
+@contextmanager
+def _new_log(rig: Rig, first: Payload) -> Iterator[str]:
+    with log_headwater.HeadwaterSide(rig.folder).new_folder() as folder:
+        with log_headwater.open_log(folder) as log:
+            log.create_topic(_SOURCE, partitions=PARTITIONS)
+            log.append(_SOURCE, first.table)
+        yield str(folder)
+
+
+def _sender(url: str) -> End:
+    return (log_headwater.open_sender, (url, "fsync", _SOURCE))
+
+
+def _passed(events: DataFrame) -> DataFrame:
+    return events.select("key", "value").where(F.length("value") > 0)
 
 
 def _stage(events: DataFrame) -> DataStreamWriter:
-    return events.select("key", "value").where(F.length("value") > 0).writeStream
+    return _passed(events).writeStream
 
 
 def _measured(rig: Rig, sink: DataStreamWriter, sender: End, receiver: End, payload: Payload) -> tuple[float, float]:
