@@ -5,19 +5,22 @@ at a time: only the columns that it names go in, and only one boolean for each r
 own memory. As in a WHERE clause, a row for which it is neither true nor false is not picked.
 
 What could give another answer when a lost task is run again (random numbers, the present) is refused, and so is everything that is no
-condition on one row. Thread-safety: a `Filter` belongs to one thread.
+condition on one row. DuckDB is loaded with the first condition: Spark starts a Python process for every query, and few have one.
+Thread-safety: a `Filter` belongs to one thread.
 """
 
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import duckdb
 
 CONDITIONS_MAX = 16
 
@@ -85,6 +88,8 @@ class Filter:
 
 def _connect() -> duckdb.DuckDBPyConnection:
     """A DuckDB that sees only what is registered with it, works in the caller's thread and keeps the order of rows."""
+    import duckdb
+
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "threads": "1"})
     connection.execute("set TimeZone = 'UTC'")
     connection.execute("set enable_external_access = false")
@@ -106,6 +111,8 @@ def _numbered(count: int) -> pa.RecordBatch:
 
 
 def _check_answer(text: str, condition: Condition, called: set[str], columns: pa.Schema) -> None:
+    import duckdb
+
     connection = _connect()
     try:
         unstable = connection.sql("select function_name from duckdb_functions() where stability <> 'CONSISTENT'")
