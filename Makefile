@@ -2,6 +2,8 @@
 # hash, so that later calls are quick and need no network. Another interpreter: `make PYTHON=python3.12 ...`.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests and Spark start Python processes by the hundred: without bytecode each would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 # `required` makes a missing service a failure instead of a skipped test.
 export HEADWATER_SERVICES ?= optional
 

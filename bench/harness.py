@@ -30,6 +30,8 @@ from rich.table import Column, Table
 
 from bench import machine
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that is measured compiles everything again
+
 RESULTS = Path(__file__).with_name("results")
 FOREIGN_CPU_MAX = 0.10  # of all cores
 RUNS = 5

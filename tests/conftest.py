@@ -1,8 +1,12 @@
 """What every test can ask for: our marks, the real services, Spark, the command line, an inner pytest run; and how Hypothesis runs."""
 
+import os
+
 from hypothesis import settings
 
 pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "pytester"]
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes compiles everything again
 
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)
