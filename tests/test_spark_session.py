@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.session import check_java, check_reachable, make_session
 from headwater.processing.source import HeadwaterSource, RemoteSource, register
+from headwater.processing.worker_python import worker_python
 
 PROGRAM = """
 import headwater as hw
@@ -30,6 +34,21 @@ query = frame.writeStream.format("noop").start()
 print(spark.read.format("headwater").option("log", "log").option("topic", "t").load().count(), flush=True)
 query.awaitTermination()
 """
+
+
+def test_workers_find_pyspark_with_its_bytecode(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in Spark's archive, which each of them would compile again; a Spark from elsewhere keeps its own pyspark."""
+
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        list(batches)
+        yield pa.record_batch({"pyspark": [pyspark.__file__], "python": [sys.executable]})
+
+    (row,) = spark.range(1).repartition(1).mapInArrow(where, "pyspark STRING, python STRING").collect()
+    assert (row.pyspark, row.python) == (pyspark.__file__, sys.executable)
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert worker_python() == sys.executable
 
 
 def test_without_java_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

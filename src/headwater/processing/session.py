@@ -6,7 +6,7 @@ The settings and why (each can be replaced by `conf`, and by what `spark-submit`
 - adaptive execution off for streams: it merges partitions, and ours are explicit;
 - state in RocksDB with changelog checkpoints: a batch then writes what changed, not everything;
 - batches without data stay on, as Spark has them: without them a window that the watermark has closed waits for the next event;
-- a local Spark binds 127.0.0.1 only, runs this Python in its workers, and has four shuffle partitions, as a topic has by default;
+- a local Spark binds 127.0.0.1 only, runs this Python in its workers (see `worker_python`), and has four shuffle partitions, as a topic has by default;
 - UTC, because the log's times are in UTC; no web page unless asked for; errors are logged, warnings are not.
 """
 
@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib import resources
 from typing import IO
@@ -26,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.java import how_it_ended, starting_java, stop_java
+from headwater.processing.worker_python import worker_python
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
@@ -72,7 +72,7 @@ def make_session(
     check_java()
     settings = dict(SETTINGS)
     if is_local(master):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", worker_python())
         settings |= LOCAL_SETTINGS
         quiet = resources.files("headwater.processing") / "log4j2.properties"
         settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={quiet}"

@@ -1,0 +1,43 @@
+"""The Python that Spark starts its workers with: this program's own, which finds pyspark where it is installed.
+
+Spark puts its `pyspark.zip` before everything else that a worker can import. There is no bytecode in it, so every process would
+compile all of pyspark again: three quarters of the time that a query needs to start, and Spark starts several for each. The package
+beside that archive is the same one, with bytecode. So workers are started by a few lines of shell that leave the archive out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pyspark
+
+_SCRIPT = """#!/bin/sh
+for archive in {archives}; do PYTHONPATH="${{PYTHONPATH#"$archive":}}"; done
+export PYTHONPATH
+exec {python} "$@"
+"""
+
+
+def worker_python() -> str:
+    """What to start workers with on this machine; plain Python where Spark is not the one that was installed with pyspark."""
+    archives = sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("py*.zip"), reverse=True)
+    if "SPARK_HOME" in os.environ or not archives or os.name != "posix":
+        return sys.executable
+    return _script(_SCRIPT.format(archives=shlex.join(map(str, archives)), python=shlex.quote(sys.executable)))
+
+
+@lru_cache
+def _script(text: str) -> str:
+    folder = tempfile.mkdtemp(prefix="headwater-python-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = Path(folder) / "python"
+    script.write_text(text)
+    script.chmod(0o700)
+    return str(script)
