@@ -121,6 +121,7 @@ def test_a_forked_child_is_no_member(folder: Path) -> None:
     log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", group_points())
 def test_a_member_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two steps of joining, taking, committing and recovering: the next one goes on, exactly once."""

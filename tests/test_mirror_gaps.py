@@ -200,6 +200,7 @@ def copy(folder: Path, disk: Disk) -> None:
         log.mirror(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", gap_points())
 def test_a_mirror_dies_between_two_steps_of_a_gap(point: str) -> None:
     """The copy is whole in between: healthy, backed up, appended to by the next mirror, which goes on."""
@@ -285,6 +286,7 @@ def test_a_killed_mirror_goes_on_behind_its_gaps_many_more_times(seed: int) -> N
         kill_round(folder, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_power_loss_costs_a_copy_with_gaps_only_time(seed: int) -> None:
     """The copy's disk loses what was not synced, again and again; the next mirror goes on from what is left."""
