@@ -30,8 +30,9 @@ import headwater
 from children import Child
 from group_storm import PARTITIONS, Storm
 from headwater.log import kafka_writer
+from headwater.log.group import Committed
 from headwater.log.log import Log
-from headwater.model.errors import Closed, EventsMissed, InvalidInput, NoAccess
+from headwater.model.errors import Closed, EventsMissed, InvalidInput, NoAccess, NotOwner
 from headwater.testing.contract_case import refused
 from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
 from headwater.testing.servers.kafka import KafkaServer
@@ -290,6 +291,56 @@ def test_a_transaction_commits_while_others_join(log: Log, url: str) -> None:
             until(lambda: len(second.assignment()) == 1, consumer, second)
             assert drain(consumer, second) == []
     assert log.read("out").num_rows == 20
+
+
+@pytest.mark.parametrize("how", ["transaction", "commit"])
+def test_what_a_member_gave_away_it_cannot_commit(log: Log, url: str, how: str) -> None:
+    """The brokers would take it, since they look at the member and not at the partition: the new owner would be set back."""
+    numbered(log, partitions=2, count=40)
+    log.create_topic("out", "n INT", partitions=1)
+    with log.consumer("t", group="g", commit="manual") as first, headwater.open_log(url) as other:
+        transaction = log.transaction()
+        transaction.append("out", [{"n": event.value["n"]} for event in drain(first)])
+        transaction.commit_offsets(first)
+        with other.consumer("t", group="g", commit="manual") as second:
+            until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+            [(_, number)] = second.assignment()
+            log.append("t", [{"n": n} for n in range(40, 80)])
+            until(lambda: second.lag().events == 0, second)
+            second.commit()
+            end = log.offsets("t")[number].stop
+            late = {("t", number): Committed(1, topic_id=log.topic("t").id)}
+            commit = transaction.commit if how == "transaction" else lambda: first._membership.commit(late)
+            with pytest.raises(NotOwner):
+                commit()
+            assert {part.partition: part.committed for part in log.group("g").partitions}[number] == end
+    assert log.read("out").num_rows == 0
+
+
+def test_a_member_that_hung_cannot_commit_what_others_took_over(log: Log, url: str) -> None:
+    """Neither by a transaction that it began before, nor by one that it begins when it wakes up."""
+    numbered(log, partitions=1, count=20)
+    log.create_topic("out", "n INT", partitions=1)
+    with (
+        log.consumer("t", group="g", commit="manual", poll_interval_s_max=1.0) as hung,
+        headwater.open_log(url) as other,
+    ):
+        copies = [{"n": event.value["n"]} for event in drain(hung)]
+        before = log.transaction()
+        before.append("out", copies)
+        before.commit_offsets(hung)
+        with other.consumer("t", group="g", commit="manual") as healthy:
+            until(lambda: len(healthy.assignment()) == 1, healthy)
+            with other.transaction() as transaction:
+                transaction.append("out", copies)
+                transaction.commit_offsets(healthy)
+            after = log.transaction()
+            after.append("out", copies)
+            after.commit_offsets(hung)
+            for stale in (before, after):
+                with pytest.raises(NotOwner):
+                    stale.commit()
+    assert sorted(log.read("out")["n"].to_pylist()) == list(range(20))
 
 
 def test_a_forked_child_is_no_member(log: Log) -> None:
