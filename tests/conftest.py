@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "source_topics", "pytester"]
+pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "source_topics", "log_pairs", "pytester"]
 
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)

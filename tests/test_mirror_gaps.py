@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -23,24 +22,10 @@ from headwater.testing import SimDisk
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import crash_points, gap_points
 from headwater.testing.simprocess import Crashed
+from log_pairs import every_pair
 
 SCHEMA = "id STRING, n BIGINT, at TIMESTAMP"
-KINDS = ("file", "memory")
 SEGMENT_BYTES = 4096
-
-
-@pytest.fixture
-def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[hw.Log, hw.Log]]:
-    """A log and an empty one, of the kinds asked for."""
-    source, target = (
-        hw.open_log("memory://" if kind == "memory" else tmp_path / str(number))
-        for number, kind in enumerate(request.param)
-    )
-    with source, target:
-        yield source, target
-
-
-every_pair = pytest.mark.parametrize("logs", [(a, b) for a in KINDS for b in KINDS], indirect=True, ids="-".join)
 
 
 def make(log: hw.Log, *, tombstones: str = "0 seconds") -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,21 @@ import pytest
 import headwater as hw
 from headwater.model.errors import Diverged, Unsupported
 from headwater.testing.servers.kafka import KafkaServer
+from services import fresh_logs
 
 pytestmark = pytest.mark.service("kafka")
 
-_PREFIXES = itertools.count()
+
+@pytest.fixture(scope="module")
+def fresh_urls(kafka: KafkaServer) -> Iterator[Iterator[str]]:
+    """Addresses of empty logs."""
+    yield from fresh_logs(kafka)
 
 
 @pytest.fixture
-def url(kafka: KafkaServer) -> str:
+def url(fresh_urls: Iterator[str]) -> str:
     """The address of an empty log."""
-    return f"kafka://{kafka.bootstrap}?prefix=mirror{os.getpid()}-{next(_PREFIXES)}."
+    return next(fresh_urls)
 
 
 def held(log: hw.Log, topic: str) -> list[dict[str, object]]:
