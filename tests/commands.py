@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from headwater.cli.main import main
 
@@ -36,6 +38,9 @@ class Result:
 
 Command = Callable[..., Result]
 
+_built = cache(typer.main.get_command)
+"""The command line, put together once: that takes longer than most commands."""
+
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Command:
@@ -43,6 +48,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWATER_LOG", "./data")
     monkeypatch.setenv("HEADWATER_DEBUG", "")
+    monkeypatch.setattr(typer.main, "get_command", _built)
 
     def call(*arguments: object, stdin: str | bytes = b"") -> Result:
         given = stdin.encode() if isinstance(stdin, str) else stdin

@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "pytester"]
+pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "source_topics", "log_pairs", "pytester"]
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes compiles everything again
 

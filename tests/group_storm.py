@@ -1,4 +1,4 @@
-"""A storm: members of a group in processes of their own, which are killed, stopped and started again, and what they did.
+"""A storm: members of a group in processes of their own, some on slow disks, which are killed, stopped and started again.
 
 Each worker writes a line of JSON for everything it was handed and everything it committed. The oracle reads those lines and the
 topics; it knows nothing of how groups work.
@@ -12,7 +12,7 @@ import signal
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ import headwater as hw
 from children import Child
 from headwater.log.consumer import Consumer
 from headwater.model.errors import NotOwner, TimedOut
+from headwater.testing.crashdisk import SlowSyncDisk
 
 Mode = Literal["auto", "manual", "transactions"]
 
@@ -38,6 +39,8 @@ class Storm:
     polled_max = 80
     pause_s = (0.01, 0.12)
     """Between two strikes."""
+    sync_delays_ms: Sequence[float] = (0.0, 0.0, 5.0)
+    """How slow the disk of a worker is; each has one of these."""
 
     def __init__(self, folder: Path, seed: int, mode: Mode, *, url: str | None = None, workers: int = 3) -> None:
         self.folder = folder
@@ -143,6 +146,7 @@ class Storm:
             random,
             poll_interval_s=self.poll_interval_s,
             polled_max=self.polled_max,
+            sync_delay_ms=random.choice(self.sync_delays_ms),
         )
 
     def _kill(self) -> None:
@@ -172,7 +176,16 @@ class Storm:
                 self.strikes["leave"] += 1
 
 
-def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s: float, polled_max: int) -> None:
+def work(
+    log: str,
+    account: str,
+    mode: Mode,
+    random: Random,
+    *,
+    poll_interval_s: float,
+    polled_max: int,
+    sync_delay_ms: float,
+) -> None:
     """It polls, writes down, commits, and leaves of its own accord now and then."""
     handle = os.open(account, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -183,7 +196,7 @@ def work(log: str, account: str, mode: Mode, random: Random, *, poll_interval_s:
 
     try:
         with (
-            hw.open_log(log) as mine,
+            hw.open_log(log, **({"disk": SlowSyncDisk(sync_delay_ms)} if sync_delay_ms else {})) as mine,
             mine.consumer(
                 "in",
                 group=GROUP,

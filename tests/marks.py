@@ -1,4 +1,4 @@
-"""The covers mark: it must name a row of docs/coverage.md."""
+"""The covers mark: it must name a row of docs/coverage.md. And what needs Spark is slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a covers mark that names no row of docs/coverage.md: it would count for nothing."""
+    """Refuse a covers mark that names no row of docs/coverage.md: it would count for nothing. What starts Spark is slow."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     rows = {row.name for row in read_rows(CHECKOUT)}
     unknown = sorted(
         f"{item.nodeid} covers {name!r}"

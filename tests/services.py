@@ -6,6 +6,7 @@ or fails when `HEADWATER_SERVICES=required` says that nothing may be missing.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 
+import headwater
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer
@@ -50,6 +52,19 @@ def kafka() -> Iterator[KafkaServer]:
         yield server
     finally:
         server.stop()
+
+
+def fresh_logs(kafka: KafkaServer, settings: str = "") -> Iterator[Iterator[str]]:
+    """Addresses of empty logs on Kafka, for a module's fixture.
+
+    One handle keeps the clients open from test to test of the module, and no longer: what forks should not inherit them.
+    """
+    address = f"kafka://{kafka.bootstrap}?{settings}"
+    with headwater.open_log(address):
+        yield (f"{address}&prefix=t{number}." for number in _LOGS)
+
+
+_LOGS = itertools.count()
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def test_writers_die_at_a_point(nursery: Nursery, tmp_path: Path, point: str) ->
 def test_writers_die_at_a_point_again_and_again(nursery: Nursery, tmp_path: Path, point: str) -> None:
     """Whoever comes to help dies as well, so that one half-done operation meets the next."""
     seed = round_points().index(point) + 7 * len(round_points())
-    assert run(nursery, tmp_path, seed, phase_s=2.0, relentless=True).died_at_point > 5
+    assert run(nursery, tmp_path, seed, phase_s=0.5, relentless=True).died_at_point > 5
 
 
 @pytest.mark.slow

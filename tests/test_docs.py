@@ -17,6 +17,7 @@ _PAGES = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_a_pages_blocks_run_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     """What a newcomer copies works, with warnings as errors."""

@@ -37,9 +37,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def run_storm(folder: Path, seed: int) -> Storm:
+def run_storm(folder: Path, seed: int, *, workers: int) -> Storm:
     print(f"seed {seed}")
-    storm = Storm(folder, seed, MODES[seed % len(MODES)])
+    storm = Storm(folder, seed, MODES[seed % len(MODES)], workers=workers)
     try:
         storm.run(strikes=STRIKES)
         storm.check()
@@ -54,14 +54,14 @@ def run_storm(folder: Path, seed: int) -> Storm:
 @pytest.mark.parametrize("seed", CI_ROUNDS)
 def test_a_group_survives_a_storm(folder: Path, seed: int) -> None:
     """Nothing skipped, no two owners of a partition in one generation, and in transactions everything exactly once."""
-    assert run_storm(folder, seed).sent > 0
+    assert run_storm(folder, seed, workers=3).sent > 0
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize("seed", BENCH_ROUNDS)
 def test_a_group_survives_many_storms(folder: Path, seed: int) -> None:
-    """The same, a hundred times."""
-    assert run_storm(folder, seed).sent > 0
+    """The same with eight processes, a hundred times."""
+    assert run_storm(folder, seed, workers=8).sent > 0
 
 
 @pytest.mark.parametrize("what", ["kill", "stop"])
@@ -121,6 +121,7 @@ def test_a_forked_child_is_no_member(folder: Path) -> None:
     log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", group_points())
 def test_a_member_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two steps of joining, taking, committing and recovering: the next one goes on, exactly once."""

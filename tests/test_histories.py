@@ -81,6 +81,7 @@ def test_histories_meet_every_misfortune(outcomes: list[Report | str]) -> None:
     assert sum(report.events for report in reports) > 50 * len(SEEDS)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_history_again() -> None:
     """Also in another process, with other hashes: a failure can be looked at as often as needed."""
     seed = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -43,18 +42,15 @@ from headwater.testing.contract import LogContract
 from headwater.testing.contract_case import ORDERS, OpenLog, events_of, order, orders, refused, values_of
 from headwater.testing.servers.kafka import KafkaServer
 from marks import CHECKOUT
+from services import fresh_logs
 
 pytestmark = pytest.mark.service("kafka")
-
-QUICK = "heartbeat.interval.ms=50"
-"""A group's members hear of each other sooner."""
 
 
 @pytest.fixture(scope="module")
 def fresh_urls(kafka: KafkaServer) -> Iterator[Iterator[str]]:
-    """Addresses of empty logs; one handle keeps the clients open from test to test."""
-    with headwater.open_log(f"kafka://{kafka.bootstrap}?{QUICK}"):
-        yield (f"kafka://{kafka.bootstrap}?{QUICK}&prefix=t{number}." for number in itertools.count())
+    """Addresses of empty logs; a group's members hear of each other sooner."""
+    yield from fresh_logs(kafka, "heartbeat.interval.ms=50")
 
 
 @pytest.fixture

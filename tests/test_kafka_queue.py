@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -26,15 +25,15 @@ from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_queues import QueueContract
 from headwater.testing.contract_queues_case import one, take
 from headwater.testing.servers.kafka import KafkaServer
+from services import fresh_logs
 
 pytestmark = pytest.mark.service("kafka")
 
 
 @pytest.fixture(scope="module")
 def fresh_urls(kafka: KafkaServer) -> Iterator[Iterator[str]]:
-    """Addresses of empty logs; one handle keeps the clients open from test to test."""
-    with headwater.open_log(f"kafka://{kafka.bootstrap}"):
-        yield (f"kafka://{kafka.bootstrap}?prefix=q{number}." for number in itertools.count())
+    """Addresses of empty logs."""
+    yield from fresh_logs(kafka)
 
 
 @pytest.fixture

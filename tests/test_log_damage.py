@@ -43,6 +43,7 @@ def try_damages(specimen: Specimen, kind: str, damages: list[Damage], trials: in
     return failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:
@@ -51,6 +52,7 @@ def test_a_flipped_bit_is_named_or_changes_nothing(specimen: Specimen, kind: str
     assert not failures, "\n".join(failures[:10])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", TRIALS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_file_is_named_or_changes_nothing(specimen: Specimen, kind: str, trials: int) -> None:

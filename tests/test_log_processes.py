@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_processes_append_together_without_loss(folder: str) -> None:
     """Every batch of every process is stored once, whole, at the offsets it was told, and offsets stay dense over rolls."""
     with hw.open_log(folder) as log:
@@ -58,6 +59,7 @@ def test_processes_append_together_without_loss(folder: str) -> None:
         assert found[partition][span.start : span.stop] == [value] * 5
 
 
+@pytest.mark.slow
 def test_producers_of_many_processes_keep_their_order(folder: str) -> None:
     """Each receipt is right, and what one process sent stands in its order."""
     with hw.open_log(folder) as log:
@@ -299,6 +301,7 @@ def test_a_fork_in_the_middle_of_an_append_does_not_block_the_child(folder: str)
         assert values_of(log, "raw").count(b"child") == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["append", "sync", "catalog", "commit"])
 def test_a_lock_dies_with_its_process_though_a_child_of_it_lives(folder: str, held: str) -> None:
     """`flock` survives a fork: a child that kept its parent's files would keep its locks for ever."""
@@ -344,6 +347,7 @@ def lock_of(log: Log, held: str) -> Any:
     return partition.appending() if held == "append" else partition.syncing()
 
 
+@pytest.mark.slow
 def test_many_logs_opened_and_closed_leave_nothing_behind(folder: str) -> None:
     """Neither descriptors nor threads nor anything that a later fork would trip over."""
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))

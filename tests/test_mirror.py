@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,24 +26,12 @@ from headwater.testing import SimDisk
 from headwater.testing.crashdisk import RecordingDisk
 from headwater.testing.points import crash_points
 from headwater.testing.simprocess import Crashed
+from log_pairs import KINDS, every_pair
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, at TIMESTAMP"
-KINDS = ("file", "memory")
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
-@pytest.fixture
-def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[hw.Log, hw.Log]]:
-    """A log and an empty one, of the kinds asked for."""
-    source, target = (
-        hw.open_log("memory://" if kind == "memory" else tmp_path / str(number))
-        for number, kind in enumerate(request.param)
-    )
-    with source, target:
-        yield source, target
-
-
-every_pair = pytest.mark.parametrize("logs", [(a, b) for a in KINDS for b in KINDS], indirect=True, ids="-".join)
 files_only = pytest.mark.parametrize("logs", [("file", "file")], indirect=True, ids=["file"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -23,24 +22,10 @@ from headwater.testing import SimDisk
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import crash_points, gap_points
 from headwater.testing.simprocess import Crashed
+from log_pairs import every_pair
 
 SCHEMA = "id STRING, n BIGINT, at TIMESTAMP"
-KINDS = ("file", "memory")
 SEGMENT_BYTES = 4096
-
-
-@pytest.fixture
-def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[hw.Log, hw.Log]]:
-    """A log and an empty one, of the kinds asked for."""
-    source, target = (
-        hw.open_log("memory://" if kind == "memory" else tmp_path / str(number))
-        for number, kind in enumerate(request.param)
-    )
-    with source, target:
-        yield source, target
-
-
-every_pair = pytest.mark.parametrize("logs", [(a, b) for a in KINDS for b in KINDS], indirect=True, ids="-".join)
 
 
 def make(log: hw.Log, *, tombstones: str = "0 seconds") -> None:
@@ -200,6 +185,7 @@ def copy(folder: Path, disk: Disk) -> None:
         log.mirror(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", gap_points())
 def test_a_mirror_dies_between_two_steps_of_a_gap(point: str) -> None:
     """The copy is whole in between: healthy, backed up, appended to by the next mirror, which goes on."""
@@ -285,6 +271,7 @@ def test_a_killed_mirror_goes_on_behind_its_gaps_many_more_times(seed: int) -> N
         kill_round(folder, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_power_loss_costs_a_copy_with_gaps_only_time(seed: int) -> None:
     """The copy's disk loses what was not synced, again and again; the next mirror goes on from what is left."""

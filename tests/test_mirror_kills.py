@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,15 @@ POINTS = (
 
 
 def follow(folder: Path, disk: RealDisk) -> str:
-    """A mirror that ends only by being killed, or by another that takes over."""
-    with hw.open_log(folder / "log", read_only=True) as log, hw.open_log(folder / "copy", disk=disk) as copy:
-        try:
+    """A mirror that ends only by being killed, or by another that takes over; any other end is written down."""
+    try:
+        with hw.open_log(folder / "log", read_only=True) as log, hw.open_log(folder / "copy", disk=disk) as copy:
             log.mirror(copy, follow=True)
-        except Fenced:
-            return "fenced"
+    except Fenced:
+        return "fenced"
+    except BaseException:
+        (folder / f"failure.{os.getpid()}").write_text(traceback.format_exc())
+        raise
     return "ended"
 
 
@@ -71,7 +76,9 @@ def kill_round(folder: Path, seed: int) -> tuple[int, int]:
         make_topics(log)
     writers = [Child(lambda worker=worker: write_until_told(folder, worker, seed)) for worker in range(WRITERS)]
     lives = 0
-    while lives < LIVES:
+    while lives < LIVES or not last_write(
+        folder
+    ):  # two that begin together may fence each other before they copy anything
         await_lines(folder, 20 * (lives + 1))
         disks = [disk_of(chance) for _ in range(2 if chance.random() < 0.3 else 1)]
         mirrors = [Child(lambda disk=disk: follow(folder, disk)) for disk in disks]
@@ -81,6 +88,7 @@ def kill_round(folder: Path, seed: int) -> tuple[int, int]:
             mirror.kill()
         lives += len(mirrors)
     (folder / "stop").touch()
+    assert [failure.read_text() for failure in folder.glob("failure.*")] == []
     for writer in writers:
         writer.result()
     with hw.open_log(folder / "log") as log:

@@ -465,6 +465,7 @@ def _as_sent(row: Any, kind: str) -> tuple[Any, Any, Any]:
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.slow
 class TestLogsAgree(LogsAgree.TestCase):  # type: ignore[name-defined,misc]
     """A few hundred steps in every run."""
 

@@ -63,6 +63,7 @@ def test_workers_are_killed_and_stopped_for_long(seed: int, tmp_path: Path) -> N
     run(seed, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", queue_points())
 def test_a_process_dies_at_a_point(folder: str, point: str) -> None:
     """Whoever comes next goes on: each event is there, poison is a dead letter once, and windows can be read."""

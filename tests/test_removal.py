@@ -23,6 +23,7 @@ def test_the_points_are_all_there() -> None:
     assert len(removal_points()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", removal_points())
 def test_a_process_dies_while_it_removes(tmp_path: Path, point: str) -> None:
     """Either nothing has happened, or all of it has by the time that anybody sees."""

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,7 @@ from headwater.testing.contract_split import KEYS, NUMBERS, check_in_order, numb
 from headwater.testing.crashdisk import CrashingDisk
 from headwater.testing.points import crash_points, split_points
 from headwater.testing.simprocess import Crashed
-
-KINDS = ("file", "memory")
-
-
-@pytest.fixture
-def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[hw.Log, hw.Log]]:
-    """A log and an empty one, of the kinds asked for."""
-    source, target = (
-        hw.open_log("memory://" if kind == "memory" else tmp_path / str(number))
-        for number, kind in enumerate(request.param)
-    )
-    with source, target:
-        yield source, target
-
-
-every_pair = pytest.mark.parametrize("logs", [(a, b) for a in KINDS for b in KINDS], indirect=True, ids="-".join)
+from log_pairs import every_pair
 
 
 def places(log: hw.Log) -> list[tuple[int, int, int]]:

@@ -79,6 +79,7 @@ def check(folder: Path, disk: RealDisk | None = None, *, epochs: int = EPOCHS) -
         assert last.epoch == epochs - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [*stage_points(), *TRANSACTION_POINTS])
 def test_a_holder_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two steps of opening, committing, publishing and recovering: the next one goes on, exactly once."""
@@ -117,6 +118,7 @@ def test_holders_die_anywhere(folder: Path, seed: int) -> None:
     check(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_marker_and_events_agree_after_a_power_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of it reached the disk, and whenever it came: what was acknowledged is there, and no batch twice."""

@@ -8,7 +8,7 @@ import pytest
 
 import headwater as hw
 from headwater.log.doctor import examine
-from headwater.model.errors import Diverged, EventsMissed, HeadwaterError
+from headwater.model.errors import EventsMissed
 
 
 @pytest.fixture
@@ -42,14 +42,19 @@ def test_a_backup_of_what_was_kept_small_is_the_same(log: hw.Log, tmp_path: Path
     assert examine(str(tmp_path / "restored")).healthy
 
 
-def test_a_mirror_refuses_what_it_cannot_make_equal(log: hw.Log, tmp_path: Path) -> None:
-    """A copy has no events that the log has removed: that is said, and nothing is copied."""
-    for topic in ("prices", "ticks"):
-        with hw.open_log(str(tmp_path / f"copy of {topic}")) as copy:
-            with pytest.raises(HeadwaterError) as refused:
-                log.mirror(copy, topics=[topic])
-            assert isinstance(refused.value, EventsMissed | Diverged) and refused.value.advice
-            assert sum(map(len, copy.offsets(topic).values())) == 0
+def test_a_mirror_of_what_was_kept_small_is_the_same(log: hw.Log, tmp_path: Path) -> None:
+    """And so is a backup of that mirror: gaps and first offsets go through both."""
+    log.mirror(tmp_path / "copy")
+    with hw.open_log(tmp_path / "copy") as copy:
+        copy.backup(tmp_path / "backup")
+    hw.restore_log(tmp_path / "backup", tmp_path / "restored")
+    for path in (tmp_path / "copy", tmp_path / "restored"):
+        with hw.open_log(path) as other:
+            for topic in ("prices", "ticks"):
+                columns = ["_offset", *log.topic(topic).schema.names]
+                assert other.offsets(topic) == log.offsets(topic)
+                assert other.read(topic, columns=columns).equals(log.read(topic, columns=columns))
+        assert examine(str(path)).healthy
 
 
 def test_a_group_that_was_overtaken_is_told_or_goes_on(log: hw.Log) -> None:

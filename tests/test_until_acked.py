@@ -266,6 +266,7 @@ def test_the_keeper_frees_by_itself(tmp_path: Path) -> None:
         assert log.offsets("tasks") == {0: range(30, 30)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in crash_points() if point.startswith(("transaction:", "commit:"))])
 def test_a_unit_of_work_whose_process_dies_while_it_commits_happens_once(tmp_path: Path, point: str) -> None:
     """Its record decides, also where nobody has published it yet when the next one looks for the note."""

@@ -30,6 +30,7 @@ def test_every_step_has_a_name() -> None:
     assert {"views: changes appended", "views: changes known", "views: catching up"} < set(POINTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in POINTS if point not in SWAPS])
 def test_a_maintainer_killed_at_a_step_is_gone_on_with(tmp_path: Path, point: str) -> None:
     """Killed when it comes by there, and a later time; the next process ends what it began."""
@@ -41,6 +42,7 @@ def test_a_maintainer_killed_at_a_step_is_gone_on_with(tmp_path: Path, point: st
     view_storm.check(tmp_path / "log", url, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(SWAPS))
 def test_a_swap_killed_at_a_step_is_ended_by_the_next(tmp_path: Path, point: str) -> None:
     """The log has decided: whoever comes next lets the store follow, and subscribers see the new generation."""
@@ -87,6 +89,7 @@ def storm(folder: Path, url: str, seed: int, *, kills: int, forget: bool) -> Non
     view_storm.check(folder / "log", url, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_storm_of_kills(tmp_path: Path, seed: int) -> None:
     """SQLite, whose file is deleted now and then."""
@@ -118,6 +121,7 @@ def follow_and_die(folder: Path, url: str, token: str, stop: int, told: Path) ->
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_subscriber_goes_on_exactly_by_its_token(tmp_path: Path) -> None:
     """Whatever it was told before it died, it is told the rest and nothing twice; in a process of its own, as are others."""
     url = f"sqlite:///{tmp_path}/views.db"

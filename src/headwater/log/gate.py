@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
+from headwater.log.disk import File
 from headwater.model.errors import Closed
 
 T = TypeVar("T")
@@ -69,6 +70,21 @@ class Gate:
 def _stay() -> int:
     """How the gate knows a thread that stays: no thread has such a number."""
     return -threading.get_ident()
+
+
+@contextmanager
+def settled(mutex: AbstractContextManager[object], lock: File, settle: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of a file that transactions write to, with what a dead one left settled.
+
+    The mutex excludes threads of this process, since a file's lock belongs to the process. The caller has passed the log's gate.
+    """
+    with mutex:
+        try:
+            lock.lock()
+            settle()
+            yield
+        finally:
+            lock.unlock()
 
 
 Held = list[Generator[Any, None, None]]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -34,7 +34,7 @@ from headwater.log.assignment import Place
 from headwater.log.catalog import read_text
 from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
-from headwater.log.gate import Gate
+from headwater.log.gate import Gate, settled
 from headwater.log.group import Committed, Owner, Presence, Roster, SharedGroup, forget_offsets, not_owner
 from headwater.log.group_removal import is_marked, mark, unmark
 from headwater.log.slots import SlotFile, create_slot_file
@@ -161,16 +161,9 @@ class FileGroup(SharedGroup):
         with self._gate, self.held():
             yield
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """`locked`, for one who has passed the log's gate already."""
-        with self._mutex:
-            try:
-                self._lock.lock()
-                self._settle()
-                yield
-            finally:
-                self._lock.unlock()
+        return settled(self._mutex, self._lock, self._settle)
 
     # The roster
 

@@ -63,7 +63,7 @@ class CopiedTopic:
                 self._topic = target.refresh(topic.name)
         self._splits: tuple[Split, ...] = ()
         self._partitions = topic.partitions
-        self._check_alike(topic)
+        topic = self._alike(topic)
         self._stamp = Stamp()
         if target.takes_offsets:
             self._stamp = Stamp(*target.register_producer(f"mirror:{topic.name}"))
@@ -77,15 +77,20 @@ class CopiedTopic:
 
     def follow(self, topic: Topic) -> None:
         """Brings the target's settings and schema versions up to those of the source."""
+        topic = self._alike(topic)
         wanted = {
             "schemas": topic.schemas,
             "lateness_us": topic.lateness_us,
             "future_us": topic.future_us,
             "event_bytes_max": topic.event_bytes_max,
         }
-        self._check_alike(topic)
         if any(getattr(self._topic, name) != value for name, value in wanted.items()):
-            self._topic = self._target.change(topic.name, lambda held: msgspec.structs.replace(held, **wanted))
+            self._topic = self._target.change(
+                topic.name,
+                lambda held: (
+                    held if len(held.schemas) > len(topic.schemas) else msgspec.structs.replace(held, **wanted)
+                ),
+            )
 
     def follow_splits(self, topic: Topic) -> None:
         """Knows how the source was split."""
@@ -148,6 +153,15 @@ class CopiedTopic:
         """Whether the copy holds no event of a partition."""
         bound = self._target.bounds([self._topic.name])[self._topic.name, number]
         return not self._target.cursor(self._topic.name, number, offset=bound.first).read(bound.end, events_max=1)
+
+    def _alike(self, topic: Topic) -> Topic:
+        """The source's topic as it is known, or as it is now where another mirror has brought the target further than that."""
+        try:
+            self._check_alike(topic)
+        except Diverged:
+            topic = self._source.refresh(topic.name)
+            self._check_alike(topic)
+        return topic
 
     def _check_alike(self, topic: Topic) -> None:
         """Refuses a target whose topic could never hold the same events at the same places."""

@@ -24,7 +24,7 @@ import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 import msgspec
@@ -32,7 +32,7 @@ from crc32c import crc32c
 
 from headwater.log.commit import Decision, StagePart
 from headwater.log.disk import Disk, File
-from headwater.log.gate import Gate
+from headwater.log.gate import Gate, settled
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.log.stage import Positions, StageCommit, StageState, already_there
 from headwater.log.store import Write
@@ -179,16 +179,9 @@ class FileStage:
             self._lock = disk.open(f"{folder}/lock", "write" if writable else "read")
             self._number = _open_number(disk, folder, writable=writable)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Holds the stage's lock, with what a dead holder left settled; the caller has passed the log's gate."""
-        with self._mutex:
-            try:
-                self._lock.lock()
-                self._settle()
-                yield
-            finally:
-                self._lock.unlock()
+        return settled(self._mutex, self._lock, self._settle)
 
     def take(self) -> int:
         """A new fencing number: once it is returned, nobody commits with an earlier one."""

@@ -40,6 +40,7 @@ WRITERS: dict[str, Role] = {"plain": "plain", "lines": "lines", "transactions": 
 READERS: dict[str, Role] = {"reader": "reader", "looker": "looker"}
 PHASE_S = 0.4
 PHASE_TIMEOUT_S = 10.0
+RELENTLESS_DEATHS_MIN = 6
 POLL_S = 0.005
 
 _ONCE = ("open", "recovery", "settle")
@@ -109,7 +110,7 @@ def run_round(
 ) -> RoundReport:
     """One round in an empty folder; `Violation` names the seed and leaves the folder as it is.
 
-    In a relentless round a writer that died at the point is started to die there again, until the time is over.
+    In a relentless round a writer that died at the point is started to die there again, until the time is over and it was often enough.
     """
     try:
         return Round(nursery, folder, seed, phase_s=phase_s, relentless=relentless).run()
@@ -163,7 +164,7 @@ class Round:
         began = time.monotonic()
         before = self._accounts()
         self._mortals = set(WRITERS) if with_point else set()
-        met_before = self._report.died_at_point
+        met_before, wanted = self._report.died_at_point, RELENTLESS_DEATHS_MIN if self._relentless else 1
         for name in self._lives:
             self._start(name)
         kills = sorted(self._random.uniform(0.0, self._phase_s) for _ in range(self._random.randint(0, 3)))
@@ -172,7 +173,7 @@ class Round:
                 del kills[0]
                 self._kill([self._random.choice(list(self._alive))])
             self._restart_dead()
-            met = not with_point or self._report.died_at_point > met_before
+            met = not with_point or self._report.died_at_point - met_before >= wanted
             worked = self._relentless or all(size > before[name] for name, size in self._accounts().items())
             if passed > self._phase_s and met and worked:
                 return

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +23,7 @@ from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFo
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
+from headwater.views.generations import SqlGenerations
 from headwater.views.postgres_types import (
     answer_column,
     cast_type,
@@ -43,7 +43,6 @@ from headwater.views.store import (
     Stored,
     check_condition,
     choose,
-    moved_on,
     not_stored,
     order_sql,
     quoted,
@@ -64,8 +63,11 @@ _CREATE_META = f"""create table if not exists {quoted(META)} (
     current boolean not null, primary key (name, generation))"""
 
 
-class PostgresStore:
+class PostgresStore(SqlGenerations):
     """A database of views, in the first schema of the search path."""
+
+    _mark = "%s"
+    _key_type = 'text collate "C" primary key'
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = without_password(url)
@@ -79,41 +81,11 @@ class PostgresStore:
 
     def stored(self) -> list[Stored]:
         with self._reading(None) as connection:
-            return _stored(connection)
+            return self._stored(connection)
 
     def create(self, definition: ViewDefinition) -> None:
         _check_names(definition)
-        columns = [f'{quoted(KEY)} text collate "C" primary key']
-        columns += [f"{quoted(field.name)} {declared_type(field.type)}" for field in definition.schema]
-        with self._changing() as connection:
-            if any(at.definition.generation == definition.generation for at in _stored(connection, definition.name)):
-                return
-            row = (definition.name, definition.generation, definition.to_json(), Applied().to_json())
-            connection.execute(f"create table {quoted(table_name(definition))} ({', '.join(columns)})")
-            connection.execute(f"insert into {quoted(META)} values (%s, %s, %s, %s, false)", row)
-
-    def show(self, name: str, generation: int) -> None:
-        with self._changing() as connection:
-            found = choose(_stored(connection, name), name, generation, self.url)
-            if found.current:
-                return
-            columns = ", ".join(map(quoted, found.definition.schema.names))
-            connection.execute(f"drop view if exists {quoted(name)}")
-            connection.execute(
-                f"create view {quoted(name)} as select {columns} from {quoted(table_name(found.definition))}"
-            )
-            connection.execute(
-                f"update {quoted(META)} set current = generation = %s where name = %s", (generation, name)
-            )
-
-    def drop(self, name: str, generation: int) -> None:
-        with self._changing() as connection:
-            for found in _stored(connection, name):
-                if found.definition.generation == generation and not found.current:
-                    connection.execute(f"drop table {quoted(table_name(found.definition))}")
-                    connection.execute(
-                        f"delete from {quoted(META)} where name = %s and generation = %s", (name, generation)
-                    )
+        super().create(definition)
 
     def check(self, definition: ViewDefinition, rows: pa.Table) -> None:
         """PostgreSQL's text has no NUL."""
@@ -127,17 +99,10 @@ class PostgresStore:
     def apply(
         self, definition: ViewDefinition, delta: Delta, *, before: Applied, after: Applied, clear: bool = False
     ) -> None:
-        place = (definition.name, definition.generation)
         table = quoted(table_name(definition))
         with self._writing() as connection:
             connection.execute("set local synchronous_commit = off")
-            moved = connection.execute(
-                f"update {quoted(META)} set applied = %s, definition = %s where name = %s and generation = %s and applied = %s",
-                (after.to_json(), definition.to_json(), *place, before.to_json()),
-            )
-            if moved.rowcount != 1:
-                found = [at.applied for at in _stored(connection, place[0]) if at.definition.generation == place[1]]
-                raise moved_on(definition, before, found[0] if found else None)
+            self._move_on(connection, definition, before, after)
             if clear:
                 connection.execute(f"delete from {table}")
             elif len(delta.deletes):
@@ -155,7 +120,7 @@ class PostgresStore:
         limits: Limits | None = None,
     ) -> Snapshot:
         with self._reading(limits) as connection:
-            stored = choose(_stored(connection, name), name, generation, self.url)
+            stored = choose(self._stored(connection, name), name, generation, self.url)
             schema = stored_schema(stored.definition)
             columns = ", ".join(read_expression(_escaped(quoted(field.name)), field.type) for field in schema)
             found, parameters = _where(selection, stored.definition)
@@ -223,6 +188,9 @@ class PostgresStore:
             connection.adapters.register_loader(kind, text)
         return connection
 
+    def _declared_type(self, type_: pa.DataType) -> str:
+        return declared_type(type_)
+
     @contextmanager
     def _changing(self) -> Iterator[Any]:
         """A transaction that makes or removes tables; one at a time in the whole database."""
@@ -263,18 +231,6 @@ def _client() -> Any:
         raise Unsupported(
             f"Views in PostgreSQL need psycopg: {error}.", advice="pip install 'headwater[postgres]'."
         ) from None
-
-
-def _stored(connection: Any, name: str | None = None) -> list[Stored]:
-    found = connection.execute(
-        f"select definition, applied, current from {quoted(META)} where name = %(name)s or %(name)s::text is null "
-        'order by name collate "C", generation',
-        {"name": name},
-    )
-    return [
-        Stored(ViewDefinition.from_json(text), msgspec.json.decode(applied, type=Applied), current)
-        for text, applied, current in found.fetchall()
-    ]
 
 
 def _where(selection: Selection, definition: ViewDefinition) -> tuple[str, dict[str, Any]]:

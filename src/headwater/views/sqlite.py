@@ -15,12 +15,11 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import (
@@ -36,6 +35,7 @@ from headwater.model.errors import (
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
+from headwater.views.generations import SqlGenerations
 from headwater.views.sqlite_types import answer_column, declared_type, to_column, to_values
 from headwater.views.store import (
     EVERYTHING,
@@ -48,7 +48,6 @@ from headwater.views.store import (
     Stored,
     check_condition,
     choose,
-    moved_on,
     order_sql,
     quoted,
     table_name,
@@ -68,8 +67,12 @@ _CREATE_META = f"""create table if not exists {quoted(META)} (
     current integer not null, primary key (name, generation)) without rowid"""
 
 
-class SqliteStore:
+class SqliteStore(SqlGenerations):
     """A file of views."""
+
+    _mark = "?"
+    _key_type = "TEXT NOT NULL PRIMARY KEY"
+    _table_ending = " without rowid"
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         self.url = f"sqlite:///{path}"
@@ -91,40 +94,7 @@ class SqliteStore:
 
     def stored(self) -> list[Stored]:
         with self._told(), self._reading() as connection:
-            return _stored(connection)
-
-    def create(self, definition: ViewDefinition) -> None:
-        columns = [f"{quoted(KEY)} TEXT NOT NULL PRIMARY KEY"]
-        columns += [f"{quoted(field.name)} {declared_type(field.type)}" for field in definition.schema]
-        with self._writing() as connection:
-            if any(at.definition.generation == definition.generation for at in _stored(connection, definition.name)):
-                return
-            row = (definition.name, definition.generation, definition.to_json(), Applied().to_json())
-            connection.execute(f"create table {quoted(table_name(definition))} ({', '.join(columns)}) without rowid")
-            connection.execute(f"insert into {quoted(META)} values (?, ?, ?, ?, 0)", row)
-
-    def show(self, name: str, generation: int) -> None:
-        with self._writing() as connection:
-            found = choose(_stored(connection, name), name, generation, self.url)
-            if found.current:
-                return
-            columns = ", ".join(map(quoted, found.definition.schema.names))
-            connection.execute(f"drop view if exists {quoted(name)}")
-            connection.execute(
-                f"create view {quoted(name)} as select {columns} from {quoted(table_name(found.definition))}"
-            )
-            connection.execute(
-                f"update {quoted(META)} set current = (generation = ?) where name = ?", (generation, name)
-            )
-
-    def drop(self, name: str, generation: int) -> None:
-        with self._writing() as connection:
-            for found in _stored(connection, name):
-                if found.definition.generation == generation and not found.current:
-                    connection.execute(f"drop table {quoted(table_name(found.definition))}")
-                    connection.execute(
-                        f"delete from {quoted(META)} where name = ? and generation = ?", (name, generation)
-                    )
+            return self._stored(connection)
 
     def check(self, definition: ViewDefinition, rows: pa.Table) -> None:
         """SQLite holds all that Arrow does."""
@@ -132,16 +102,9 @@ class SqliteStore:
     def apply(
         self, definition: ViewDefinition, delta: Delta, *, before: Applied, after: Applied, clear: bool = False
     ) -> None:
-        place = (definition.name, definition.generation)
         table = quoted(table_name(definition))
         with self._writing() as connection:
-            moved = connection.execute(
-                f"update {quoted(META)} set applied = ?, definition = ? where name = ? and generation = ? and applied = ?",
-                (after.to_json(), definition.to_json(), *place, before.to_json()),
-            )
-            if moved.rowcount != 1:
-                found = [at.applied for at in _stored(connection, place[0]) if at.definition.generation == place[1]]
-                raise moved_on(definition, before, found[0] if found else None)
+            self._move_on(connection, definition, before, after)
             if clear:
                 connection.execute(f"delete from {table}")
             elif len(delta.deletes):
@@ -159,7 +122,7 @@ class SqliteStore:
         limits: Limits | None = None,
     ) -> Snapshot:
         with self._told(), self._reading() as connection, _limited(connection, limits):
-            stored = choose(_stored(connection, name), name, generation, self.url)
+            stored = choose(self._stored(connection, name), name, generation, self.url)
             schema = stored_schema(stored.definition)
             found, parameters = _where(connection, selection, stored.definition)
             columns = ", ".join(map(quoted, schema.names))
@@ -206,6 +169,12 @@ class SqliteStore:
         connection.execute("pragma temp_store = memory")
         return connection
 
+    def _changing(self) -> AbstractContextManager[sqlite3.Connection]:
+        return self._writing()
+
+    def _declared_type(self, type_: pa.DataType) -> str:
+        return declared_type(type_)
+
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction; nobody else writes meanwhile."""
@@ -243,17 +212,6 @@ class SqliteStore:
             yield
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise _refusal(error, self.url) from None
-
-
-def _stored(connection: sqlite3.Connection, name: str | None = None) -> list[Stored]:
-    found = connection.execute(
-        f"select definition, applied, current from {quoted(META)} where name = ?1 or ?1 is null order by name, generation",
-        (name,),
-    )
-    return [
-        Stored(ViewDefinition.from_json(text), msgspec.json.decode(applied, type=Applied), bool(current))
-        for text, applied, current in found.fetchall()
-    ]
 
 
 def _where(
