@@ -219,6 +219,7 @@ def test_a_log_in_a_folder_is_refused_on_a_cluster(command: Command) -> None:
     app.sink(orders, to="copies")
     """
     Path("app.py").write_text(textwrap.dedent(script))
-    for verb in ("run", "plan"):
-        refused(command(verb, "app.py", "--master", "spark://127.0.0.1:9"), "unsupported", "folder of this machine")
+    refused(command("plan", "app.py", "--master", "spark://127.0.0.1:9"), "unsupported", "folder of this machine")
+    result = command("run", "app.py", "--no-page", "--master", "spark://127.0.0.1:9")
+    assert result.code == 1 and "error [unsupported]" in result.err and "kafka://" in result.err
     refused(command("run", "app.py", "--conf", "spark.ui.enabled"), "invalid_app", "has no value")
