@@ -216,6 +216,45 @@ def test_update_mode_goes_through_the_driver(spark: SparkSession, tmp_path: Path
         assert found == dict(wanted)
 
 
+@pytest.mark.parametrize("few", [0, 10_000])
+def test_few_rows_are_fetched_and_many_are_staged(
+    spark: SparkSession, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query without state is committed by the driver, whichever way its rows take; run again, nothing is doubled."""
+    monkeypatch.setattr("headwater.processing.stage.FETCH_EVENTS_MAX", few)
+    with hw.open_log(str(tmp_path / "log")) as log:
+        for name in ("in", "out"):
+            log.create_topic(name, "k STRING, n BIGINT", key="k", partitions=2)
+        log.append("in", [{"k": f"k{n % 7}", "n": n} for n in range(300)])
+        written = []
+
+        def run() -> None:
+            options = {
+                "log": f"{tmp_path}/log",
+                "topic": "in",
+                "startingOffsets": "earliest",
+                "maxOffsetsPerTrigger": "100",
+            }
+            writer = FrameWriter(
+                f"{tmp_path}/log", stage="s", topic="out", checkpoint=f"{tmp_path}/checkpoint", fetches=True
+            )
+            rows = spark.readStream.format("headwater").options(**options).load().selectExpr("k", "n * 2 AS n")
+            (
+                rows.writeStream.option("checkpointLocation", f"{tmp_path}/checkpoint")
+                .foreachBatch(lambda df, epoch: written.append(writer.commit(df, epoch).written))
+                .trigger(availableNow=True)
+                .start()
+                .awaitTermination()
+            )
+
+        run()
+        (tmp_path / "checkpoint" / "commits" / "2").unlink()
+        (tmp_path / "checkpoint" / "commits" / ".2.crc").unlink(missing_ok=True)
+        run()
+        assert written == [True, True, True, False]
+        assert sorted(log.read("out")["n"].to_pylist()) == [2 * n for n in range(300)]
+
+
 def test_a_batch_is_visible_in_one_moment(spark: SparkSession, tmp_path: Path) -> None:
     """`df.write` appends; a topic that is not there is made, with the DataFrame's columns and the key that is named."""
     hw.open_log(str(tmp_path / "log")).close()

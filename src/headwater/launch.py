@@ -197,7 +197,7 @@ class Launch:
             facts={topic: analysis.facts(topic) for topic in stage.inputs},
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
-            write=self._writer(log, stage, checkpoint, view),
+            write=self._writer(log, stage, analysed, checkpoint, view),
         )
 
     def _view_plan(self, log: Log, stage: StageNode, analysed: Analysed) -> ViewPlan:
@@ -230,20 +230,21 @@ class Launch:
         return maintainer
 
     def _writer(
-        self, log: Log, stage: StageNode, checkpoint: Path, view: ViewPlan | None
+        self, log: Log, stage: StageNode, analysed: Analysed, checkpoint: Path, view: ViewPlan | None
     ) -> Callable[[], WriteBatch] | None:
-        """What writes the batches of a stage where Spark's own sink for the log does not; made anew for each run of its query.
+        """What writes the batches of a stage in the driver, made anew for each run of its query.
 
         A run that ended in an error may have lost its transaction: on Kafka whoever holds a stage cannot go on then, only open it again.
+        There each task of a batch writes its own rows by the data source, if the mode allows it. For a log in a folder the data
+        source can do the same, but Spark starts new Python processes for it in every batch.
         """
         from headwater.processing.marker import marker_of
+        from headwater.processing.reading import is_local
         from headwater.processing.stage import FrameWriter
 
         name, path = f"{self._graph.name}.{stage.name}", str(checkpoint)
         if view is not None:
-            made = [
-                self._maintainer(log, stage, view)
-            ]  # already here, so that what it refuses is told before anything starts
+            made = [self._maintainer(log, stage, view)]  # here, so that what it refuses is told before anything starts
 
             def maintaining() -> WriteBatch:
                 maintainer = made.pop() if made else self._maintainer(log, stage, view)
@@ -261,10 +262,11 @@ class Launch:
                     sink.commit(marker, staged)
 
             return lambda: add
-        if stage.mode != "append":
+        if stage.mode != "append" or is_local(log):
 
             def appending() -> WriteBatch:
-                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path)
+                fetches = not analysed.stateful
+                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches)
                 return lambda result, epoch: _done(writer.commit(result, epoch))
 
             return appending
@@ -274,13 +276,12 @@ class Launch:
         self, log: Log, stage: StageNode, name: str, checkpoint: Path, starts: Path, restart: Restart
     ) -> None:
         """Forgets a stage's checkpoint and its last marker; where it begins instead stands in a file before that."""
-        from headwater.processing.poison import places_of
+        from headwater.processing.offsets import places_of
 
         sink = FileSink(stage.to, stage=name) if stage.kind == "sink" and is_folder(stage.to) else None
         last = log.stage(name).last if sink is None else sink.last
-        tasks = [
-            each for each in log.stages() if re.fullmatch(rf"{re.escape(name)}\.\d+", each)
-        ]  # on Kafka each has its own
+        own = re.compile(rf"{re.escape(name)}\.\d+")  # on Kafka each task has a stage of its own
+        tasks = [each for each in log.stages() if own.fullmatch(each)]
         if restart == "marker" and last is None and tasks:
             raise InvalidApp(
                 f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",

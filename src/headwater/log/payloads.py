@@ -15,8 +15,10 @@ FRAME_BYTES_MAX = 16 << 20
 
 def payloads_of(write: Write) -> Iterator[Payload]:
     """The events cut into frames of a size that is good to read, all with the batch's stamp."""
-    size = pa.ipc.get_record_batch_size(write.batch)
-    rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
+    rows = 1
+    if write.batch.num_rows > 1:
+        size = pa.ipc.get_record_batch_size(write.batch)
+        rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
     for start, end in write.runs():
         for first in range(start, end, rows):
             count = min(rows, end - first)

@@ -248,7 +248,7 @@ class Producer:
             thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
             thread.start()
             self._thread = thread  # only now: Ctrl-C may fall before it runs, and then another is started
-        if not self._ticking:
+        if self._thread is not None and not self._ticking:
             self._work.notify_all()
         return batch
 

@@ -59,7 +59,8 @@ def to_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 def check_size(batch: pa.RecordBatch, topic: Topic, *, first: int = 0) -> None:
     """Refuses an event above the topic's limit, found by halving: a batch that is small as a whole costs next to nothing."""
-    if batch.num_rows == 0 or pa.ipc.get_record_batch_size(batch) <= topic.event_bytes_max:
+    limit = topic.event_bytes_max
+    if batch.num_rows == 0 or batch.get_total_buffer_size() <= limit or pa.ipc.get_record_batch_size(batch) <= limit:
         return
     if batch.num_rows == 1:
         size = batch.nbytes

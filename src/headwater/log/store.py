@@ -115,7 +115,7 @@ class Write(msgspec.Struct, frozen=True):
         """Its events from the `start`-th on."""
         stop = self.count if count is None else min(start + count, self.count)
         if self.indices is None:
-            return self.batch.slice(start, stop - start)
+            return self.batch if stop - start == self.batch.num_rows else self.batch.slice(start, stop - start)
         return self.batch.take(pa.array(self.indices[start:stop]))
 
 

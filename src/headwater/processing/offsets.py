@@ -82,6 +82,14 @@ def to_json(places: Mapping[At, int]) -> dict[str, Any]:
     return shown
 
 
+def places_of(ends: Sequence[Any]) -> dict[At, int]:
+    """The offsets of every partition in what a batch's marker says of its sources."""
+    found: dict[At, int] = {}
+    for source in ends:
+        found |= Offsets.from_json(source or {}).places
+    return found
+
+
 def parse_places(option: str, text: str, ends: Sequence[str]) -> Places:
     """The JSON of `startingOffsets` or `endingOffsets`."""
     try:

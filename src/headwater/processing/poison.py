@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headwater.model.marker import Marker
 from headwater.processing.analysis import apply
 from headwater.processing.marker import ends_of
-from headwater.processing.offsets import Offsets
+from headwater.processing.offsets import places_of
 
 if TYPE_CHECKING:
     from headwater.processing.runner import Plan, Runner
@@ -169,14 +169,6 @@ def failed_ranges(checkpoint: str, topics: Sequence[str]) -> tuple[int, list[Ran
         if topic in topics and start < end:
             ranges.append(Range(topic, partition, start, end))
     return epoch, ranges
-
-
-def places_of(ends: Sequence[Any]) -> dict[tuple[str, int], int]:
-    """The offsets of every partition in what a batch's marker says of its sources."""
-    found: dict[tuple[str, int], int] = {}
-    for source in ends:
-        found |= Offsets.from_json(source or {}).places
-    return found
 
 
 def _offsets(topic: str, places: Mapping[int, int]) -> str:

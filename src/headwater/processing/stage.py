@@ -1,7 +1,9 @@
-"""A stage of an application that Spark runs by `foreachBatch`: the driver commits each batch, with the same staging as the sink.
+"""A stage of an application that Spark runs by `foreachBatch`: the driver commits each batch, in the process that it has already.
 
-Update and complete mode know no other way, and a view appends to more than one topic at once. The writer is made once for each run
-of the query, in the driver: that takes the stage's fencing number, so whatever still lives of an earlier run is refused.
+Few rows are fetched into the driver; more are staged by the tasks, as the sink does it, so that they never pass through one process.
+Update and complete mode know no other way, and the data source's own writer costs two new Python processes in every batch. The writer is
+made anew for each run of the query, in the driver: that takes the stage's fencing number, so whatever still lives of an earlier run is
+refused.
 
     writer = FrameWriter(log_url, stage="app.per_page", topic="per_page.changes", checkpoint=path)
     df.writeStream.outputMode("update").option("checkpointLocation", path).foreachBatch(writer.commit).start()
@@ -10,7 +12,7 @@ of the query, in the driver: that takes the stage's fencing number, so whatever 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,55 +20,64 @@ from pyspark.sql import DataFrame
 
 from headwater.log.stage import Stage, StageCommit
 from headwater.log.topic import Topic
+from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
+from headwater.processing.offsets import places_of
 from headwater.processing.reading import is_local
 from headwater.processing.staging import Staged, commit_staged, opened_log, stage_rows, sweep, take_number
+
+FETCH_EVENTS_MAX = 10_000
+"""So many events, or fewer, are read by a batch whose rows are fetched into the driver."""
 
 _MESSAGE = "message BINARY"
 
 
 class FrameWriter:
-    """Writes the batches of one run of a query to a topic, each exactly once."""
+    """Writes the batches of one run of a query to a topic, each exactly once.
 
-    def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str) -> None:
-        log = opened_log(log_url)
-        self.stage = Stage(log, stage, number=take_number(log, stage)) if is_local(log) else Stage(log, stage)
+    `fetches` says that a batch gives about as many rows as it reads events: true of a query without state. Where a window ends, one
+    event may bring a million rows.
+    """
+
+    def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False) -> None:
+        self._log = opened_log(log_url)
+        self._is_local = is_local(self._log)
+        number = take_number(self._log, stage) if self._is_local else None
+        self._stage = Stage(self._log, stage, number=number)
         self._topic = topic
         self._checkpoint = checkpoint
         self._url = log_url
+        self._fetches = fetches
+        self._last = self._stage.last
 
     def commit(self, df: DataFrame, batch_id: int) -> StageCommit:
-        """Appends the DataFrame to the topic, unless that was done before; made to be given to `foreachBatch`."""
-        return commit_frame(
-            df, batch_id, stage=self.stage, log_url=self._url, topic=self._topic, checkpoint=self._checkpoint
-        )
+        """Appends the DataFrame to the topic, unless that was done before; made to be given to `foreachBatch`.
 
+        The DataFrame is computed also where the batch is there already: Spark keeps its state only by that. On Kafka, which has
+        nowhere to stage rows, they are always fetched.
+        """
+        marker = marker_of(self._checkpoint, batch_id)
+        if not self._is_local or (self._fetches and self._is_small(marker)):
+            done = self._stage.commit(marker, [(self._topic, df.toArrow())])
+        else:
+            done = self._commit_staged(df, marker)
+        self._last = marker
+        return done
 
-def commit_frame(
-    df: DataFrame,
-    batch_id: int,
-    *,
-    stage: Stage,
-    log_url: str,
-    topic: str,
-    checkpoint: str,
-    appends: Iterable[tuple[str, Any]] = (),
-) -> StageCommit:
-    """Appends a batch to a topic, and more rows to other topics, with the batch's marker: all of it once.
+    def _commit_staged(self, df: DataFrame, marker: Marker) -> StageCommit:
+        target, stage = self._log.store.refresh(self._topic), self._stage
+        rows = df.mapInArrow(_stager(self._url, stage.name, stage.number, target), _MESSAGE).collect()
+        messages: list[Staged] = [pickle.loads(row.message) for row in rows]
+        done = commit_staged(self._log, stage, target, marker, messages)
+        sweep(self._log, stage.name, stage.number)
+        return done
 
-    The DataFrame is computed also where the batch is there already: Spark keeps its state only by that. On Kafka, which has nowhere
-    to stage them, the rows are collected by the driver.
-    """
-    log = opened_log(log_url)
-    if not is_local(log):
-        return stage.commit(marker_of(checkpoint, batch_id), [(topic, df.toArrow()), *appends])
-    target = log.store.refresh(topic)
-    rows = df.mapInArrow(_stager(log_url, stage.name, stage.number, target), _MESSAGE).collect()
-    messages: list[Staged] = [pickle.loads(row.message) for row in rows]
-    more = [write for name, given in appends for write in log._writes(name, given)]
-    done = commit_staged(log, stage, target, marker_of(checkpoint, batch_id), messages, more)
-    sweep(log, stage.name, stage.number)
-    return done
+    def _is_small(self, marker: Marker) -> bool:
+        """Whether a batch reads few events; nobody knows of the first one, which has no batch before it."""
+        if self._last is None or self._last.epoch + 1 != marker.epoch:
+            return False
+        before, after = places_of(self._last.ends), places_of(marker.ends)
+        return sum(end - before.get(place, 0) for place, end in after.items()) <= FETCH_EVENTS_MAX
 
 
 def _stager(url: str, stage: str, number: int, topic: Topic) -> Any:
