@@ -33,7 +33,7 @@ from services import unavailable
 from spark_rig import kill_session
 from test_views_stores import new_schema
 
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 LOOPBACK = [
     "spark.driver.host=127.0.0.1",
     "spark.driver.bindAddress=127.0.0.1",
@@ -108,7 +108,7 @@ class Submitted:
 @pytest.mark.slow
 @pytest.mark.service("kafka")
 @pytest.mark.service("postgres")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_workers_and_broker_are_killed_under_an_application(
     cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, tmp_path: Path
 ) -> None:
