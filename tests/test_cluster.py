@@ -9,14 +9,21 @@ from __future__ import annotations
 import os
 import subprocess
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 import headwater as hw
 from cluster_rig import make_archive, make_environment
 from commands import Command, refused
+from headwater.model.errors import SparkUnavailable
+from headwater.processing.probe import look
+from headwater.processing.workers import check_workers
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer
@@ -26,7 +33,7 @@ from services import unavailable
 from spark_rig import kill_session
 from test_views_stores import new_schema
 
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 LOOPBACK = [
     "spark.driver.host=127.0.0.1",
     "spark.driver.bindAddress=127.0.0.1",
@@ -101,7 +108,7 @@ class Submitted:
 @pytest.mark.slow
 @pytest.mark.service("kafka")
 @pytest.mark.service("postgres")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_workers_and_broker_are_killed_under_an_application(
     cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, tmp_path: Path
 ) -> None:
@@ -219,6 +226,54 @@ def test_a_log_in_a_folder_is_refused_on_a_cluster(command: Command) -> None:
     app.sink(orders, to="copies")
     """
     Path("app.py").write_text(textwrap.dedent(script))
-    for verb in ("run", "plan"):
-        refused(command(verb, "app.py", "--master", "spark://127.0.0.1:9"), "unsupported", "folder of this machine")
+    refused(command("plan", "app.py", "--master", "spark://127.0.0.1:9"), "unsupported", "folder of this machine")
+    result = command("run", "app.py", "--no-page", "--master", "spark://127.0.0.1:9")
+    assert result.code == 1 and "error [unsupported]" in result.err and "kafka://" in result.err
     refused(command("run", "app.py", "--conf", "spark.ui.enabled"), "invalid_app", "has no value")
+
+
+class SlowContext:
+    """A Spark context whose master has no worker to give: a job ends when it is cancelled."""
+
+    master = "spark://127.0.0.1:9"
+    defaultParallelism = 2  # noqa: N815 (Spark's name)
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def parallelize(self, numbers: range, count: int) -> SlowContext:
+        return self
+
+    def map(self, work: object) -> SlowContext:
+        return self
+
+    def collect(self) -> None:
+        assert self._cancelled.wait(60)
+        raise RuntimeError("Job 0 cancelled part of cancelled job group")
+
+    def cancelJobGroup(self, group: str) -> None:  # noqa: N802 (Spark's name)
+        self._cancelled.set()
+
+    def setJobGroup(self, group: str, why: str) -> None:  # noqa: N802 (Spark's name)
+        """Nothing to note."""
+
+    def setLocalProperty(self, name: str, value: object) -> None:  # noqa: N802 (Spark's name)
+        """Nothing to note."""
+
+
+def test_a_master_without_workers_is_told_in_time(tmp_path: Path) -> None:
+    """Spark itself would wait for ever; and what was put into the folder for the probe is gone."""
+    spark = cast(SparkSession, SimpleNamespace(sparkContext=SlowContext()))
+    with pytest.raises(SparkUnavailable, match=r"no worker in 0\.1 s.*spark\.cores\.max"):
+        check_workers(spark, [tmp_path / "state"], wait_s=0.1)
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_a_probe_tells_what_it_sees(tmp_path: Path) -> None:
+    """Here everything that tasks import is there; a folder counts with the file that the driver has put into it."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "mark").touch()
+    seen = look(0, [str(tmp_path / "shared"), str(tmp_path / "other")], "mark")
+    assert (seen["missing"], seen["version"]) == ([], hw.__version__)
+    assert seen["away"] == [(str(tmp_path / "other"), "No such file or directory")]
+    assert [file.name for file in (tmp_path / "shared").iterdir()] == ["mark"]

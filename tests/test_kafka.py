@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 
 import headwater
 from children import Child
+from headwater.log import kafka_reader
 from headwater.log.log import Log
 from headwater.model.errors import (
     Closed,
@@ -150,6 +151,32 @@ def test_an_event_of_another_schema_is_named(log: Log, kafka: KafkaServer, value
     with refused(SchemaMismatch, "'orders'", "partition 0", "offset 1"):
         log.read("orders")
     assert log.read("orders", end=1).num_rows == log.read("orders", start=2).num_rows == 1
+
+
+def test_many_events_are_read_in_pieces_up_to_one_that_cannot_be_read(
+    log: Log, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded while the next are fetched, in order, whole; what comes before a bad event is given before it is told."""
+    monkeypatch.setattr(kafka_reader, "CHUNK_EVENTS_MAX", 10)
+    monkeypatch.setattr(kafka_reader, "READ_EVENTS_MAX", 40)
+    log.create_topic("orders", ORDERS, key="id", partitions=1)
+    for start, end in ((0, 13), (13, 60), (60, 95)):
+        with log.transaction() as transaction:  # each leaves a gap
+            transaction.append("orders", orders(end - start, start=start))
+        time.sleep(0.005)
+    whole = log.read("orders", columns=["amount", "_offset", "_appended"]).to_pylist()
+    assert [row["amount"] for row in whole] == [float(n) for n in range(95)]
+    raw = [(event.offset(), event.timestamp()[1]) for event in _records(kafka, f"{_prefix(log)}orders")]
+    assert [(row["_offset"], round(row["_appended"].timestamp() * 1000)) for row in whole] == raw
+    assert len({time_ms for _, time_ms in raw}) == 3
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(f"{_prefix(log)}orders", b"no JSON", b"o", 0)
+    assert producer.flush(10) == 0
+    found: list[float] = []
+    with log.reader("orders") as reader, refused(SchemaMismatch, "offset 98", "no JSON"):
+        for _ in range(10):
+            found += [amount for batch in reader.poll_arrow() for amount in batch.column("amount").to_pylist()]
+    assert found == [float(n) for n in range(len(found))] and 80 < len(found) <= 95
 
 
 def test_what_was_rolled_back_is_never_read(log: Log, kafka: KafkaServer) -> None:

@@ -20,9 +20,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,7 +46,11 @@ ANSWER_S = 3.0
 LEADER_S = 30.0
 """How long a partition may be without a leader while other brokers answer: a broker that died is missed after ten seconds."""
 
+DECODERS = 2
+"""Threads that decode what was fetched."""
+
 END, BEGINNING = -1, -2
+_T = TypeVar("_T")
 _PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
 _NEW_TOPIC_S = 2.0
@@ -121,11 +126,13 @@ class Cluster:
         self.list_topics()
         self.fetchers = Fetchers(self)
         self.writer = Writer(self)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="headwater-kafka-decoder")
 
     def close(self) -> None:
         """Frees everything."""
         self.writer.close()
         self.fetchers.close()
+        self._decoders.shutdown(wait=False)
         self.askers.close()
         self._lookers.close()
 
@@ -219,6 +226,13 @@ class Cluster:
                 f"Kafka's client refuses an option of {self.address.url}: {text}.",
                 advice="See librdkafka's CONFIGURATION.md for the names and values of options.",
             ) from None
+
+    def decode(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """Does something that leaves other threads alone in a thread of its own; what is returned waits for its result."""
+        try:
+            return self._decoders.submit(work).result
+        except RuntimeError:
+            raise _closed() from None
 
     # Questions
 

@@ -4,6 +4,9 @@ A cursor knows only its offset. When it reads, it takes the fetcher that stands 
 (some 10 ms), and gives it back. So a reader that goes on finds its prefetched events, and a thousand cursors need no thousand
 clients. At most `FETCHERS_MAX` fetchers are kept.
 
+A read of many events is cut into pieces: one is decoded from JSON by a thread of the cluster while the next one is fetched. Decoding
+leaves other threads alone (Arrow does it), so reading takes the time of fetching where there is a second core.
+
 Offsets on Kafka have gaps where transactions ended or were rolled back; chunks have none, so they are cut there. A cursor
 that learns that nothing stands before `end` moves there.
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +30,7 @@ from headwater.log.kafka_cluster import BEGINNING
 from headwater.log.kafka_json import Records, to_columns
 from headwater.log.store import Chunk, check_not_missed
 from headwater.log.topic import Topic
-from headwater.model.errors import Closed, PositionLost, Unreachable
+from headwater.model.errors import Closed, HeadwaterError, PositionLost, Unreachable
 
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
@@ -35,6 +39,10 @@ FETCHERS_MAX = 32
 CHUNK_EVENTS_MAX = 16_384
 """More events at a time cost more: the garbage collector looks at each again and again while they are held."""
 
+READ_EVENTS_MAX = 4 * CHUNK_EVENTS_MAX
+"""What one read may give: while a piece is decoded in another thread, the next one is fetched."""
+
+_PIECE_BYTES_MAX = 16 << 20
 _STALL_S = 30.0
 _SUSPECT_S = 2.0
 _POLL_S = 0.5
@@ -59,14 +67,34 @@ class KafkaCursor:
             return []
         fetchers = self._cluster.fetchers
         fetcher = fetchers.take(topic, name, self._partition, self.offset)
+        pieces: list[tuple[Callable[[], list[Chunk]], int]] = []
         try:
-            events, self.offset = fetcher.read(end, min(events_max, CHUNK_EVENTS_MAX))
+            for events, at, is_last in fetcher.pieces(end, events_max):
+                decode = partial(to_chunks, events, topic, self._partition)
+                pieces.append((decode if is_last else self._cluster.decode(decode), at))
         except PositionLost:
             [first] = self._cluster.offsets([(name, self._partition)], BEGINNING)
             check_not_missed(topic.name, self._partition, self.offset, first=first)
             raise
-        fetchers.give_back(fetcher)
-        return to_chunks(events, topic, self._partition)
+        except HeadwaterError:
+            if not pieces:
+                raise  # otherwise the next read meets it
+        else:
+            fetchers.give_back(fetcher)
+        return self._decoded(pieces)
+
+    def _decoded(self, pieces: Sequence[tuple[Callable[[], list[Chunk]], int]]) -> list[Chunk]:
+        """The chunks of pieces, and this cursor behind them; one that cannot be read is raised when it is the first."""
+        chunks: list[Chunk] = []
+        for decoded, at in pieces:
+            try:
+                chunks += decoded()
+            except HeadwaterError:
+                if not chunks:
+                    raise
+                break
+            self.offset = at
+        return chunks
 
 
 class Fetcher:
@@ -88,6 +116,16 @@ class Fetcher:
         self._at = self._cluster.kafka.TopicPartition(name, partition, offset)
         self.place, self.offset = (topic.id, partition), offset
         self._pending, self._eof, self._fetching = [], -1, False
+
+    def pieces(self, end: int, events_max: int) -> Iterator[tuple[list[Any], int, bool]]:
+        """The next events below `end` in pieces, each with the offset to go on from and whether it is the last for now."""
+        left, is_last = min(events_max, READ_EVENTS_MAX), False
+        while not is_last:
+            wanted = min(left, CHUNK_EVENTS_MAX)
+            events, at = self.read(end, wanted)
+            left -= len(events)
+            is_last = len(events) < wanted or left <= 0 or at >= end or _are_large(events)
+            yield events, at, is_last
 
     def read(self, end: int, events_max: int) -> tuple[list[Any], int]:
         """The next events below `end`, at least one if there is one, and the offset to go on from."""
@@ -252,6 +290,11 @@ def to_chunks(events: Sequence[Any], topic: Topic, partition: int) -> list[Chunk
             piece = piece.append_column("_appended", pa.array(moments).cast(_TIMESTAMP))
         chunks.append(Chunk(topic, partition, int(offsets[start]), piece, appended))
     return chunks
+
+
+def _are_large(events: Sequence[Any]) -> bool:
+    """Whether so many events of this size fill memory quickly."""
+    return bool(events) and len(events) * len(events[-1].value() or b"") > _PIECE_BYTES_MAX
 
 
 def _offsets(events: Sequence[Any]) -> Any:

@@ -124,7 +124,7 @@ class SparkWorker(SparkDaemon):
     def kill(self) -> None:
         """Ends the worker and everything below it with SIGKILL, as when its machine stops."""
         below = self.processes()
-        _kill(self.pid)
+        super().kill()
         for pid in below:
             _kill(pid)
 
@@ -155,11 +155,12 @@ class SparkCluster:
     def start(self) -> None:
         """Starts the master, then all workers at once."""
         self._master.start()
-        make = [SparkWorker(self._master.url, cores=self._cores, memory=self._memory) for _ in range(self._count)]
-        self.workers = make
+        self.workers = [
+            SparkWorker(self._master.url, cores=self._cores, memory=self._memory) for _ in range(self._count)
+        ]
         try:
             with ThreadPoolExecutor(self._count) as pool:
-                list(pool.map(lambda worker: worker.start(), make))
+                list(pool.map(lambda worker: worker.start(), self.workers))
         except BaseException:
             self.stop()
             raise
