@@ -63,7 +63,7 @@ def open_screen(first: AppStatus) -> Iterator[Screen]:
         lines.tell(f"{first.name}: starting Spark …")
         yield lines
         return
-    with _quiet_keys(), Live(console=console, refresh_per_second=4) as live:
+    with quiet_keys(), Live(console=console, refresh_per_second=4) as live:
         table = _Table(live)
         table.show(first)
         yield table
@@ -236,7 +236,7 @@ def _clock(watermark: str | None) -> str:
 
 
 @contextmanager
-def _quiet_keys() -> Iterator[None]:
+def quiet_keys() -> Iterator[None]:
     """Ctrl-C does not print `^C` into the picture."""
     try:
         before = termios.tcgetattr(sys.stdin)
