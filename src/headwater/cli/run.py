@@ -62,7 +62,9 @@ def run(
 
 def plan(script: Script) -> None:
     """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
-    typer.echo(printable(load_app(script).plan()))
+    from headwater.cli.run_screen import print_plan
+
+    print_plan(printable(load_app(script).plan()))
 
 
 def status(

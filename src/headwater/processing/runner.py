@@ -42,7 +42,7 @@ DRAIN_S = 30.0
 
 _NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
-_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:: )?(?:[\w.$]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 Write = Callable[[DataFrame, int], None]
