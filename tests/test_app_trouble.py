@@ -15,10 +15,10 @@ import headwater as hw
 from headwater.model.errors import InvalidApp
 from headwater.processing.status import AppStatus, StageStatus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCHEMA = "n BIGINT, word STRING"
-WAIT_S_MAX = 180.0
+WAIT_S_MAX = 400.0
 
 
 class Place:
@@ -129,8 +129,9 @@ def test_another_schema_is_refused_with_stage_and_line_and_more_columns_are_take
     assert place.log.read("out").select(["n", "length"]).to_pylist().count({"n": 7, "length": 2}) == 1
 
 
-def test_a_function_that_gives_other_rows_than_it_says_stops_its_stage_with_a_sentence(place: Place) -> None:
-    """The schema was declared, so only the first batch can tell; nothing is written, and the corrected function goes on there."""
+def test_a_batch_that_never_succeeds_ends_with_a_sentence(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own code fails on columns that were promised and do not come. Nothing is written; the corrected function goes on there."""
+    monkeypatch.setattr("headwater.processing.runner.RETRY_S", (0.0,))
     place.append(0, 5)
 
     def lying(batches: Iterator[Any]) -> Iterator[Any]:
@@ -150,7 +151,9 @@ def test_a_function_that_gives_other_rows_than_it_says_stops_its_stage_with_a_se
         return app.run(available_now=True).stages[0]
 
     last = run(lying)
-    assert last.state == "failed" and "word" in (last.error or "") and "\n" not in (last.error or "")
+    assert (
+        last.state == "failed" and last.error and "\n" not in last.error and last.where.startswith("test_app_trouble")
+    )
     assert place.numbers("mapped") == []
     assert run(honest).state == "done" and place.numbers("mapped") == list(range(5))
 

@@ -106,6 +106,12 @@ class Runner:
         for stage in self.stages:
             stage.end(deadline)
 
+    def activate(self) -> None:
+        """Makes the session that of the calling thread: Spark looks for data sources there, and a new thread has none."""
+        jvm = self._spark._jvm
+        assert jvm is not None
+        SparkSession._get_j_spark_session_class(jvm).setActiveSession(self._spark._jsparkSession)
+
     def frames(self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
         return [self._frame(plan, topic, skips, batch) for topic in plan.stage.inputs]
@@ -178,6 +184,7 @@ class _Supervised:
         self._available_now = available_now
         self._retry_at = None
         try:
+            self._runner.activate()
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
             writer = self._runner.writer(self.plan, result)
             trigger = (
@@ -261,7 +268,8 @@ class _Supervised:
         self._failures += 1
         again, self._failed_at = self._failed_at == epoch, epoch
         hopeless = again and is_about_data(error) and not self._cure() if ours is None else not ours.retriable
-        if hopeless:
+        gives_up = self._available_now and self._failures > len(RETRY_S)  # a batch job has an end; a stream can wait
+        if hopeless or gives_up:
             self.status.state = "failed"
         else:
             self.status.state = "waiting"
