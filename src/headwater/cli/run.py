@@ -74,10 +74,11 @@ def run(
 def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
     """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
     from headwater.app import load_app
+    from headwater.cli.run_screen import print_plan
 
     app = load_app(script)
     app.use(master=master, conf=_settings(conf or []))
-    typer.echo(printable(app.plan()))
+    print_plan(printable(app.plan()))
 
 
 def status(

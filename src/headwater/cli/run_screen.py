@@ -7,8 +7,10 @@ hold zeros (restarts, dead letters) are left out.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import termios
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +33,9 @@ LINE_EVERY_S = 5.0
 NAME_MIN = 24
 """So many characters of a name are shown, if something else can be left out for it."""
 
+_WORDS_MIN = 20
+_TREE = re.compile(r"[│├└─ ]*")
+_UNDER = str.maketrans("├└─", "│  ")
 _GAP = 2
 _NAMES = ("stage", "to")
 _LEAST_FIRST = ("state rows", "to", "watermark", "last batch", "events", "restarts", "dead")
@@ -63,7 +68,7 @@ def open_screen(first: AppStatus) -> Iterator[Screen]:
         lines.tell(f"{first.name}: starting Spark …")
         yield lines
         return
-    with _quiet_keys(), Live(console=console, refresh_per_second=4) as live:
+    with quiet_keys(), Live(console=console, refresh_per_second=4) as live:
         table = _Table(live)
         table.show(first)
         yield table
@@ -76,6 +81,34 @@ def print_status(status: AppStatus) -> None:
     if not status.is_alive:
         ago = duration_text((system_clock() - status.at_us) / 1e6)
         console.print(Text(f"Process {status.pid} is gone; this is what it told {ago} ago.", style="yellow"))
+
+
+def print_plan(drawing: str) -> None:
+    """Prints the drawing of a graph: on a terminal in colours, with what is too long broken under its own branch."""
+    console = Console()
+    if not console.is_terminal:
+        console.print(Text(drawing), soft_wrap=True)
+        return
+    for line in drawing.splitlines():
+        console.print(_branch(line, console.width))
+
+
+def _branch(line: str, width: int) -> Text:
+    found = _TREE.match(line)
+    assert found is not None
+    tree, words = found[0], line[found.end() :]
+    under = tree.translate(_UNDER)
+    is_stage = "─" in tree
+    lines = textwrap.wrap(words, max(_WORDS_MIN, width - len(tree) - 4), subsequent_indent="    ") or [""]
+    name = words.partition(" ")[0]
+    text = Text(tree, style="dim")
+    for number, part in enumerate(lines):
+        if number:
+            text.append(f"\n{under}")
+        text.append(part, style="" if is_stage or not tree else "dim")
+    if is_stage or not tree:
+        text.stylize("bold", len(tree), len(tree) + len(name))
+    return text
 
 
 class Drawn:
@@ -236,7 +269,7 @@ def _clock(watermark: str | None) -> str:
 
 
 @contextmanager
-def _quiet_keys() -> Iterator[None]:
+def quiet_keys() -> Iterator[None]:
     """Ctrl-C does not print `^C` into the picture."""
     try:
         before = termios.tcgetattr(sys.stdin)

@@ -54,7 +54,7 @@ _NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILI
 _BEGINNING = "Initializing"
 _WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
-_RAISED = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:: )?(?:[\w.$]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 Write = Callable[[DataFrame, int], None]
@@ -213,9 +213,9 @@ class _Supervised:
         self._available_now = available_now
         self._retry_at = None
         try:
+            activate(self._runner.spark)
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
             writer = self._runner.writer(self.plan, result)
-            activate(self._runner.spark)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
@@ -314,7 +314,8 @@ class _Supervised:
         else:
             # A task that an earlier run left behind may take the stage's number last. A run of our own sink takes another one.
             hopeless = not (ours.retriable or (isinstance(ours, Fenced) and self.plan.write is None))
-        if hopeless:
+        gives_up = self._available_now and self._failures > len(RETRY_S)  # a batch job has an end; a stream can wait
+        if hopeless or gives_up:
             self.status.state = "failed"
         else:
             self.status.state = "waiting"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from headwater.model.errors import NotFound
 
 if TYPE_CHECKING:
     from headwater.cli.demo.proof import Agreement, Line
@@ -45,11 +48,14 @@ def demo(
     ] = PORT,
 ) -> None:
     """See it work: clicks from several processes, an application on Spark, live views, two crashes, and the right count."""
+    from headwater.cli.run_screen import quiet_keys
+
     console = Console()
     if seconds is None:
         seconds = SECONDS_ON_A_TERMINAL if console.is_terminal else SECONDS
     with (
         _ended_by_signals(),
+        quiet_keys(),
         tempfile.TemporaryDirectory(prefix="headwater-demo-", ignore_cleanup_errors=True) as folder,
         _inside(folder),
     ):
@@ -60,9 +66,15 @@ def demo(
 
 
 def find_script() -> Path:
-    """The example: beside the package where that was installed, in the repository where it was not."""
-    installed = Path(__file__).with_name("clickstream.py")
-    return installed if installed.exists() else Path(__file__).parents[4] / "examples" / "clickstream" / "app.py"
+    """The example: in the repository, or where installing the package has put it."""
+    places = [Path(__file__).parents[4], Path(sysconfig.get_path("data")) / "share" / "headwater"]
+    for place in places:
+        script = place / "examples" / "clickstream" / "app.py"
+        if script.exists():
+            return script
+    raise NotFound(
+        "The demonstration's application is not here.", advice="Install headwater again, or run it in its repository."
+    )
 
 
 def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Scene, list[Line], list[Agreement]]:
@@ -134,7 +146,7 @@ def _print_result(console: Console, scene: Scene, lines: list[Line], agreements:
 
 def _print_next(say: Callable[[str, str], None]) -> None:
     script = find_script()
-    shown = os.path.relpath(script) if "examples" in script.parts else str(script)
+    shown = min(os.path.relpath(script), str(script), key=len)
     say("\nnext:", "bold")
     for line in (
         f"{shown}   the whole application: one file of functions from DataFrames to DataFrames",

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import zip_longest
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -134,9 +135,9 @@ class Stage:
 def draw(scene: Scene) -> RenderableType:
     """The whole view."""
     above, below = Table.grid(expand=True), Table.grid(expand=True)
-    for grid, left, right in ((above, 4, 5), (below, 4, 5)):
-        grid.add_column(ratio=left)
-        grid.add_column(ratio=right)
+    for grid in (above, below):
+        grid.add_column(ratio=1)
+        grid.add_column(ratio=1)
     above.add_row(
         _panel(_regions(scene), "producers: clicks acknowledged"),
         _panel(_stages(scene), "examples/clickstream on Spark"),
@@ -174,11 +175,11 @@ def _headline(scene: Scene) -> RenderableType:
 
 
 def _regions(scene: Scene) -> Table:
-    table = _grid("left", "left", "right", "left")
+    table = _grid("left", "right", "right", "left", headings=("", "pid", "sent", ""))
     for region in scene.regions:
         table.add_row(
             Text(region.name, style="bold"),
-            Text(f"pid {region.pid}", style="dim"),
+            Text(str(region.pid), style="dim"),
             f"{region.acknowledged:,}",
             Text(region.state, style=_STYLES[region.state]),
         )
@@ -186,17 +187,16 @@ def _regions(scene: Scene) -> Table:
 
 
 def _stages(scene: Scene) -> Table:
-    table = _grid("left", "left", "right", "right", "right")
     if scene.status is None:
         state = "killed; starting again …" if scene.killed_s is not None and scene.back_s is None else "starting …"
-        return _filled(_rows(table, [(Text(state, style="yellow"),)]), len(scene.regions))
+        return _filled(_rows(_grid("left"), [(Text(state, style="yellow"),)]), len(scene.regions) + 1)
+    table = _grid("left", "left", "right", "right", headings=("", "", "events/s", "lag"))
     for stage in scene.status.stages:
         table.add_row(
             Text(stage.name, style="bold"),
             Text(stage.state, style=_STYLES[stage.state]),
-            f"{stage.events_per_s:,.0f}/s",
-            f"lag {stage.lag:,}",
-            f"{stage.batch_ms} ms",
+            f"{stage.events_per_s:,.0f}",
+            f"{stage.lag:,}",
         )
     return table
 
@@ -218,10 +218,10 @@ def _steps(scene: Scene) -> RenderableType:
     return Group(*lines, *[Text("")] * (STEPS_SHOWN - len(lines)))
 
 
-def _grid(*sides: str) -> Table:
-    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    for side in sides:
-        table.add_column(justify="right" if side == "right" else "left", no_wrap=True)
+def _grid(*sides: str, headings: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), show_header=bool(headings), header_style="dim")
+    for side, heading in zip_longest(sides, headings, fillvalue=""):
+        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
     return table
 
 
