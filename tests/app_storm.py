@@ -35,7 +35,7 @@ FLUSH = "flush"
 PAGES = [f"/{number}" for number in range(7)]
 TRIGGER = "300 milliseconds"
 LATENESS = "30 minutes"
-GOES_ON_S = 180.0
+GOES_ON_S = 600.0
 
 
 def declare(folder: Path, *, spark: SparkSession | None = None) -> hw.App:

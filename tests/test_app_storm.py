@@ -16,7 +16,7 @@ from app_storm import Life, check, declare, epochs, finish, produce
 from app_storm_points import COMMIT_STEPS, driver_steps, is_done, kill_session, order, sink_steps, withdraw
 from children import Child
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PRODUCERS = 2
 WORKER_STEPS = [*sink_steps(), *COMMIT_STEPS]
