@@ -33,7 +33,7 @@ from headwater.views.view import open_view
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FLUSH = "flush"
 PAGES = [f"/{number}" for number in range(7)]
-TRIGGER = "300 milliseconds"
+TRIGGER = "1 second"
 LATENESS = "30 minutes"
 GOES_ON_S = 600.0
 

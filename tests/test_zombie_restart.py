@@ -21,10 +21,10 @@ TASK_FAILURES_MAX = 4
 """So often the Spark of these tests runs a task, before its query fails."""
 
 
-def at_first(flags: Path, name: str, strike: Callable[[], object], *, times: int = 1) -> Callable[[int], int]:
+def at_first(flags: Path, name: str, strike: Callable[[], object], *, times: int = 1) -> Callable[[Any], Any]:
     """A function for a task that does something bad the first times it is called, in whatever process, and then nothing."""
 
-    def check(n: int) -> int:
+    def check(n):  # type: ignore[no-untyped-def] # Spark reads the hints
         for number in range(times):
             try:
                 (flags / f"{name}.{number}").touch(exist_ok=False)
