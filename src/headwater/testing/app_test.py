@@ -38,7 +38,7 @@ from headwater.sinks.files import FileSink, is_folder
 
 MASTER = "local[2]"
 CONF = {"spark.sql.shuffle.partitions": "2"}
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 
 _LOOK_S = 0.002
 _ENDED_S = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,14 @@ def transform(function: Callable[..., Any], /, **inputs: Any) -> list[dict[str, 
         transform(visits, clicks=[{"user_id": 1, "page": "/", "at": datetime(2026, 1, 31, tzinfo=UTC)}])
 
     An input is a list of dicts (types are taken from the values), an Arrow table or a DataFrame. It runs on the Spark session that
-    there is, or on one that is started and lives as long as the program. The order of the rows is Spark's.
+    there is, or on one that is started and lives as long as the program. The order of the rows is Spark's. What the function's own
+    module defines travels to Spark's workers with it.
     """
     from headwater.processing.session import active_session, make_session
+    from headwater.processing.shipping import ship_by_value
 
+    if function.__module__ in sys.modules:
+        ship_by_value(sys.modules[function.__module__])
     spark = active_session() or make_session("transform", MASTER)
     frames = {name: _frame(spark, given) for name, given in inputs.items()}
     rows: list[dict[str, Any]] = function(**frames).toArrow().to_pylist()

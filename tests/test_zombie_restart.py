@@ -1,0 +1,109 @@
+"""Stages that are started again in the background, whatever they died of: an error, a straggler, workers that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import headwater as hw
+from headwater.model.errors import Fenced
+from headwater.processing.runner import is_about_data
+
+TASK_FAILURES_MAX = 4
+"""So often the Spark of these tests runs a task, before its query fails."""
+
+
+def at_first(flags: Path, name: str, strike: Callable[[], object], *, times: int = 1) -> Callable[[Any], Any]:
+    """A function for a task that does something bad the first times it is called, in whatever process, and then nothing."""
+
+    def check(n):  # type: ignore[no-untyped-def] # Spark reads the hints
+        for number in range(times):
+            try:
+                (flags / f"{name}.{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            strike()
+        return n
+
+    return check
+
+
+def declare(app: hw.App, flags: Path) -> None:
+    """What the functions do travels with them: the workers cannot import this module."""
+
+    def raise_an_error() -> None:
+        raise ValueError("only once")
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def overtake() -> None:
+        """As a task of an earlier run would, that was late to say to which it belongs."""
+        from headwater.processing.staging import number_of_run, opened_log
+
+        number_of_run(opened_log(app_url), "shop.overtaken", "a straggler")
+
+    app_url = app.log_url
+    words = app.topic("words", schema="n BIGINT", key="n", partitions=1)
+    strikes = {"failing": raise_an_error, "overtaken": overtake}
+    for name, strike in strikes.items():
+        bad = F.udf(at_first(flags, name, strike), "bigint")
+
+        def copy(words: DataFrame, bad: Any = bad) -> DataFrame:
+            return words.select(bad("n").alias("n"))
+
+        copy.__name__ = name
+        app.stream(words, to=name, key="n")(copy)
+    deadly = F.udf(at_first(flags, "killed", die, times=2 * TASK_FAILURES_MAX), "bigint")
+
+    @app.view(words, key="n")
+    def killed(words: DataFrame) -> DataFrame:
+        return words.groupBy(deadly("n").alias("n")).count()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.covers("Storm", backends=["file"])
+def test_what_a_retry_can_cure_is_cured_in_the_background(spark: SparkSession, tmp_path: Path) -> None:
+    """One stage raises, one is overtaken by a task of an earlier run, and the workers of one with state are killed, in two runs."""
+    app = hw.App("shop", log=tmp_path / "log", spark=spark)
+    declare(app, tmp_path)
+    with hw.open_log(tmp_path / "log") as log:
+        app.start()
+        try:
+            log.append("words", [{"n": 1}, {"n": 2}])
+            deadline = time.monotonic() + 600
+            while not is_cured(app):
+                assert time.monotonic() < deadline, app.status()
+                time.sleep(0.1)
+        finally:
+            app.stop()
+        for topic in ("failing", "overtaken"):
+            assert sorted(row["n"] for row in log.read(topic).to_pylist()) == [1, 2]
+        with app.views["killed"] as view:
+            assert [row["count"] for row in view.rows().to_pylist()] == [1, 1]
+        assert log.read("killed.changes").num_rows == 2
+
+
+def is_cured(app: hw.App) -> bool:
+    status = app.status()
+    assert status is not None
+    assert not [stage for stage in status.stages if stage.state == "failed"], status
+    return all(stage.restarts and stage.events == 2 for stage in status.stages)
+
+
+def test_a_worker_that_was_killed_is_no_poison() -> None:
+    """Also where Spark tells of it by way of a function of ours; else a stage with state would stop for good after two of them."""
+    traceback = "Traceback (most recent call last):\n  File …\nValueError: bad"
+    assert is_about_data(Exception(f"An exception was raised by the Python Proxy. {traceback}"))
+    assert not is_about_data(Exception(f"{traceback}\nPython worker exited unexpectedly (crashed). Consider …"))
+    assert not is_about_data(Exception("Python worker failed to connect back."))
+    assert not Fenced.retriable
