@@ -177,13 +177,13 @@ class Storm:
 
     def _wake(self) -> None:
         for pid in [pid for pid, until in self.stopped.items() if time.monotonic() > until]:
+            self._go_on(pid)
             del self.stopped[pid]
-            os.kill(pid, signal.SIGCONT)
 
     def _restart_ended(self) -> None:
         for number, child in enumerate(self.children):
             if not child.is_running():
-                child.wait()
+                self.stopped.pop(child.pid, None)
                 self.children[number] = self._start()
                 self.strikes["leave"] += 1
 
