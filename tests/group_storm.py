@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -160,18 +162,28 @@ class Storm:
         """Stopped for longer than it may be silent; the others take over, unless it held a lock in that moment."""
         child = self.random.choice(self.children)
         os.kill(child.pid, signal.SIGSTOP)
-        self.stopped[child.pid] = time.monotonic() + self.poll_interval_s * 1.5
+        stop_s = self.poll_interval_s * 1.5
+        self.stopped[child.pid] = time.monotonic() + stop_s
         self.strikes["stop"] += 1
+        # Not only by `_wake`: if it holds a lock, this process may be waiting for that.
+        timer = threading.Timer(stop_s, self._go_on, (child.pid,))
+        timer.daemon = True
+        timer.start()
+
+    def _go_on(self, pid: int) -> None:
+        if pid in self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def _wake(self) -> None:
         for pid in [pid for pid, until in self.stopped.items() if time.monotonic() > until]:
+            self._go_on(pid)
             del self.stopped[pid]
-            os.kill(pid, signal.SIGCONT)
 
     def _restart_ended(self) -> None:
         for number, child in enumerate(self.children):
             if not child.is_running():
-                child.wait()
+                self.stopped.pop(child.pid, None)
                 self.children[number] = self._start()
                 self.strikes["leave"] += 1
 

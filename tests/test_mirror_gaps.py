@@ -36,7 +36,7 @@ def make(log: hw.Log, *, tombstones: str = "0 seconds") -> None:
     log.create_topic("all", SCHEMA, **shape)
 
 
-def fill(log: hw.Log, chance: random.Random, *, batches: int = 30) -> None:
+def fill(log: hw.Log, chance: random.Random, *, batches: int = 12) -> None:
     for _ in range(batches):
         rows = [
             {
@@ -44,7 +44,7 @@ def fill(log: hw.Log, chance: random.Random, *, batches: int = 30) -> None:
                 "n": chance.randrange(1000),
                 "at": f"2026-01-01T00:00:{chance.randrange(60):02}Z",
             }
-            for _ in range(chance.randint(1, 20))
+            for _ in range(chance.randint(10, 40))
         ]
         for name in ("newest", "recent", "all"):
             log.append(name, rows)
