@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -237,6 +238,7 @@ class SlowContext:
 
     master = "spark://127.0.0.1:9"
     defaultParallelism = 2  # noqa: N815 (Spark's name)
+    pythonExec = sys.executable  # noqa: N815 (Spark's name)
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -264,6 +266,11 @@ class SlowContext:
 def test_a_master_without_workers_is_told_in_time(tmp_path: Path) -> None:
     """Spark itself would wait for ever; and what was put into the folder for the probe is gone."""
     spark = cast(SparkSession, SimpleNamespace(sparkContext=SlowContext()))
+    context: Any = spark.sparkContext
+    context.pythonExec = "./environment/bin/python"
+    with pytest.raises(SparkUnavailable, match=r"This machine has no \./environment/bin/python.*folder"):
+        check_workers(spark, [tmp_path / "state"])
+    context.pythonExec = sys.executable
     with pytest.raises(SparkUnavailable, match=r"no worker in 0\.1 s.*spark\.cores\.max"):
         check_workers(spark, [tmp_path / "state"], wait_s=0.1)
     assert not list((tmp_path / "state").iterdir())

@@ -71,12 +71,11 @@ def make_session(
     if log is not None:
         check_reachable(log, master)
     check_java()
-    settings = dict(SETTINGS)
+    quiet = resources.files("headwater.processing") / "log4j2.properties"
+    settings = SETTINGS | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet}"}
     if is_local(master):
         os.environ.setdefault("PYSPARK_PYTHON", worker_python())
         settings |= LOCAL_SETTINGS
-        quiet = resources.files("headwater.processing") / "log4j2.properties"
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={quiet}"
     ours = {key: value for key, value in settings.items() if key not in submitted} | dict(conf or {})
     if PYTHON in ours:  # Spark itself looks at it in `spark-submit` only
         os.environ["PYSPARK_PYTHON"] = ours[PYTHON]

@@ -7,7 +7,9 @@ workers that are there at that time; one that comes later is told by the first b
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import threading
 import uuid
 from collections.abc import Sequence
@@ -33,6 +35,12 @@ def check_workers(spark: SparkSession, folders: Sequence[Path], *, wait_s: float
     context = spark.sparkContext
     if is_local(context.master or "local"):
         return
+    python = context.pythonExec
+    if os.path.dirname(python) and shutil.which(python) is None:
+        raise SparkUnavailable(
+            f"This machine has no {python}, by which the workers run Python: batches are planned here in the same way.",
+            advice="Start in the folder that it is relative to, or link it there; see docs/cluster.md.",
+        )
     name = f"probe-{uuid.uuid4().hex}"
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
