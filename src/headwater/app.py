@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from headwater.launch import Launch, Restart, Settings
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
@@ -439,7 +441,8 @@ class _Running:
             self._launch.close()
 
     def status(self) -> AppStatus:
-        stages: list[StageStatus] = [] if self._runner is None else self._runner.statuses
+        """How it is at this moment: a copy, which does not change any more."""
+        stages: list[StageStatus] = [] if self._runner is None else [replace(each) for each in self._runner.statuses]
         return AppStatus(
             name=self._app.name,
             log=self._app.log_url,
