@@ -23,7 +23,7 @@ from app_storm_points import asleep, kill_session, order, session_of
 from headwater.model.errors import AppRunning
 from headwater.processing.status import AppStatus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
 WAKES_S = 60.0
 

@@ -59,9 +59,8 @@ def declare(app: hw.App, flags: Path) -> None:
         app.stream(words, to=name, key="n")(copy)
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 @pytest.mark.timeout(900)
-@pytest.mark.covers("Storm", backends=["file"])
 def test_what_a_retry_can_cure_is_cured_in_the_background(spark: SparkSession, tmp_path: Path) -> None:
     """One stage raises until its query fails, and one is overtaken by a task of an earlier run."""
     app = hw.App("shop", log=tmp_path / "log", spark=spark)
