@@ -196,11 +196,11 @@ def check(folder: Path, *, clicks: int | None = None) -> None:
         store = open_store(f"sqlite:///{folder}/log/views.db")
         assert [stored.applied.positions for stored in store.stored()] == [ends]
         store.close()
-        wanted = "SELECT page, producer, n, at FROM clicks WHERE n % 5 <> 0"
-        same(ask, "SELECT page, producer, n, at FROM cleaned", wanted)
-        same(ask, f"SELECT page, producer, n, at FROM read_parquet('{folder}/files/*.parquet')", wanted)
+        wanted = 'SELECT page, producer, n, "at" FROM clicks WHERE n % 5 <> 0'
+        same(ask, 'SELECT page, producer, n, "at" FROM cleaned', wanted)
+        same(ask, f"SELECT page, producer, n, \"at\" FROM read_parquet('{folder}/files/*.parquet')", wanted)
         in_order(ask, "cleaned", "n", "page, producer, _partition")
-        counted = "SELECT page, time_bucket(interval 1 minute, at), count(*), sum(n)"
+        counted = 'SELECT page, time_bucket(interval 1 minute, "at"), count(*), sum(n)'
         same(ask, "FROM per_page", f"{counted} FROM ({wanted}) GROUP BY ALL")
         check_changes(changes.to_pylist(), view_rows)
         if "totals" in log.topics():

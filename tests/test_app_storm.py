@@ -19,6 +19,9 @@ from children import Child
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PRODUCERS = 2
+WHOLE = 100
+"""Storms with this seed, or a greater one, are over the whole application."""
+
 WORKER_STEPS = [*sink_steps(), *COMMIT_STEPS]
 DRIVER_STEPS = [*driver_steps(), *COMMIT_STEPS]
 
@@ -124,7 +127,7 @@ class Storm:
 @pytest.fixture
 def storm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Storm]:
     (tmp_path / "storm").mkdir()
-    if request.node.get_closest_marker("bench"):
+    if request.param >= WHOLE:
         (tmp_path / "storm" / "whole").touch()
     storm = Storm(tmp_path / "storm", request.param)
     yield storm
@@ -145,10 +148,7 @@ def rage(storm: Storm, *, lives: int, rounds: int) -> None:
         storm.end(kind, chance.choice(DRIVER_STEPS) if at_step else "")
 
 
-@pytest.mark.covers("concept: microbatch, checkpoint, atomic commit, idempotence", backends=["file"])
-@pytest.mark.covers("InfoSphere Streams", backends=["file"])
-@pytest.mark.covers("Storm", backends=["file"])
-@pytest.mark.covers("StreamBase", backends=["file"])
+@pytest.mark.bench
 @pytest.mark.parametrize("storm", [1], indirect=True)
 def test_an_application_comes_out_of_a_storm_as_if_nothing_had_been(
     storm: Storm, spark: SparkSession, tmp_path: Path

@@ -21,19 +21,19 @@ from headwater.testing import CRASH, AppTest, Crash, transform
 ROOT = Path(__file__).parent.parent
 
 
-def shout(word: str) -> str:
-    """Spark reads the hints of a function that it is given; it is given another one."""
+def shout(word):
+    """Without hints: Spark would read them."""
     if word == "poison":
         raise ValueError("poisoned")
     return word.upper()
 
 
 def loud(words: DataFrame) -> DataFrame:
-    return words.select("n", F.udf(lambda word: shout(word), "string")("word").alias("word"))
+    return words.select("n", F.udf(shout, "string")("word").alias("word"))
 
 
 def counts(words: DataFrame) -> DataFrame:
-    shouted = F.udf(lambda word: shout(word), "string")("word")
+    shouted = F.udf(shout, "string")("word")
     return words.groupBy("word").agg(F.count("*").alias("n"), F.max(shouted).alias("loud"))
 
 

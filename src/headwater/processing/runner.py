@@ -352,6 +352,8 @@ def is_about_data(error: BaseException) -> bool:
 def sentence(error: BaseException, stage: StageNode) -> str:
     """The part of an error that says most: what Python raised and in which line of the script, or Spark's first line."""
     text = str(error)
+    if _WORKER_DIED.search(text):
+        return "A Python process of Spark died, or did not start in time: killed, out of memory, or a busy machine."
     raised = _RAISED.findall(text)
     if not raised:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
