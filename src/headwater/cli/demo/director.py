@@ -146,10 +146,12 @@ class Director:
     def _close(self) -> list[Agreement]:
         self._tell("closing: every producer sends what is left, and the views catch up")
         self._crowd.close()
-        deadline = time.monotonic() + CATCH_UP_S_MAX
+        counted, deadline = -1, 0.0
         while True:
             self._look()
             found = self._compared()
+            if sum(each.visits for each in found) > counted:  # it is only slow, and not wrong, while they still count
+                counted, deadline = sum(each.visits for each in found), time.monotonic() + CATCH_UP_S_MAX
             if all(each.is_right for each in found) or time.monotonic() > deadline:
                 break
             time.sleep(_TICK_S)
