@@ -23,7 +23,7 @@ from app_storm_points import asleep, kill_session, order, session_of
 from headwater.model.errors import AppRunning
 from headwater.processing.status import AppStatus
 
-pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 WAKES_S = 60.0
 
@@ -61,7 +61,15 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-@pytest.mark.parametrize("step", ["sink: task begun", "sink: committing"])
+@pytest.mark.covers("concept: microbatch, checkpoint, atomic commit, idempotence", backends=["file"])
+@pytest.mark.covers("InfoSphere Streams", backends=["file"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("sink: committing", marks=pytest.mark.slow),
+        pytest.param("sink: task begun", marks=pytest.mark.bench),
+    ],
+)
 def test_a_task_or_a_commit_that_slept_can_do_nothing(place: Place, spark: SparkSession, step: str) -> None:
     """It is stopped, everything else of its application is killed, another one goes on; then it wakes."""
     place.add(100)
@@ -87,6 +95,7 @@ def test_a_task_or_a_commit_that_slept_can_do_nothing(place: Place, spark: Spark
     assert list((place.folder / "log" / "staged").rglob("*.arrow")) == []
 
 
+@pytest.mark.bench
 def test_an_application_that_slept_is_not_overtaken_by_mistake(place: Place, spark: SparkSession) -> None:
     """A second one is told who runs it; with a folder of its own it is refused stage by stage. The first goes on, or is told."""
     place.add(100)
@@ -125,6 +134,7 @@ def errors_of(status: AppStatus, *, state: str = "failed") -> dict[str, str]:
     return {stage.name: stage.error or "" for stage in status.stages if stage.state == state}
 
 
+@pytest.mark.bench
 def test_a_batch_that_was_planned_anew_is_refused_by_every_kind_of_stage(
     place: Place, spark: SparkSession, tmp_path: Path
 ) -> None:
