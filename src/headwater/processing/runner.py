@@ -163,16 +163,16 @@ class Runner:
         frame = with_watermark(self.spark.readStream.format("headwater").options(**options).load(), facts)
         return Table(topic, frame) if facts.is_table else frame
 
-    def writer(self, plan: Plan, result: DataFrame) -> DataStreamWriter:
-        """How the result of a stage leaves it."""
+    def writer(self, plan: Plan, result: DataFrame, write: Write | None) -> DataStreamWriter:
+        """How the result of a stage leaves it: by a function in the driver, or by the data source."""
         stage = plan.stage
         writer = (
             result.writeStream.queryName(stage.name)
             .outputMode(stage.mode)
             .option("checkpointLocation", plan.checkpoint)
         )
-        if plan.write is not None:
-            return writer.foreachBatch(plan.write())
+        if write is not None:
+            return writer.foreachBatch(write)
         return (
             writer.format("headwater")
             .option("log", self._log.url)
@@ -201,6 +201,7 @@ class _Supervised:
         self._skips = Skips(state / "skipped" / f"{stage.name}.json")
         self._rate = Rate()
         self._query: StreamingQuery | None = None
+        self._raised: Exception | None = None
         self._available_now = False
         self._failures = 0
         self._failed_at = -1
@@ -211,11 +212,12 @@ class _Supervised:
     def attempt(self, *, available_now: bool = False) -> None:
         """Starts the query; what goes wrong counts like a failure of the query."""
         self._available_now = available_now
-        self._retry_at = None
+        self._retry_at = self._raised = None
         try:
             activate(self._runner.spark)
             result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
-            writer = self._runner.writer(self.plan, result)
+            write = None if self.plan.write is None else self._noting(self.plan.write())
+            writer = self._runner.writer(self.plan, result, write)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
@@ -224,6 +226,18 @@ class _Supervised:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told in the status, and the other stages go on
             self._query = None
             self._fail(error)
+
+    def _noting(self, write: Write) -> Write:
+        """Keeps what a writer raises as it was: Spark makes a text of it in which every error looks like one of Python's."""
+
+        def noted(result: DataFrame, epoch: int) -> None:
+            try:
+                write(result, epoch)
+            except Exception as error:
+                self._raised = error
+                raise
+
+        return noted
 
     @property
     def is_beginning(self) -> bool:
@@ -251,7 +265,7 @@ class _Supervised:
             return
         error, self._query = self._query.exception(), None
         if error is not None:
-            self._fail(error)
+            self._fail(self._raised or error)
         else:
             self.status.state = "done" if self._available_now else "stopped"
 
