@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
@@ -298,6 +299,21 @@ def test_a_forked_child_is_told_to_open_its_own(log: Log) -> None:
     assert Child(use).result() == "closed"
     log.append("raw", [b"parent"])
     assert values_of(log, "raw") == [b"parent"]
+
+
+def test_a_forked_child_frees_no_client_of_its_parents(log: Log, kafka: KafkaServer) -> None:
+    """Also none that was garbage already: freeing a client whose threads are elsewhere is a crash."""
+    circle: list[Any] = [Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "gone"})]
+    circle[0].list_topics(timeout=10)
+    circle.append(circle)
+    gc.disable()
+    try:
+        del circle
+        Child(gc.collect).result()
+    finally:
+        gc.enable()
+        gc.collect()
+    log.create_topic("raw", partitions=1)
 
 
 # Refusals

@@ -12,6 +12,7 @@ Thread-safety: everything here may be used by many threads. Lock order: the regi
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -438,7 +439,11 @@ class _Registry:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A child's clients have no threads: it begins with none, and keeps the old ones so that nothing waits for them."""
+        """A child's clients have no threads: it begins with none, and keeps the old ones so that nothing waits for them.
+
+        Nor are clients freed that were garbage already when it was forked: that ends in a crash.
+        """
+        gc.freeze()
         self.lock = threading.Lock()
         self.inherited.append(self.clusters)
         self.clusters = {}
