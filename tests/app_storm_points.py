@@ -26,6 +26,7 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src"
 VARIABLE = "HEADWATER_STORM"
 DRIVER = "app_storm.py"
+BY_SOURCE = "cleaned"
 
 What = Literal["kill", "kill all", "raise", "stop"]
 """Only the process itself, everything of its session, an error in place of a crash, or a sleep from which somebody else wakes it."""
@@ -98,10 +99,20 @@ def install() -> None:
     def patch_views(module: Any) -> None:
         module.Maintainer.__init__ = partialmethod(module.Maintainer.__init__, reach=partial(obey, folder))
 
+    def patch_launch(module: Any) -> None:
+        """One stage goes out by the data source, as in any Spark program; the others by the driver."""
+        made = module.Launch._writer
+
+        def writer(self: Any, log: Any, stage: Any, *more: Any) -> Any:
+            return None if stage.name == BY_SOURCE else made(self, log, stage, *more)
+
+        module.Launch._writer = writer
+
     sys.meta_path.insert(
         0,
         _Patching(
             {
+                "headwater.launch": patch_launch,
                 "headwater.log.disk": lambda module: setattr(module.RealDisk, "reach", reach),
                 "headwater.sinks.files": lambda module: setattr(module.FileSink, "reach", reach),
                 "headwater.processing.sink": patch_sink,
