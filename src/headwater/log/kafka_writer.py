@@ -41,7 +41,7 @@ TRANSACTION_S = 30.0
 TRANSACTIONS_AT_ONCE = 8
 
 _SUSPECT_S = 4.0
-_VISIBLE_S = 10.0
+_VISIBLE_S = TRANSACTION_S + 15.0  # the transaction of a dead process holds readers up until the brokers end it
 _LINGER_MS = 25_000  # the client allows nothing above the delivery timeout
 
 Offsets = list[int]
