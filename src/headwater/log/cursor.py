@@ -254,7 +254,12 @@ def _find(segment: Segment | Sealed | ArchivedSegment, offset: int, partition: P
         return segment.find(offset)
     if offset == segment.base:
         return segment.start
-    return segment.find(offset, end=_end_position(segment, partition))
+    # A segment that grows is looked at again and again, by cursors that live for a moment: each begins where the last one ended.
+    base, known = partition.index
+    known = known if base == segment.base else None
+    place = segment.find(offset, end=_end_position(segment, partition), known=known)
+    partition.index = (segment.base, segment.seen)
+    return place
 
 
 def _end_position(segment: Segment, partition: Partition) -> int:

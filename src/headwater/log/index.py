@@ -41,6 +41,10 @@ class Index:
         """The offset behind the last frame's events."""
         return int(self.entries["end_offset"][-1]) if len(self.entries) else 0
 
+    def with_more(self, more: Index) -> Index:
+        """This one and the frames right behind it."""
+        return Index(np.concatenate([self.entries, more.entries])) if len(more.entries) else self
+
     def find(self, offset: int) -> int:
         """The position of the frame that holds the offset, or the end position."""
         place = int(np.searchsorted(self.entries["offset"], offset, side="right")) - 1

@@ -26,6 +26,7 @@ from headwater.log import frame as frames
 from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_PRODUCER, Payload, Stamp
 from headwater.log.head import Head, Mark
+from headwater.log.index import Index
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
 from headwater.log.sequences import Sequences
@@ -71,6 +72,7 @@ class Partition:
         self._rolled = rolled
         self._refresh = refresh
         self._looked = self.seen = -1
+        self.index: tuple[int, Index | None] = (-1, None)
         self._append_mutex = threading.Lock()
         self._file_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()

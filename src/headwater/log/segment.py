@@ -112,7 +112,7 @@ class Segment:
         self._file: File = disk.open(self.path)
         self._view: pa.Buffer = pa.py_buffer(b"")
         self._bytes = memoryview(self._view)
-        self._index: Index | None = None
+        self.seen: Index | None = None
         self.header, self.start = self._read_header()
 
     def size(self) -> int:
@@ -165,19 +165,25 @@ class Segment:
         self._reach(position + frame.stride)
         return frames.is_intact(frame, self._view, position)
 
-    def find(self, offset: int, *, end: int) -> int:
-        """The position of the frame that holds an offset, of a segment written up to the position `end`."""
-        if self._index is None or self._index.end < min(end, self.size()):
-            self._index = self._load_index(end)
-        return self._index.find(offset)
+    def find(self, offset: int, *, end: int, known: Index | None = None) -> int:
+        """The position of the frame that holds an offset, of a segment written up to the position `end`.
+
+        `known` is what was `seen` of it before: only the frames behind that are looked at.
+        """
+        self.seen = self.seen or known
+        if self.seen is None:
+            self.seen = self._load_index(end)
+        elif self.seen.end < min(end, self.size()):
+            self.seen = self.seen.with_more(build_index(self.scan(max(self.seen.end, self.start), end=end)))
+        return self.seen.find(offset)
 
     def index(self, *, end: int) -> Index:
         """Offsets, positions and times of all frames up to the position `end`."""
         self.find(self.base, end=end)
-        assert self._index is not None
-        if self._index.end < min(end, self.size()) and end > self.start:
-            raise frames.damaged(self.path, max(self._index.end, self.start), "a frame's header")
-        return self._index
+        assert self.seen is not None
+        if self.seen.end < min(end, self.size()) and end > self.start:
+            raise frames.damaged(self.path, max(self.seen.end, self.start), "a frame's header")
+        return self.seen
 
     def read(self, position: int, *, topic: Topic, partition: int) -> tuple[Chunk, int] | None:
         """The frame at a position as a chunk, and the next position; None at the end of the file."""
