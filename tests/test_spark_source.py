@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -273,3 +274,16 @@ def test_the_pages_program_runs(spark: SparkSession, tmp_path: Path) -> None:
     assert len(blocks) == 3
     program = "\n".join(blocks).replace('"./', f'"{tmp_path}/')
     exec(compile(program, "docs/spark.md", "exec"), {})
+
+
+def test_a_log_that_was_made_again_at_the_same_path_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Workers keep logs open from task to task; a folder that was removed is no longer the log that they know."""
+    found = []
+    for words in (["old"], ["new", "newer"]):
+        shutil.rmtree(tmp_path / "log", ignore_errors=True)
+        with hw.open_log(tmp_path / "log") as log:
+            log.create_topic("words", "word STRING", partitions=1)
+            log.append("words", [{"word": word} for word in words])
+        read = spark.read.format("headwater").options(log=f"{tmp_path}/log", topic="words").load()
+        found.append([row.word for row in read.collect()])
+    assert found == [["old"], ["new", "newer"]]

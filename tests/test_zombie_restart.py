@@ -42,9 +42,10 @@ def declare(app: hw.App, flags: Path) -> None:
 
     def overtake() -> None:
         """As a task of an earlier run would, that was late to say to which it belongs."""
-        from headwater.processing.staging import number_of_run, opened_log
+        from headwater.processing.opened import log_for_writing
+        from headwater.processing.staging import number_of_run
 
-        number_of_run(opened_log(app_url), "shop.overtaken", "a straggler")
+        number_of_run(log_for_writing(app_url), "shop.overtaken", "a straggler")
 
     app_url = app.log_url
     words = app.topic("words", schema="n BIGINT", key="n", partitions=1)

@@ -17,8 +17,9 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.offsets import cut
+from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
-from headwater.processing.reading import Range, Ranges, Selection, Whole, is_local, opened_log, read_ranges, read_whole
+from headwater.processing.reading import Range, Ranges, Selection, Whole, is_local, read_ranges, read_whole
 from headwater.processing.session import check_reachable
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_arrow
@@ -50,7 +51,7 @@ class Query:
     @cached_property
     def subscription(self) -> Subscription:
         """The topics that it reads."""
-        return Subscription(opened_log(self.options.log), self.options)
+        return Subscription(log_for_reading(self.options.log), self.options)
 
     @cached_property
     def checked(self) -> Subscription:
@@ -76,7 +77,7 @@ class Query:
         and each commits what it writes, so there they stay as they are.
         """
         few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
-        if few and len(ranges) > 1 and self.options.partitions_min == 1 and is_local(opened_log(self.options.log)):
+        if few and len(ranges) > 1 and self.options.partitions_min == 1 and is_local(log_for_reading(self.options.log)):
             return [Ranges(ranges)]
         return self.split(ranges)
 
@@ -94,9 +95,9 @@ class Query:
         with crossing():
             if isinstance(wanted, (Range, Ranges)):
                 ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
-                yield from read_ranges(ranges, opened_log(self.options.log), self._selection)
+                yield from read_ranges(ranges, log_for_reading(self.options.log), self._selection)
             elif isinstance(wanted, Whole):
-                yield from read_whole(wanted, opened_log(self.options.log), self._selection)
+                yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
     @cached_property
     def _selection(self) -> Selection:

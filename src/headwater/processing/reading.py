@@ -1,6 +1,6 @@
 """Reading in a task: one range of offsets of one partition, as Arrow batches that Spark takes as they are.
 
-A Python worker of Spark opens each log once (`opened_log`) and keeps it for the tasks that follow; a forked worker opens its own. A
+A Python worker of Spark opens each log once (see `opened`) and keeps it for the tasks that follow; a forked worker opens its own. A
 batch is the log's own memory, mapped from its files, as long as nothing has to be picked or cast; small ones are joined, since
 Spark takes as long for a batch of ten rows as for one of ten thousand.
 
@@ -11,9 +11,7 @@ same rows in the same order.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from headwater.log.events import joined, output_schema, to_batch_of
 from headwater.log.local import LocalStore
-from headwater.log.log import Log, open_log
+from headwater.log.log import Log
 from headwater.log.store import Chunk
 from headwater.log.table import Newest
 from headwater.log.topic import Topic
@@ -34,7 +32,6 @@ from headwater.processing.types import conform
 BATCH_ROWS = 65_536
 BATCH_ROWS_MIN = 32_768
 BATCH_BYTES_MIN = 32 << 20
-LOGS_MAX = 8
 
 
 class Range(InputPartition):
@@ -111,11 +108,6 @@ class Selection:
         return conform(batch, self.schema, topic=topic)
 
 
-def opened_log(url: str) -> Log:
-    """The log, opened to be read, once in each process."""
-    return _opened(url, os.getpid())
-
-
 def is_local(log: Log) -> bool:
     """Whether the log is a folder, so that every task of a local Spark has its files at hand."""
     return isinstance(log.store, LocalStore)
@@ -165,8 +157,3 @@ def _check_same(log: Log, wanted: Range | Whole) -> Topic:
             advice="Start the query with a new checkpoint, so that it reads the new topic from its beginning.",
         )
     return topic
-
-
-@lru_cache(maxsize=LOGS_MAX)
-def _opened(url: str, process: int) -> Log:
-    return open_log(url, create=False, read_only=True)

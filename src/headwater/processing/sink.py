@@ -29,6 +29,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
 from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
+from headwater.processing.opened import log_for_writing
 from headwater.processing.reading import is_local
 from headwater.processing.staging import (
     BATCH,
@@ -36,7 +37,6 @@ from headwater.processing.staging import (
     commit_staged,
     newest_number,
     number_of_run,
-    opened_log,
     remove_staged,
     stage_rows,
     sweep,
@@ -77,7 +77,7 @@ class _Writer:
 
     def log(self) -> Log:
         """The log, opened once in each process."""
-        return opened_log(self.url)
+        return log_for_writing(self.url)
 
     def reach(self, step: str) -> None:
         """Called between the steps of writing a batch: where a crash test strikes."""

@@ -21,9 +21,10 @@ from pyspark.sql.types import StructType
 
 from headwater.processing.border import crossing
 from headwater.processing.offsets import EARLIEST, LATEST
+from headwater.processing.opened import log_for_reading
 from headwater.processing.options import read_options
 from headwater.processing.query import Query
-from headwater.processing.reading import Range, Whole, opened_log
+from headwater.processing.reading import Range, Whole
 from headwater.processing.session import check_reachable, is_local
 from headwater.processing.stream import StreamReader
 from headwater.processing.subscription import Subscription
@@ -53,7 +54,7 @@ class HeadwaterSource(DataSource):
         with crossing():
             options = read_options(self.options)
             check_reachable(options.log, self.master)
-            subscription = Subscription(opened_log(options.log), options)
+            subscription = Subscription(log_for_reading(options.log), options)
             schema = to_spark(subscription.schema())
             subscription.condition()
             return schema

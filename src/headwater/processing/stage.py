@@ -23,8 +23,9 @@ from headwater.log.topic import Topic
 from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
 from headwater.processing.offsets import places_of
+from headwater.processing.opened import log_for_writing
 from headwater.processing.reading import is_local
-from headwater.processing.staging import Staged, commit_staged, opened_log, stage_rows, sweep, take_number
+from headwater.processing.staging import Staged, commit_staged, stage_rows, sweep, take_number
 
 FETCH_EVENTS_MAX = 10_000
 """So many events, or fewer, are read by a batch whose rows are fetched into the driver."""
@@ -40,7 +41,7 @@ class FrameWriter:
     """
 
     def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False) -> None:
-        self._log = opened_log(log_url)
+        self._log = log_for_writing(log_url)
         self._is_local = is_local(self._log)
         number = take_number(self._log, stage) if self._is_local else None
         self._stage = Stage(self._log, stage, number=number)
@@ -82,7 +83,7 @@ class FrameWriter:
 
 def _stager(url: str, stage: str, number: int, topic: Topic) -> Any:
     def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        staged = stage_rows(opened_log(url), stage, number, topic, batches)
+        staged = stage_rows(log_for_writing(url), stage, number, topic, batches)
         yield pa.record_batch([pa.array([pickle.dumps(staged)], pa.binary())], names=["message"])
 
     return stage_task

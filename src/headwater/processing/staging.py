@@ -28,7 +28,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -37,7 +36,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from headwater.log.kafka_stage import KafkaStages
 from headwater.log.local import LocalStore
-from headwater.log.log import Log, open_log
+from headwater.log.log import Log
 from headwater.log.placement import place
 from headwater.log.rows import check_size, to_batch
 from headwater.log.stage import Stage, StageCommit
@@ -64,11 +63,6 @@ class Staged(WriterCommitMessage):
     placed: list[int]
     data: bytes | None = None
     path: str | None = None
-
-
-def opened_log(url: str) -> Log:
-    """The log, opened to be written to, once in each process."""
-    return _opened(url, os.getpid())
 
 
 def number_of_run(log: Log, stage: str, run: str) -> int:
@@ -252,8 +246,3 @@ def _locked(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@lru_cache(maxsize=8)
-def _opened(url: str, process: int) -> Log:
-    return open_log(url, create=False)
