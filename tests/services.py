@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
@@ -40,10 +41,10 @@ IMPATIENCE = {
 """Members of groups and transactions whose process is dead are missed within a test."""
 
 
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaServer]:
-    """A real Kafka broker, where everybody may do everything that no rule forbids."""
-    server = KafkaServer(settings=RIGHTS | SHARES | IMPATIENCE)
+@contextmanager
+def running_kafka(settings: dict[str, str]) -> Iterator[KafkaServer]:
+    """A real Kafka broker, with settings of a test's own."""
+    server = KafkaServer(settings=settings)
     try:
         server.start()
     except ServerError as error:
@@ -52,6 +53,13 @@ def kafka() -> Iterator[KafkaServer]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaServer]:
+    """A real Kafka broker, where everybody may do everything that no rule forbids."""
+    with running_kafka(RIGHTS | SHARES | IMPATIENCE) as server:
+        yield server
 
 
 def fresh_logs(kafka: KafkaServer, settings: str = "") -> Iterator[Iterator[str]]:

@@ -30,7 +30,7 @@ from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.testing.servers.spark import SparkCluster, spark_home
 from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, environment, wait_until_right
-from services import unavailable
+from services import running_kafka, unavailable
 from spark_rig import kill_session
 from test_views_stores import new_schema
 
@@ -60,15 +60,8 @@ def cluster() -> Iterator[SparkCluster]:
 @pytest.fixture
 def broker() -> Iterator[KafkaServer]:
     """A broker that may be killed."""
-    server = KafkaServer(settings=BROKER)
-    try:
-        server.start()
-    except ServerError as error:
-        unavailable("kafka", error)
-    try:
+    with running_kafka(BROKER) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def outside(**told: str) -> dict[str, str]:

@@ -24,10 +24,9 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.model.errors import InvalidApp
 from headwater.processing.status import StageStatus
-from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, children_named, environment, wait_until_right
-from services import unavailable
+from services import running_kafka
 from spark_rig import kill_session
 
 ROOT = Path(__file__).parent.parent
@@ -92,12 +91,7 @@ class Driver:
 def run_rounds(folder: Path, seed: int, kinds: list[str]) -> None:
     """One kill after another, each a moment after events came; then the answers have to become right."""
     print(f"seed {seed}: {kinds}")
-    broker = KafkaServer(settings=BROKER)
-    try:
-        broker.start()
-    except ServerError as error:
-        unavailable("kafka", error)
-    try:
+    with running_kafka(BROKER) as broker:
         url, views = f"kafka://{broker.bootstrap}?prefix=storm.", f"sqlite:///{folder}/views.db"
         driver = Driver(folder, environment(url, folder, views))
         with hw.open_log(url) as log:
@@ -105,8 +99,6 @@ def run_rounds(folder: Path, seed: int, kinds: list[str]) -> None:
                 _kill_each(log, broker, driver, Clicks(seed), kinds, random.Random(seed), views)
             finally:
                 driver.stop()
-    finally:
-        broker.stop()
 
 
 def _kill_each(
