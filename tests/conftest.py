@@ -7,6 +7,8 @@ from hypothesis import settings
 pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "source_topics", "log_pairs", "pytester"]
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes compiles everything again
+# Tests start Java by the dozen, each for seconds: the quick compiler alone takes two thirds of the time that both take.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)

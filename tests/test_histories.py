@@ -33,6 +33,9 @@ from headwater.testing.schedule import Deadlock, Schedule
 
 SEEDS = range(112)
 PLANTED_SEEDS_MAX = 150
+FOUND_FROM = {"readers see what is not durable": 110}
+"""Where to look first for a mistake that few histories meet; all others are found within the first few."""
+
 TRACE = """
 import hashlib, re, sys
 from headwater.testing.history import run_history
@@ -119,12 +122,12 @@ def test_a_mistake_is_found_out(mistake: str, monkeypatch: pytest.MonkeyPatch) -
     """The oracle is not blind: with one mistake planted in the log or its disk, some history soon ends in a violation."""
     owner, name, instead = PLANTED[mistake]
     monkeypatch.setattr(owner, name, instead)
-    for seed in range(PLANTED_SEEDS_MAX):
+    for seed in range(FOUND_FROM.get(mistake, 0), PLANTED_SEEDS_MAX):
         try:
             run_history(seed)
         except (Violation, Deadlock):
             return
-    pytest.fail(f"{PLANTED_SEEDS_MAX} histories, and nobody noticed that {mistake}.")
+    pytest.fail(f"Histories up to {PLANTED_SEEDS_MAX}, and nobody noticed that {mistake}.")
 
 
 def test_a_schedule_interleaves_and_repeats_itself() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import headwater
 from children import Child
 from headwater.log import keeper
+from headwater.log.disk import File, Mode, RealDisk
 from headwater.log.doctor import examine
 from headwater.log.log import Log, open_log
 from headwater.log.segment import segment_name
@@ -91,7 +93,6 @@ def test_sealed_segments_expire_as_frames_do(tmp_path: Path) -> None:
 def test_a_topic_file_from_before_retention_is_kept_for_ever(tmp_path: Path) -> None:
     """Its settings have a default."""
     from headwater.log.catalog import read_text, write_text
-    from headwater.log.disk import RealDisk
 
     with open_log(str(tmp_path)) as log:
         filled(log, 3)
@@ -252,6 +253,37 @@ def test_killed_while_it_gives_up_segments(tmp_path: Path, point: str) -> None:
         log.tidy("t")
         assert segments_of(tmp_path / "log")[0] == log.offsets("t")[0].start
     assert examine(str(tmp_path / "log")).healthy
+
+
+class RacingDisk(RealDisk):
+    """Does something the moment a file of a segment is opened, once."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.meanwhile: Callable[[], object] | None = None
+
+    def open(self, path: str, mode: Mode = "read") -> File:
+        if self.meanwhile is not None and segment_name(self.base) in path:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return super().open(path, mode)
+
+
+def test_a_reader_that_is_overtaken_within_a_poll_is_told_of_all_it_missed(tmp_path: Path) -> None:
+    """What it had read before is not taken for missed, and nothing between is left out of the account."""
+    with open_log(str(tmp_path)) as log:
+        filled(log, 60)
+        log.alter_topic("t", retention_bytes=8192)
+    second = segments_of(tmp_path)[1]
+    disk = RacingDisk(second)
+    with headwater.open_log(str(tmp_path), disk=disk) as log, open_log(str(tmp_path)) as other:
+        disk.meanwhile = lambda: other.tidy("t")
+        reader = log.reader("t", start=0)
+        read = [event.offset for event in reader.poll(events_max=40, timeout_s=0)]
+        assert read == list(range(second)) and disk.meanwhile is None
+        with pytest.raises(EventsMissed) as caught:
+            reader.poll(timeout_s=0)
+        assert (caught.value.first, caught.value.last + 1) == (second, log.offsets("t")[0].start)
 
 
 @pytest.mark.slow

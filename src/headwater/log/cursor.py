@@ -23,7 +23,7 @@ from headwater.log.sealed import Sealed
 from headwater.log.segment import Segment
 from headwater.log.store import Chunk, TimeKind, check_not_missed
 from headwater.log.topic import Topic
-from headwater.model.errors import Damaged, TopicNotFound
+from headwater.model.errors import Damaged, EventsMissed, TopicNotFound
 
 _LOOKS_MAX = 5
 _CHUNK_EVENTS = 1 << 16
@@ -62,6 +62,7 @@ class LocalCursor:
 
     def _read_on(self, end: int, events_max: int) -> list[Chunk]:
         chunks: list[Chunk] = []
+        began = self.offset
         if self._store.handles.topic(self._name).id != self._topic_id:
             raise TopicNotFound(
                 f"Topic {self._name!r} was deleted and created again while it was read.", advice="Open another reader."
@@ -72,7 +73,12 @@ class LocalCursor:
         while self.offset < end and events_max > 0:
             if self._rest is not None and self._rest.topic is not self._store.handles.topic(self._name):
                 self._rest = None
-            chunk = self._rest or self._next()
+            try:
+                chunk = self._rest or self._next()
+            except EventsMissed:
+                if self.offset > began:
+                    break  # what was read is whole; the next read begins where they are missed, and says so
+                raise
             stop = min(chunk.end_offset, end)
             part = chunk
             if self.offset != chunk.base_offset or stop != chunk.end_offset:
