@@ -30,7 +30,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headwater.log.disk import RealDisk
-from headwater.log.frame import flags_of, physical_schema
+from headwater.log.frame import NO_TIME, flags_of, physical_schema
 from headwater.log.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
 from headwater.log.store import Chunk
 from headwater.log.topic import Topic
@@ -95,19 +95,21 @@ class Archive:
 
     def open(self, partition: int, offset: int) -> ArchivedSegment:
         """The file that holds an offset."""
+        running = NO_TIME
         for entry in self._manifest(partition, at_least=offset + 1):
             if entry.base <= offset < entry.end:
-                return self.open_entry(partition, entry)
+                return self.open_entry(partition, entry, running=running)
+            running = entry.running_after
         raise Damaged(
             f"The archive {self._folder} does not hold event {offset} of partition {partition}.",
             advice="Restore it, or read from a later offset.",
         )
 
-    def open_entry(self, partition: int, entry: Archived) -> ArchivedSegment:
-        """One file of the manifest."""
+    def open_entry(self, partition: int, entry: Archived, *, running: int = NO_TIME) -> ArchivedSegment:
+        """One file of the manifest; `running` is the greatest event time before it."""
         path = f"{self._folder}/{partition}/{entry.name}"
         with self._translated(path):
-            return ArchivedSegment(path, entry, self._files.open_input_file(path))
+            return ArchivedSegment(path, entry, self._files.open_input_file(path), running)
 
     def entries(self, partition: int) -> list[Archived]:
         """All files of a partition, in order."""
@@ -225,7 +227,7 @@ class Archive:
 class ArchivedSegment:
     """One file of the archive opened for reading."""
 
-    def __init__(self, path: str, entry: Archived, source: Any) -> None:
+    def __init__(self, path: str, entry: Archived, source: Any, running: int) -> None:
         self.path = path
         self.base = entry.base
         self.end_offset = entry.end
@@ -236,6 +238,7 @@ class ArchivedSegment:
             raise self._damaged("the checksum of its footer does not hold")
         self._file = pq.ParquetFile(source, page_checksum_verification=True)
         self._groups = self._file.num_row_groups
+        self.running = running
 
     def find(self, offset: int) -> int:
         """The row group that holds an offset, or comes after it."""

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from headwater.log.archive import Archive, ArchivedSegment
 from headwater.log.disk import Disk
-from headwater.log.frame import damaged
+from headwater.log.frame import NO_TIME, damaged
 from headwater.log.handles import Handles
+from headwater.log.lateness import reached_after
 from headwater.log.partition import Partition
 from headwater.log.sealed import Sealed
 from headwater.log.segment import Segment
@@ -165,6 +166,25 @@ def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segme
     if partition.is_deleted():
         raise TopicNotFound(f"Topic {name!r} was deleted while it was read.", advice="Create it again.")
     raise damaged(partition.folder, 0, f"no segment holds event {offset}")
+
+
+def reached(handles: Handles, name: str, number: int, offset: int) -> int:
+    """The greatest event time before an offset (see `lateness`); `NO_TIME` where there is none."""
+    mark = handles.partition(name, number).visible()
+    if offset >= mark.end:
+        return mark.running
+    segment = open_segment(handles, name, number, offset)
+    if isinstance(segment, ArchivedSegment):
+        running, place = segment.running, 0  # which knows it for the first of its events only
+    else:
+        running, place = NO_TIME, _find(segment, offset, handles.partition(name, number))
+    while (found := segment.read(place, topic=handles.topic(name), partition=number)) is not None:
+        chunk, place = found
+        running = running if chunk.running is None else chunk.running
+        running = reached_after(chunk.slice(chunk.base_offset, min(offset, chunk.end_offset)), running)
+        if offset < chunk.end_offset:
+            return running
+    raise damaged(segment.path, place, f"event {offset} is not where it should be")
 
 
 def segments(disk: Disk, folder: str) -> dict[int, type[Segment] | type[Sealed]]:

@@ -28,7 +28,7 @@ from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, OffsetPart, StagePart, create_commits, create_state
-from headwater.log.cursor import LocalCursor, offset_at
+from headwater.log.cursor import LocalCursor, offset_at, reached
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload
@@ -221,6 +221,10 @@ class LocalStore(LocalStages, LocalCopies):
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
         with self.gate:
             return offset_at(self.handles, name, partition, time=time, by=by)
+
+    def reached(self, name: str, partition: int, *, offset: int) -> int:
+        with self.gate:
+            return reached(self.handles, name, partition, offset)
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         if not self._is_real:

@@ -22,6 +22,8 @@ from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
+from headwater.log.lateness import reached_after
+from headwater.log.memory_partition import MemoryPartition
 from headwater.log.memory_reading import MemoryCursor, MemoryWaiter
 from headwater.log.placement import key_bytes
 from headwater.log.queue_removal import no_queue
@@ -69,7 +71,7 @@ class MemoryStore(MemoryStages):
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())
         self._topics: dict[str, Topic] = {}
-        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._partitions: dict[tuple[str, int], MemoryPartition] = {}
         self._epochs: dict[bytes, int] = {}
         self._queues: dict[tuple[str, str], MemoryStates] = {}
         self._groups: dict[str, MemoryGroup] = {}
@@ -101,7 +103,7 @@ class MemoryStore(MemoryStages):
                     advice="Open it, or pass exist_ok=True to keep it as it is.",
                 )
             self._topics[topic.name] = topic
-            self._partitions.update({(topic.name, number): _Partition() for number in range(topic.partitions)})
+            self._partitions.update({(topic.name, number): MemoryPartition() for number in range(topic.partitions)})
         return topic
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
@@ -182,9 +184,8 @@ class MemoryStore(MemoryStages):
                 appended = max(int(write.appended[first]) if write.count else 0, partition.appended)
                 rows, at = write.rows(first, last - first), offsets[first:last]
                 chunk = Chunk(write.topic, write.partition, partition.end, rows, appended, at, stop)
-                partition.chunks.append(chunk)
-                partition.bytes += rows.nbytes
-                partition.appended, partition.end = appended, stop
+                partition.add(chunk)
+                partition.end = stop
             while partition.chunks and not any(chunk.batch.num_rows for chunk in partition.chunks):
                 self._give_up_oldest(partition)
             self._changed.notify_all()
@@ -224,6 +225,15 @@ class MemoryStore(MemoryStages):
                 if reached.any():
                     return chunk.offset_of(int(np.argmax(reached)))
             return self._partition(name, partition).end
+
+    def reached(self, name: str, partition: int, *, offset: int) -> int:
+        with self._changed:
+            held = self._partition(name, partition)
+            if offset >= held.end:
+                return held.running
+            chunk = self.chunk_at(name, partition, offset)
+            assert chunk.running is not None
+            return reached_after(chunk.slice(chunk.base_offset, offset), chunk.running)
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         return MemoryWaiter(self._changed)
@@ -336,14 +346,12 @@ class MemoryStore(MemoryStages):
         for first, end in write.runs():
             appended = max(now if write.appended is None else int(write.appended[first]), partition.appended)
             chunk = Chunk(write.topic, write.partition, start + first, write.rows(first, end - first), appended)
-            partition.chunks.append(chunk)
-            partition.bytes += chunk.batch.nbytes
-            partition.appended = appended
+            partition.add(chunk)
         partition.end += count
         self._expire(self.topic(write.topic.name), partition)
         return range(start, partition.end)
 
-    def _expire(self, topic: Topic, partition: _Partition) -> int:
+    def _expire(self, topic: Topic, partition: MemoryPartition) -> int:
         """Retention: a chunk here is what a segment is elsewhere."""
         before, keep_us, keep_bytes = partition.first, topic.retention_us, topic.retention_bytes
         while partition.chunks:
@@ -373,7 +381,7 @@ class MemoryStore(MemoryStages):
         self._counters["expired"] += partition.first - before
         return partition.first - before
 
-    def _give_up_oldest(self, partition: _Partition) -> Chunk:
+    def _give_up_oldest(self, partition: MemoryPartition) -> Chunk:
         oldest = partition.chunks.pop(0)
         partition.bytes -= oldest.batch.nbytes
         partition.first = oldest.end_offset
@@ -389,7 +397,7 @@ class MemoryStore(MemoryStages):
         if stamp.producer != NO_PRODUCER and stamp.epoch != self._epochs.get(stamp.producer, stamp.epoch):
             raise Fenced("Another producer with the same id took over.", advice="Close this one.")
 
-    def _admit(self, topic: Topic, partition: _Partition, *, size: int, events: int) -> None:
+    def _admit(self, topic: Topic, partition: MemoryPartition, *, size: int, events: int) -> None:
         """What the topic's overload policy says where there is no room."""
         if topic.bytes_max is None:
             return
@@ -410,7 +418,7 @@ class MemoryStore(MemoryStages):
             advice="Nothing was stored. Append less, or give the topic more room.",
         )
 
-    def _compact(self, topic: Topic, partition: _Partition, ancestors: Sequence[_Partition]) -> int:
+    def _compact(self, topic: Topic, partition: MemoryPartition, ancestors: Sequence[MemoryPartition]) -> int:
         """Compaction, event by event: it is what the other logs are tested against.
 
         A tombstone stays as long as an ancestor holds its key: without it the key would come back.
@@ -440,7 +448,7 @@ class MemoryStore(MemoryStages):
         self._counters["compacted"] += count
         return count
 
-    def _partition(self, name: str, number: int) -> _Partition:
+    def _partition(self, name: str, number: int) -> MemoryPartition:
         topic = self.topic(name)
         if (name, number) not in self._partitions:
             raise TopicNotFound(
@@ -451,24 +459,6 @@ class MemoryStore(MemoryStages):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The memory log was closed.", advice="Open another with open_log.")
-
-
-class _Partition:
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.first = 0
-        self.end = 0
-        self.bytes = 0
-        self.appended = 0
-        self.tombstones: dict[int, int] = {}
-        self.sequences: dict[bytes, tuple[int, int]] = {}
-
-    def split_off(self) -> _Partition:
-        """A new partition that goes on where this one stands, for some of its keys."""
-        child = _Partition()
-        child.appended = self.appended
-        child.sequences = {producer: (last, 0) for producer, (last, _) in self.sequences.items()}
-        return child
 
 
 def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:

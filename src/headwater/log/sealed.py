@@ -133,11 +133,11 @@ class Sealed:
         entry = self.batches[number]
         batch = self._load(entry, topic)
         if self.compacted is None:
-            return Chunk(topic, partition, entry.base_offset, batch, None), number + 1
+            return Chunk(topic, partition, entry.base_offset, batch, None, running=entry.running_before), number + 1
         offsets = batch.column(batch.num_columns - 1).to_numpy()
         batch = batch.select(batch.schema.names[:-1])
         end = self.batches[number + 1].base_offset if number + 1 < len(self.batches) else self.end_offset
-        return Chunk(topic, partition, entry.base_offset, batch, None, offsets, end), number + 1
+        return Chunk(topic, partition, entry.base_offset, batch, None, offsets, end, entry.running_before), number + 1
 
     def pieces(self, topic: Topic, partition: int) -> Iterator[Piece]:
         """Its events, to be written again."""

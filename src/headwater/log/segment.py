@@ -197,7 +197,7 @@ class Segment:
         batch = frames.load(frame, self._view, position, schema=schema, path=self.path)
         if frame.schema_id != topic.schema_id:
             batch = project(batch, frames.physical_schema(topic.schema, frame.flags))
-        chunk = Chunk(topic, partition, frame.base_offset, batch, frame.appended)
+        chunk = Chunk(topic, partition, frame.base_offset, batch, frame.appended, running=frame.running_before)
         return chunk, position + frame.stride
 
     def close(self) -> None:

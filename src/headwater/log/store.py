@@ -34,7 +34,8 @@ class Chunk(msgspec.Struct, frozen=True):
     `batch` holds the columns of `topic`, then `_headers` and `_deleted` where any event has them, and `_appended`
     where `appended` is None. Offsets run from `base_offset` without gaps; or, where compaction left some, they are given
     in `offsets`, and the chunk stands for everything from `base_offset` to `end`, though its first and last events may lie
-    further inside, or there may be none.
+    further inside, or there may be none. `running` is the greatest event time of the partition before the chunk, where the store
+    knows it and the chunk is whole.
     """
 
     topic: Topic
@@ -44,6 +45,7 @@ class Chunk(msgspec.Struct, frozen=True):
     appended: int | None
     offsets: Any = None
     end: int = -1
+    running: int | None = None
 
     @property
     def end_offset(self) -> int:
@@ -64,7 +66,7 @@ class Chunk(msgspec.Struct, frozen=True):
         """The events with offsets from `start` to `end`."""
         if self.offsets is None:
             batch = self.batch.slice(start - self.base_offset, end - start)
-            return msgspec.structs.replace(self, base_offset=start, batch=batch)
+            return msgspec.structs.replace(self, base_offset=start, batch=batch, running=None)
         first, last = (int(row) for row in np.searchsorted(self.offsets, (start, end)))
         return msgspec.structs.replace(
             self,
@@ -72,6 +74,7 @@ class Chunk(msgspec.Struct, frozen=True):
             batch=self.batch.slice(first, last - first),
             offsets=self.offsets[first:last],
             end=end,
+            running=None,
         )
 
     def slice_events(self, events_max: int) -> Chunk:
@@ -244,6 +247,9 @@ class Store(Protocol):
 
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
         """The first offset whose event (or append) time is at or after `time`; the end if there is none."""
+
+    def reached(self, name: str, partition: int, *, offset: int) -> int:
+        """The greatest event time before an offset, as lateness counts it (see `lateness`)."""
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         """Something to wait on for new events in these topics."""

@@ -1,0 +1,223 @@
+"""An operator's state: tables of every kind against plain Python, versions, repeated batches, another number of partitions, damage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from headwater.model.errors import Conflict, Damaged, InvalidInput, StorageError, Unsupported
+from headwater.processing.runs import AT, H1, H2, Keys, column, tidied
+from headwater.processing.state import State, StateStore, TableSpec, check_uid, fingerprint_of
+
+VALUE = [pa.field("v", pa.int64())]
+SPECS = {"last": TableSpec("keyed", VALUE), "all": TableSpec("gathered", VALUE), "due": TableSpec("timed", VALUE)}
+
+
+def store_in(
+    folder: Path, *, partition: int = 0, partitions: int = 1, query: str = "q", fingerprint: str = "f"
+) -> StateStore:
+    return StateStore(
+        str(folder), uid="op", query=query, fingerprint=fingerprint, partition=partition, partitions=partitions, specs=SPECS
+    )  # fmt: skip
+
+
+def hashes(keys: list[int]) -> dict[str, pa.Array]:
+    """Two hashes of small numbers; some keys share the first."""
+    return {
+        H1: pa.array([(key // 2) * 7919 % 1009 - 500 for key in keys], pa.int64()),
+        H2: pa.array([key * 31 % 64 for key in keys], pa.int64()),
+    }
+
+
+class Model:
+    """The same in plain Python."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, list[int]] = {}
+        self.all: dict[int, list[int]] = defaultdict(list)
+        self.due: list[tuple[int, int, int]] = []
+
+
+def change(random: Random, state: State, model: Model, *, until: int) -> None:
+    """What a batch does, to both."""
+    keys = [random.randrange(40) for _ in range(random.randint(0, 12))]
+    sets = {key: [random.randrange(1000) for _ in range(random.randint(1, 3))] for key in keys}
+    flat = [(key, value) for key, values in sets.items() for value in values]
+    rows = pa.table({**hashes([key for key, _ in flat]), "v": pa.array([value for _, value in flat], pa.int64())})
+    state["last"].put(rows)
+    model.last |= sets
+    gone = [key for key in list(model.last) if random.random() < 0.1]
+    state["last"].remove(Keys.of(pa.table(hashes(gone))))
+    for key in gone:
+        del model.last[key]
+    state["all"].put(rows)
+    for key, value in flat:
+        model.all[key].append(value)
+    times = [until + random.randint(1, 30) for _ in flat]
+    state["due"].put(rows.append_column(AT, pa.array(times, pa.int64())))
+    model.due += [(at, key, value) for at, (key, value) in zip(times, flat, strict=True)]
+
+
+def check_same(state: State, model: Model, random: Random) -> None:
+    asked = sorted(random.sample(range(40), 15))
+    keys = Keys.of(pa.table(hashes(asked)))
+    place = {tuple(half[0].as_py() for half in hashes([key]).values()): key for key in range(40)}
+    for name, expected in (("last", model.last), ("all", model.all)):
+        found: dict[int, list[int]] = defaultdict(list)
+        for row in state[name].find(keys).to_pylist():
+            found[place[row[H1], row[H2]]].append(row["v"])
+        assert found == {key: expected[key] for key in asked if expected.get(key)}, name
+    everything = state["last"].rows().to_pylist()
+    assert sorted(row["v"] for row in everything) == sorted(v for values in model.last.values() for v in values)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tables_equal_plain_python_through_versions_and_repeated_batches(tmp_path: Path, seed: int) -> None:
+    """Each batch is run once or twice, from the same version; partitions change in number now and then."""
+    random, model, until, partitions = Random(seed), Model(), 0, 1
+    for epoch in range(40):
+        after = until + random.randint(0, 20)
+        if epoch and random.random() < 0.2:
+            partitions = random.randint(1, 4)
+        for _ in range(random.choice([1, 1, 2])):
+            again = Random(seed * 1000 + epoch)
+            stores = [store_in(tmp_path, partition=p, partitions=partitions) for p in range(partitions)]
+            states = [store.load(epoch - 1) for store in stores]
+            fresh = copy_of(model)
+            change(again, Routed(states), fresh, until=until)
+            taken = [row for state in states for row in state["due"].take(after).to_pylist()]
+            for store, state in zip(stores, states, strict=True):
+                store.save(state, epoch)
+        expected = sorted((at, value) for at, _, value in fresh.due if at <= after)
+        assert sorted((row[AT], row["v"]) for row in taken) == expected
+        fresh.due = [row for row in fresh.due if row[0] > after]
+        model, until = fresh, after
+        loaded = Routed([store.load(epoch) for store in stores])
+        check_same(loaded, model, again)
+    files = [path for path in tmp_path.rglob("*.state") if f"-of-{partitions:05d}" in str(path)]
+    assert len(files) <= partitions * 12
+
+
+def copy_of(model: Model) -> Model:
+    copy = Model()
+    copy.last = dict(model.last)
+    copy.all = defaultdict(list, {key: list(values) for key, values in model.all.items()})
+    copy.due = list(model.due)
+    return copy
+
+
+class Routed:
+    """Some partitions as one: rows go where their key belongs."""
+
+    def __init__(self, states: list[State]) -> None:
+        self.states = states
+
+    def __getitem__(self, name: str) -> RoutedTable:
+        return RoutedTable([state[name] for state in self.states])
+
+
+class RoutedTable:
+    def __init__(self, tables: list) -> None:
+        self.tables = tables
+
+    def put(self, rows: pa.Table) -> None:
+        for number, table in enumerate(self.tables):
+            table.put(rows.filter(pa.array(column(rows, H1) % len(self.tables) == number)))
+
+    def remove(self, keys: Keys) -> None:
+        for number, table in enumerate(self.tables):
+            table.remove(keys.only(keys.h1 % len(self.tables) == number))
+
+    def find(self, keys: Keys) -> pa.Table:
+        return pa.concat_tables(table.find(keys) for table in self.tables)
+
+    def rows(self) -> pa.Table:
+        return pa.concat_tables(table.rows() for table in self.tables)
+
+
+def filled(folder: Path, epochs: int = 3, **more: object) -> None:
+    for epoch in range(epochs):
+        store = store_in(folder, **more)
+        state = store.load(epoch - 1)
+        keys = [epoch] if epoch else list(range(100, 140))
+        state["last"].put(pa.table({**hashes(keys), "v": pa.array(keys, pa.int64())}))
+        store.save(state, epoch)
+
+
+def test_runs_are_merged_by_size() -> None:
+    """A small change never rewrites what is large, and runs stay few."""
+    assert [tidied(sizes) for sizes in ([], [5], [100, 1], [100, 26], [100, 4, 1], [100, 3, 1], [12, 3, 1])] == [
+        0, 0, 0, 2, 0, 2, 3,
+    ]  # fmt: skip
+
+
+def test_what_only_old_versions_need_is_removed(tmp_path: Path) -> None:
+    filled(tmp_path, 30)
+    assert len(list(tmp_path.rglob("*.state"))) <= 6
+    assert store_in(tmp_path).load(28)["last"].rows().num_rows > 60, "the batch before may be run again"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [({"query": "another"}, "belongs to another query"), ({"fingerprint": "x"}, "other settings")]
+)
+def test_state_of_others_is_refused(tmp_path: Path, other: dict[str, str], said: str) -> None:
+    filled(tmp_path)
+    with pytest.raises(Conflict, match=said):
+        store_in(tmp_path, **other).load(2)
+
+
+def test_a_missing_version_is_told(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with pytest.raises(Damaged, match="Version 7 of the state of operator 'op' is missing"):
+        store_in(tmp_path).load(7)
+    newest = max(tmp_path.rglob("*.state"))
+    for path in tmp_path.rglob("*.state"):
+        if path != newest:
+            path.unlink()
+    with pytest.raises(Damaged, match="is missing"):
+        store_in(tmp_path).load(2)["last"].rows()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_is_found(tmp_path: Path, seed: int) -> None:
+    """A flipped bit anywhere, or a file that was cut."""
+    random = Random(seed)
+    filled(tmp_path, 1)
+    [path] = tmp_path.rglob("*.state")
+    content = bytearray(path.read_bytes())
+    if seed % 4 == 0:
+        content = content[: random.randrange(len(content))]
+    else:
+        padding = set(range(8, 64))
+        place = random.choice([place for place in range(8, len(content)) if place not in padding])
+        content[place] ^= 1 << random.randrange(8)
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="damaged"):
+        store_in(tmp_path).load(0)
+
+
+def test_hostile_names_and_places(tmp_path: Path) -> None:
+    for uid in ("", "../x", "a/b", ".x", "x" * 300):
+        with pytest.raises(InvalidInput):
+            check_uid(uid)
+    assert check_uid("app.stage-1") == "app.stage-1"
+    with pytest.raises(Unsupported, match="no file system"):
+        StateStore("nowhere://x", uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=SPECS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        filled(tmp_path / "file")
+
+
+def test_a_url_of_pyarrow_serves_as_well(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    filled(Path(url.replace("file://", "")), 2)
+    store = StateStore(url, uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=SPECS)
+    assert store.load(1)["last"].rows().num_rows == 41
+
+
+def test_fingerprints_differ() -> None:
+    assert fingerprint_of("dedupe", 1) != fingerprint_of("dedupe", 2)
