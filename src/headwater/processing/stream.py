@@ -8,9 +8,7 @@ A partition that the query has not seen before (a new topic that matches, a topi
 as its end and is read from there in the next. So where its reading began stands in the checkpoint, and a batch that is run
 again reads the same. One that was split off waits until its parent was read up to the fence, so every key keeps its order.
 
-The rows of a small batch are read where it is planned and handed to Spark with the plan: a task that reads needs a Python process, which
-takes longer than the reading. Spark has this for its simple readers only, and knows them by their class; so a reader that holds rows calls
-itself one until they are taken.
+The rows of a small batch are read where it is planned, and handed to Spark with the plan (see `fetched`).
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -33,6 +30,7 @@ from headwater.log.split import is_held
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
 from headwater.processing.border import crossing
+from headwater.processing.fetched import FetchingReader
 from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
 from headwater.processing.query import Query
 from headwater.processing.reading import Range
@@ -42,21 +40,12 @@ FETCH_BYTES_MAX = 4 << 20
 """So large, or smaller, is a batch that is read where it is planned."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
         self._target: Mapping[At, int] | None = None
-        self._fetched: list[pa.RecordBatch] | None = None
-
-    @property
-    def __class__(self) -> type:
-        return type(self) if self._fetched is None else _SimpleStreamReaderWrapper
-
-    @__class__.setter
-    def __class__(self, _: type) -> None:
-        raise TypeError("A reader's class is not changed.")
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: `startingOffsets`, without it the present end."""
@@ -118,13 +107,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     skips = not self._query.options.fails_on_loss
                     ranges.append(Range(topics[at[0]], at[1], first, after.places[at], skips=skips))
             tasks = self._query.tasks(ranges)
-            self._fetched = self._fetch(ranges) if len(tasks) == 1 else None
+            self.fetched = self._fetch(ranges) if len(tasks) == 1 else None
             return tasks
-
-    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[pa.RecordBatch] | None:
-        """The rows of the batch that was planned just now; Spark asks who holds some."""
-        fetched, self._fetched = self._fetched, None
-        return None if fetched is None else iter(fetched)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
