@@ -6,11 +6,12 @@ from collections import defaultdict
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from headwater.model.errors import Conflict, Damaged, InvalidInput, StorageError, Unsupported
-from headwater.processing.runs import AT, H1, H2, Keys, column, tidied
+from headwater.processing.runs import AT, H1, H2, Found, Keys, column, tidied
 from headwater.processing.state import State, StateStore, TableSpec, check_uid, fingerprint_of
 
 VALUE = [pa.field("v", pa.int64())]
@@ -68,7 +69,9 @@ def check_same(state: State, model: Model, random: Random) -> None:
     place = {tuple(half[0].as_py() for half in hashes([key]).values()): key for key in range(40)}
     for name, expected in (("last", model.last), ("all", model.all)):
         found: dict[int, list[int]] = defaultdict(list)
-        for row in state[name].find(keys).to_pylist():
+        rows, numbers = state[name].find(keys)
+        for row, number in zip(rows.to_pylist(), numbers.tolist(), strict=True):
+            assert (row[H1], row[H2]) == (keys.h1[number], keys.h2[number])
             found[place[row[H1], row[H2]]].append(row["v"])
         assert found == {key: expected[key] for key in asked if expected.get(key)}, name
     everything = state["last"].rows().to_pylist()
@@ -132,8 +135,9 @@ class RoutedTable:
         for number, table in enumerate(self.tables):
             table.remove(keys.only(keys.h1 % len(self.tables) == number))
 
-    def find(self, keys: Keys) -> pa.Table:
-        return pa.concat_tables(table.find(keys) for table in self.tables)
+    def find(self, keys: Keys) -> Found:
+        found = [table.find(keys) for table in self.tables]
+        return pa.concat_tables(rows for rows, _ in found), np.concatenate([numbers for _, numbers in found])
 
     def rows(self) -> pa.Table:
         return pa.concat_tables(table.rows() for table in self.tables)

@@ -22,7 +22,7 @@ Use = Literal["stream", "batch"]
 
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "filter", "asOf",
+    "failOnDataLoss", "columns", "filter", "asOf", "pace",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -31,7 +31,10 @@ _BATCH_ONLY = {"endingOffsets": "a stream has no end", "asOf": "a table as of a 
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """All options, read and checked as far as that needs no log. `columns` may hold "*"; `as_of` is a time or "latest"."""
+    """All options, read and checked as far as that needs no log. `columns` may hold "*"; `as_of` is a time or "latest".
+
+    `pace` is for applications: the folder in which a stream tells how far its batches go, and that it keeps a watermark.
+    """
 
     log: str
     topics: tuple[str, ...] = ()
@@ -44,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ("*",)
     condition: str | None = None
     as_of: int | str | None = None
+    pace: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -77,6 +81,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         columns=_columns(said.get("columns", "*")),
         condition=said.get("filter"),
         as_of=as_of if as_of is None or as_of == "latest" else _time("asOf", as_of, also='"latest" or '),
+        pace=said.get("pace"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

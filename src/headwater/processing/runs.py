@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Kind = Literal["keyed", "gathered", "timed"]
 Array = Any
@@ -114,23 +113,38 @@ def positions(start: Array, end: Array) -> tuple[Array, Array]:
     return np.arange(len(number)) - np.repeat(before, counts) + np.repeat(start, counts), number
 
 
-def find_keyed(runs: Sequence[pa.Table], keys: Keys) -> pa.Table | None:
+Found = tuple[pa.Table, Array]
+"""Rows, and for each the number of its key among those that were asked for."""
+
+
+def find_keyed(runs: Sequence[pa.Table], keys: Keys) -> Found | None:
     """What the newest run that knows a key holds of it; runs from old to new."""
-    missing, parts = keys, []
+    missing, numbers, parts = keys, np.arange(len(keys)), []
     for run in reversed(runs):
         if not len(missing):
             break
         start, end = spans(run, missing)
-        found = run.take(pa.array(positions(start, end)[0]))
-        parts.append(found.filter(pc.invert(found.column(GONE))))
-        missing = missing.only(end == start)
-    return pa.concat_tables(parts) if parts else None
+        place, number = positions(start, end)
+        found = run.take(pa.array(place))
+        is_there = ~column(found, GONE)
+        parts.append((found.filter(pa.array(is_there)), numbers[number[is_there]]))
+        missing, numbers = missing.only(end == start), numbers[end == start]
+    return _together(parts)
 
 
-def find_gathered(runs: Sequence[pa.Table], keys: Keys) -> pa.Table | None:
+def find_gathered(runs: Sequence[pa.Table], keys: Keys) -> Found | None:
     """What all runs hold of keys, older before newer."""
-    parts = [run.take(pa.array(positions(*spans(run, keys))[0])) for run in runs]
-    return pa.concat_tables(parts) if parts else None
+    parts = []
+    for run in runs:
+        place, number = positions(*spans(run, keys))
+        parts.append((run.take(pa.array(place)), number))
+    return _together(parts)
+
+
+def _together(parts: Sequence[Found]) -> Found | None:
+    if not parts:
+        return None
+    return pa.concat_tables(rows for rows, _ in parts), np.concatenate([numbers for _, numbers in parts])
 
 
 def between(runs: Sequence[pa.Table], after: int, until: int) -> pa.Table | None:

@@ -60,11 +60,10 @@ class StateTable:
         """How many rows there are; some may have been replaced by others."""
         return sum(run.num_rows for run in self._runs())
 
-    def find(self, keys: Keys) -> pa.Table:
-        """The rows of keys."""
+    def find(self, keys: Keys) -> runs.Found:
+        """The rows of keys, and for each the number of its key."""
         find = runs.find_keyed if self.spec.kind == "keyed" else runs.find_gathered
-        found = find(self._runs(), keys)
-        return self.empty() if found is None else found
+        return find(self._runs(), keys) or (self.empty(), np.zeros(0, np.int64))
 
     def put(self, rows: pa.Table) -> None:
         """Adds rows. In a keyed table they replace what there was of their keys."""

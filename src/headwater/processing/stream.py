@@ -26,12 +26,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from headwater.log.frame import NO_TIME
 from headwater.log.split import is_held
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
+from headwater.processing.beats import Pace
 from headwater.processing.border import crossing
 from headwater.processing.fetched import FetchingReader
-from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
+from headwater.processing.offsets import LATEST, WATERMARK, At, Offsets, share, to_json
 from headwater.processing.query import Query
 from headwater.processing.reading import Range
 from headwater.processing.subscription import Subscription, taken_back
@@ -90,7 +92,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
             for at, count in share(lags, most).items():
                 places[at] += count
-            return self._offsets(places, before, self._subscription.read_with(topics)).to_json()
+            return self._paced(self._offsets(places, before, self._subscription.read_with(topics)), topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch."""
@@ -135,6 +137,17 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         except HeadwaterError:
             return None
         return fetched
+
+    def _paced(self, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
+        """The offsets, told to those who keep pace."""
+        pace = self._query.options.pace
+        if pace is None:
+            return offsets.to_json()
+        before = offsets.more.get(WATERMARK, NO_TIME)
+        more = {**offsets.more, WATERMARK: max(before, self._subscription.watermark(topics, offsets.places))}
+        paced = msgspec.structs.replace(offsets, more=more).to_json()
+        Pace(pace).tell(sorted(offsets.topics), paced)
+        return paced
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}

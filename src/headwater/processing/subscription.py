@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from headwater.log.events import output_schema
+from headwater.log.frame import NO_TIME
 from headwater.log.log import Log
 from headwater.log.store import Bounds
 from headwater.log.topic import Topic
@@ -83,6 +84,20 @@ class Subscription:
         """The offsets that each partition holds, at one moment."""
         names = [topic.name for topic in topics]
         return self._log.store.bounds(names) if names else {}
+
+    def watermark(self, topics: Iterable[Topic], places: Mapping[At, int]) -> int:
+        """The event time that is passed at these offsets: that of the partition furthest behind, less the lateness of its topic.
+
+        A partition that never had an event waits for nothing.
+        """
+        lateness = {topic.name: topic.lateness_us for topic in topics}
+        found = []
+        for (name, number), bound in self._log.store.bounds(list(lateness)).items():
+            offset = places.get((name, number), 0)
+            if bound.end > 0:
+                reached = self._log.store.reached(name, number, offset=offset)
+                found.append(NO_TIME if reached == NO_TIME else reached - lateness[name])
+        return min(found, default=NO_TIME)
 
     def incarnation(self) -> int:
         """The log's."""
