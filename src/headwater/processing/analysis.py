@@ -25,7 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import to_arrow_schema
+from headwater.processing.beats import NAME
+from headwater.processing.beats import SCHEMA as BEATS
 from headwater.processing.graph import CHANGES, Graph, StageNode
+from headwater.processing.operator import Building, building
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
 
@@ -48,11 +51,13 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Analysed(msgspec.Struct, frozen=True):
-    """What is known of a stage: the columns of its result, those it needs of each input, and what keeps state in it."""
+    """What is known of a stage: the columns of its result, those it needs of each input, what keeps state in it, and which
+    operators of ours those are."""
 
     schema: pa.Schema
     columns: Mapping[str, tuple[str, ...]]
     stateful: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 def facts_of_topic(topic: Topic) -> Facts:
@@ -121,7 +126,9 @@ class Analysis:
 
     def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
         facts = {topic: self.facts(topic) for topic in stage.inputs}
-        result = apply(stage, [self._frame(folder, topic, fact) for topic, fact in facts.items()])
+        with building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS))) as made:
+            result = apply(stage, [self._frame(folder, topic, fact) for topic, fact in facts.items()])
+        operators = tuple(sorted(made.uids))
         if not result.isStreaming:
             raise InvalidApp(
                 f"{stage.place} returned a DataFrame that does not come from its inputs.",
@@ -129,16 +136,21 @@ class Analysis:
             )
         self._check_mode(stage, result)
         schema = _checked_schema(stage, result)
+        if operators:
+            everything = {topic: tuple(fact.schema.names) for topic, fact in facts.items()}
+            return Analysed(schema, everything, operators, operators)
         columns = self._pruned(stage, facts, folder, result)
         return Analysed(schema, columns, tuple(sorted(set(self._stateful(result)))))
 
     def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
-        empty = folder / topic
-        empty.mkdir(exist_ok=True)
         kept = facts.schema if columns is None else pa.schema([facts.schema.field(name) for name in columns])
-        frame = with_watermark(self._spark.readStream.schema(to_spark(kept)).json(str(empty)), facts)
+        frame = with_watermark(self._empty(folder / topic, kept), facts)
         return Table(topic, frame) if facts.is_table else frame
+
+    def _empty(self, folder: Path, schema: pa.Schema) -> DataFrame:
+        folder.mkdir(exist_ok=True)
+        return self._spark.readStream.schema(to_spark(schema)).json(str(folder))
 
     def _check_mode(self, stage: StageNode, result: DataFrame) -> None:
         jvm = self._spark._jvm

@@ -6,8 +6,9 @@ whole source, under keys that begin with "." as no topic's name does:
     {"orders": {"0": 12, "1": 7}, ".incarnation": 0, ".topics": {"orders": {"id": "6f…", "schema": 0}}}
 
 `.watermark`, where a stage asks for it, is the event time up to which nothing more is waited for. `.topics` says which topics these
-offsets belong to (one that was deleted and created again has another id) and which version of its schema the query read last; `.incarnation` is the log's. A reader keeps further keys with a dot as they are, so that a later
-version can add some. Topics and partitions stand in order: Spark compares offsets as text.
+offsets belong to (one that was deleted and created again has another id) and which version of its schema the query read last;
+`.incarnation` is the log's. A reader keeps further keys with a dot as they are, so that a later version can add some. Topics and
+partitions stand in order: Spark compares offsets as text.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +31,13 @@ from headwater.log.log import Log
 from headwater.log.stage import Stage
 from headwater.model.errors import Fenced, HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
+from headwater.processing.beats import NAME as BEATS
 from headwater.processing.border import told
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.java import how_it_ended
 from headwater.processing.marker import ends_of
 from headwater.processing.offsets import places_of
+from headwater.processing.operator import Building, building
 from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
 from headwater.processing.session import activate
 from headwater.processing.status import Rate, StageStatus, ends_in
@@ -80,6 +84,7 @@ class Runner:
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
+        self._paces: list[str] = []
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -128,6 +133,8 @@ class Runner:
         deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
         for stage in self.stages:
             self._with_spark(partial(stage.end, deadline))
+        while self._paces:
+            shutil.rmtree(self._paces.pop(), ignore_errors=True)
 
     def _with_spark(self, do: Callable[[], None]) -> None:
         """Does something that needs the JVM; when that is gone, every stage is told so instead."""
@@ -141,11 +148,27 @@ class Runner:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
-    def frames(self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None) -> list[DataFrame | Table]:
+    def frames(
+        self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
+    ) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
-        return [self._frame(plan, topic, skips, batch) for topic in plan.stage.inputs]
+        return [self._frame(plan, topic, skips, batch, pace) for topic in plan.stage.inputs]
 
-    def _frame(self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None) -> DataFrame | Table:
+    def result(self, plan: Plan, skips: Skips) -> DataFrame:
+        """What a stage's function makes of its inputs as streams."""
+        if not plan.analysed.operators:
+            return apply(plan.stage, self.frames(plan, skips))
+        pace = tempfile.mkdtemp(prefix="headwater-pace-")
+        self._paces.append(pace)
+        partitions = 4
+        options = {"pace": pace, "partitions": str(partitions)}
+        beats = self.spark.readStream.format(BEATS).options(**options).load()
+        with building(Building(f"{plan.checkpoint}/operators", partitions=partitions, beats=lambda: beats)):
+            return apply(plan.stage, self.frames(plan, skips, pace=pace))
+
+    def _frame(
+        self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
+    ) -> DataFrame | Table:
         facts = plan.facts[topic]
         names = plan.analysed.columns[topic]
         options = {
@@ -154,6 +177,8 @@ class Runner:
             "columns": ",".join(f"`{name.replace('`', '``')}`" for name in names),
             "startingOffsets": plan.start.get(topic, "earliest"),
         }
+        if pace is not None:
+            options["pace"] = pace
         condition = skips.condition(topic)
         if condition:
             options["filter"] = condition
@@ -215,7 +240,7 @@ class _Supervised:
         self._retry_at = self._raised = None
         try:
             activate(self._runner.spark)
-            result = apply(self.plan.stage, self._runner.frames(self.plan, self._skips))
+            result = self._runner.result(self.plan, self._skips)
             write = None if self.plan.write is None else self._noting(self.plan.write())
             writer = self._runner.writer(self.plan, result, write)
             trigger = (

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from headwater.processing.beats import BeatsSource
 from headwater.processing.border import crossing
 from headwater.processing.offsets import EARLIEST, LATEST
 from headwater.processing.opened import log_for_reading
@@ -37,6 +38,7 @@ def register(spark: SparkSession) -> None:
     """Makes topics readable and writable in a Spark session, as `spark.read.format("headwater")` and the like."""
     local = is_local(spark.sparkContext.master or "local")
     spark.dataSource.register(HeadwaterSource if local else RemoteSource)
+    spark.dataSource.register(BeatsSource)
 
 
 class HeadwaterSource(DataSource):

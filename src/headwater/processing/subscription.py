@@ -88,7 +88,8 @@ class Subscription:
     def watermark(self, topics: Iterable[Topic], places: Mapping[At, int]) -> int:
         """The event time that is passed at these offsets: that of the partition furthest behind, less the lateness of its topic.
 
-        A partition that never had an event waits for nothing.
+        An event that is late by the lateness exactly is not late, so it is the microsecond before that. A partition that never had an
+        event waits for nothing.
         """
         lateness = {topic.name: topic.lateness_us for topic in topics}
         found = []
@@ -96,7 +97,7 @@ class Subscription:
             offset = places.get((name, number), 0)
             if bound.end > 0:
                 reached = self._log.store.reached(name, number, offset=offset)
-                found.append(NO_TIME if reached == NO_TIME else reached - lateness[name])
+                found.append(NO_TIME if reached == NO_TIME else reached - lateness[name] - 1)
         return min(found, default=NO_TIME)
 
     def incarnation(self) -> int:

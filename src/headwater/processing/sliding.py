@@ -1,0 +1,168 @@
+"""`hw.sliding`: for each event, aggregates over the events of its key in the time up to it.
+
+A row is given when the watermark has passed it, with what its key had in the `over` before it and at its own time: SQL's
+`RANGE BETWEEN … PRECEDING AND CURRENT ROW`, by event time. So the answer is the same however batches are cut and rows are shuffled within
+the lateness. DuckDB computes it, over the rows that are due and those of their keys that are near enough.
+
+State: `waiting`, rows that the watermark has not passed; `passed`, what later rows may need of those it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from headwater.model.clock import duration_us
+from headwater.model.errors import InvalidInput
+from headwater.processing.columns import time_column, times_of
+from headwater.processing.operator import Input, Time, operate
+from headwater.processing.runs import AT, H1, H2, Keys, column
+from headwater.processing.state import State, TableSpec
+from headwater.processing.types import to_arrow
+
+KINDS = ("count", "sum", "avg", "min", "max", "distinct", "percentile")
+_WAITING, _PASSED = "waiting", "passed"
+
+Wanted = str | tuple[Any, ...]
+"""An aggregate: "count", or one of `KINDS` and a column, and for a percentile which one (0 to 1)."""
+
+
+class Aggregate(NamedTuple):
+    """A column of the result."""
+
+    name: str
+    kind: str
+    column: str | None
+    share: float
+    type: pa.DataType
+
+
+def sliding(
+    df: DataFrame,
+    by: str | Sequence[str],
+    *,
+    over: str,
+    at: str | None = None,
+    uid: str | None = None,
+    **wanted: Wanted,
+) -> DataFrame:
+    """The rows of `df`, each with aggregates over the rows of the same `by` in the time `over` up to its own.
+
+    hw.sliding(payments, by="card", over="10 minutes", n="count", spent=("sum", "amount"), p95=("percentile", "ms", 0.95))
+    """
+    key = [by] if isinstance(by, str) else list(by)
+    schema, over_us = to_arrow(df.schema), duration_us(over)
+    if over_us <= 0:
+        raise InvalidInput(
+            f"A window of {over!r} holds nothing.", advice='Use a positive time, such as over="5 minutes".'
+        )
+    if not wanted:
+        raise InvalidInput("No aggregate is asked for.", advice='Such as n="count" or total=("sum", "amount").')
+    aggregates = [_aggregate(name, want, schema) for name, want in wanted.items()]
+    return operate(Sliding(schema, time_column(df, at), over_us, aggregates), [Input(df, key)], uid=uid)
+
+
+class Sliding:
+    """The operator."""
+
+    name = "sliding"
+
+    def __init__(self, schema: pa.Schema, at: str, over_us: int, aggregates: Sequence[Aggregate]) -> None:
+        self.settings = (at, over_us, tuple(aggregates))
+        self.schema = schema
+        for aggregate in aggregates:
+            self.schema = self.schema.append(pa.field(aggregate.name, aggregate.type))
+        self._at, self._over, self._aggregates = at, over_us, aggregates
+        self._used = sorted({aggregate.column for aggregate in aggregates if aggregate.column is not None})
+        used = [pa.field(f"c{number}", schema.field(name).type) for number, name in enumerate(self._used)]
+        own = [pa.field(f"r{number}", field.type) for number, field in enumerate(schema)]
+        self._own = schema.names
+        self.tables = {
+            _WAITING: TableSpec("timed", own),
+            _PASSED: TableSpec("gathered", [pa.field("at", pa.int64()), *used]),
+        }
+
+    def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
+        """The rows that the watermark has passed, with their aggregates."""
+        self._wait(state, inputs[0], time)
+        due = state[_WAITING].take(time.until)
+        if not due.num_rows:
+            return self.schema.empty_table()
+        keys, oldest = Keys.of(due), max(time.until - self._over, -(2**63))
+        found, number = state[_PASSED].find(keys)
+        mine = {"at": due.column(AT)} | {
+            f"c{at}": due.column(f"r{self._own.index(name)}") for at, name in enumerate(self._used)
+        }
+        near = pa.table(
+            {"k": pa.array(number), "row": pa.array(np.full(len(number), -1)), **{n: found.column(n) for n in mine}}
+        )
+        here = pa.table({"k": pa.array(keys.row), "row": pa.array(np.arange(due.num_rows)), **mine})
+        computed = self._compute(pa.concat_tables([near, here.cast(near.schema)]))
+        state[_PASSED].put(pa.table({H1: due.column(H1), H2: due.column(H2), **mine}))
+        state[_PASSED].keeps = lambda rows: pa.array(column(rows, "at") > oldest)
+        columns = {name: due.column(f"r{at}") for at, name in enumerate(self._own)}
+        return pa.table({**columns, **{each.name: computed.column(each.name) for each in self._aggregates}})
+
+    def _wait(self, state: State, rows: pa.Table, time: Time) -> None:
+        times = times_of(rows, self._at)
+        columns = {f"r{number}": rows.column(name) for number, name in enumerate(self._own)}
+        kept = pa.table({H1: rows.column(H1), H2: rows.column(H2), AT: pa.array(times, pa.int64()), **columns})
+        state[_WAITING].put(kept.filter(pa.array(times > time.before)))
+
+    def _compute(self, rows: pa.Table) -> pa.Table:
+        import duckdb
+
+        columns = ", ".join(f'{self._sql(each)} over w as "{each.name}"' for each in self._aggregates)
+        window = f'partition by k order by "at" range between {self._over} preceding and current row'
+        with duckdb.connect(config={"threads": 1}) as database:
+            database.register("rows", rows)
+            result = database.sql(
+                f'select * from (select "row", {columns} from rows window w as ({window})) where "row" >= 0 order by "row"'
+            ).to_arrow_table()
+        return result.drop_columns(["row"]).cast(
+            pa.schema([pa.field(each.name, each.type) for each in self._aggregates])
+        )
+
+    def _sql(self, each: Aggregate) -> str:
+        if each.column is None:
+            return "count(*)"
+        name = f"c{self._used.index(each.column)}"
+        if each.kind == "distinct":
+            return f"count(distinct {name})"
+        if each.kind == "percentile":
+            return f"quantile_cont({name}, {each.share})"
+        return f"{each.kind}({name})"
+
+
+def _aggregate(name: str, want: Wanted, schema: pa.Schema) -> Aggregate:
+    parts: tuple[Any, ...] = (want,) if isinstance(want, str) else want
+    kind, *rest = parts
+    if kind not in KINDS:
+        raise InvalidInput(f"{name}: there is no aggregate {kind!r}.", advice=f"Use one of {', '.join(KINDS)}.")
+    if name in schema.names:
+        raise InvalidInput(f"There is a column {name!r} already.", advice="Give the aggregate another name.")
+    if kind == "count" and not rest:
+        return Aggregate(name, kind, None, 0.0, pa.int64())
+    if not rest or rest[0] not in schema.names:
+        raise InvalidInput(
+            f"{name}: {kind} of which column?", advice=f'Such as {name}=("{kind}", "{schema.names[0]}").'
+        )
+    share = float(rest[1]) if kind == "percentile" and len(rest) > 1 else 0.5
+    if not 0.0 <= share <= 1.0:
+        raise InvalidInput(f"{name}: {share} is no percentile.", advice="Use a number from 0 to 1, such as 0.95.")
+    return Aggregate(name, kind, rest[0], share, _type(kind, schema.field(rest[0]).type))
+
+
+def _type(kind: str, given: pa.DataType) -> pa.DataType:
+    types: Mapping[str, pa.DataType] = {
+        "count": pa.int64(), "distinct": pa.int64(), "avg": pa.float64(), "percentile": pa.float64(),
+    }  # fmt: skip
+    if kind == "sum":
+        if pa.types.is_integer(given):
+            return pa.int64()
+        return pa.decimal128(38, given.scale) if pa.types.is_decimal(given) else pa.float64()
+    return types.get(kind, given)

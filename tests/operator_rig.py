@@ -1,0 +1,84 @@
+"""Operators without a Spark: random events in random batches, each batch run once or several times, over any number of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from headwater.log.frame import NO_TIME
+from headwater.processing.operator import MAX_TIME, Operator, Time
+from headwater.processing.runs import H1, H2
+from headwater.processing.state import StateStore, partition_of
+
+UTC_US = pa.timestamp("us", tz="UTC")
+
+
+def hashed(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows with hashes of their key; few bits, so that some keys share the first."""
+    texts = [repr(tuple(row.values())).encode() for row in rows.select(list(key)).to_pylist()]
+    h1 = pa.array([crc32c(text) % 97 - 40 for text in texts], pa.int64())
+    h2 = pa.array([crc32c(text) for text in texts], pa.int64())
+    return rows.append_column(H1, h1).append_column(H2, h2)
+
+
+def shuffled(random: Random, rows: list[dict[str, Any]], *, at: str, lateness_us: int) -> list[dict[str, Any]]:
+    """Rows in an order in which none comes later than the lateness allows."""
+    return sorted(rows, key=lambda row: row[at] + random.randint(0, lateness_us))
+
+
+def run_batches(
+    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
+) -> list[dict[str, Any]]:
+    """What all batches gave; the last one is followed by one in which all time has passed."""
+    partitions, given, before = random.randint(1, 3), [], NO_TIME
+    nothing = [rows.slice(0, 0) for rows in batches[0]]
+    for epoch, (inputs, until) in enumerate([*zip(batches, watermarks, strict=True), (nothing, MAX_TIME)]):
+        if random.random() < 0.2:
+            partitions = random.randint(1, 4)
+        for _ in range(random.choice([1, 1, 3])):
+            result = []
+            for partition in range(partitions):
+                store = StateStore(
+                    str(folder), uid="op", query="q", fingerprint="f", partition=partition, partitions=partitions,
+                    specs=operator.tables,
+                )  # fmt: skip
+                state = store.load(epoch - 1)
+                mine = [
+                    rows.filter(pa.array(partition_of(rows.column(H1).to_numpy(), partitions) == partition))
+                    for rows in inputs
+                ]
+                found = operator.process(state, mine, Time(before, until))
+                result += found.select(operator.schema.names).cast(operator.schema).to_pylist()
+                store.save(state, epoch)
+        given += result
+        before = until
+    return given
+
+
+def cut(
+    random: Random, rows: list[dict[str, Any]], schema: pa.Schema, key: Sequence[str], *, at: str, lateness_us: int
+) -> Any:
+    """Batches of rows in the order given, and the watermark after each."""
+    batches, watermarks, start, reached = [], [], 0, NO_TIME
+    while start < len(rows):
+        end = min(len(rows), start + random.choice([1, 3, 20, 60]))
+        part = rows[start:end]
+        reached = max(reached, *(row[at] for row in part))
+        batches.append(
+            [
+                hashed(
+                    pa.Table.from_pylist(
+                        part, pa.schema([(f.name, pa.int64() if f.name == at else f.type) for f in schema])
+                    ).cast(schema),
+                    key,
+                )
+            ]
+        )
+        watermarks.append(reached - lateness_us - 1)
+        start = end
+    return batches, watermarks

@@ -1,0 +1,74 @@
+"""Our operators against brute force: any cut, any order within the lateness, batches run again, another number of partitions."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.processing.dedupe import Dedupe
+from headwater.processing.sliding import Sliding, _aggregate
+from operator_rig import UTC_US, cut, run_batches, shuffled
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("id", pa.string()), ("v", pa.int64()), ("at", UTC_US)])
+SEEDS = range(12)
+
+
+def micros(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "at": int(row["at"].timestamp() * SECOND)}
+
+
+def sorted_rows(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(micros(row).values()) for row in rows)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_copies_one_is_let_through(tmp_path: Path, seed: int) -> None:
+    """Copies have the key and the time of their event, and come in any order, batches apart."""
+    random = Random(seed)
+    lateness, within = random.choice([0, 5, 50]) * SECOND, random.choice([0, 2]) * SECOND
+    events = [{"id": f"k{n % 40}", "v": n, "at": n * 4 * SECOND} for n in range(120)]
+    copies = [dict(random.choice(events)) for _ in range(80)]
+    rows = shuffled(random, events + copies, at="at", lateness_us=lateness)
+    batches, watermarks = cut(random, rows, SCHEMA, ["id"], at="at", lateness_us=lateness)
+    given = run_batches(Dedupe(SCHEMA, "at", within), random, tmp_path, batches, watermarks)
+    assert sorted_rows(given) == sorted(tuple(event.values()) for event in events)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_event_has_the_aggregates_of_the_time_before_it(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    lateness, over = random.choice([0, 5, 50]) * SECOND, random.choice([1, 10, 100]) * SECOND
+    events = [
+        {"id": f"k{random.randrange(4)}", "v": random.choice([None, random.randrange(50)]), "at": random.randrange(300) * SECOND}
+        for _ in range(200)
+    ]  # fmt: skip
+    rows = shuffled(random, events, at="at", lateness_us=lateness)
+    wanted = {
+        "n": "count", "total": ("sum", "v"), "mean": ("avg", "v"), "low": ("min", "v"), "high": ("max", "v"),
+        "kinds": ("distinct", "v"), "middle": ("percentile", "v"),
+    }  # fmt: skip
+    operator = Sliding(SCHEMA, "at", over, [_aggregate(name, want, SCHEMA) for name, want in wanted.items()])
+    batches, watermarks = cut(random, rows, SCHEMA, ["id"], at="at", lateness_us=lateness)
+    given = run_batches(operator, random, tmp_path, batches, watermarks)
+    assert sorted(map(repr, map(micros, given))) == sorted(repr(brute_force(event, events, over)) for event in events)
+
+
+def brute_force(event: dict[str, Any], events: list[dict[str, Any]], over: int) -> dict[str, Any]:
+    near = [e for e in events if e["id"] == event["id"] and event["at"] - over <= e["at"] <= event["at"]]
+    values = [e["v"] for e in near if e["v"] is not None]
+    return {
+        **event,
+        "n": len(near),
+        "total": sum(values) if values else None,
+        "mean": sum(values) / len(values) if values else None,
+        "low": min(values, default=None),
+        "high": max(values, default=None),
+        "kinds": len(set(values)),
+        "middle": float(statistics.median(values)) if values else None,
+    }
