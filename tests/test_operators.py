@@ -12,6 +12,7 @@ import pytest
 
 from headwater.processing.dedupe import Dedupe
 from headwater.processing.sliding import Sliding, _aggregate
+from headwater.processing.top_n import TopN
 from operator_rig import UTC_US, cut, run_batches, shuffled
 
 SECOND = 1_000_000
@@ -72,3 +73,23 @@ def brute_force(event: dict[str, Any], events: list[dict[str, Any]], over: int) 
         "kinds": len(set(values)),
         "middle": float(statistics.median(values)) if values else None,
     }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_best_rows_of_each_key_are_kept(tmp_path: Path, seed: int) -> None:
+    """The changes, applied one after the other, give the table that sorting everything gives."""
+    random = Random(seed)
+    events = [
+        {"id": f"k{random.randrange(6)}", "v": random.choice([None, random.randrange(30)]), "at": n * SECOND} for n in range(200)
+    ]  # fmt: skip
+    random.shuffle(events)
+    n = random.randint(1, 5)
+    batches, watermarks = cut(random, events, SCHEMA, ["id"], at="at", lateness_us=1000 * SECOND)
+    given = run_batches(TopN(SCHEMA, n, ["v DESC"]), random, tmp_path, batches, watermarks)
+    table = {(row["id"], row["rank"]): micros(row) for row in given}
+    expected = {}
+    for key in {event["id"] for event in events}:
+        mine = [event for event in events if event["id"] == key]
+        mine.sort(key=lambda event: (event["v"] is None, -(event["v"] or 0), event["at"]))
+        expected |= {(key, rank): {"rank": rank, **event} for rank, event in enumerate(mine[:n], 1)}
+    assert table == expected
