@@ -60,6 +60,12 @@ def run_batches(
     return given
 
 
+def table_of(rows: list[dict[str, Any]], schema: pa.Schema, at: str, key: Sequence[str]) -> pa.Table:
+    """Rows whose time is in µs, with the hashes of their key."""
+    plain = pa.schema([field.with_type(pa.int64()) if field.name == at else field for field in schema])
+    return hashed(pa.Table.from_pylist(rows, plain).cast(schema), key)
+
+
 def cut(
     random: Random, rows: list[dict[str, Any]], schema: pa.Schema, key: Sequence[str], *, at: str, lateness_us: int
 ) -> Any:
@@ -69,16 +75,7 @@ def cut(
         end = min(len(rows), start + random.choice([1, 3, 20, 60]))
         part = rows[start:end]
         reached = max(reached, *(row[at] for row in part))
-        batches.append(
-            [
-                hashed(
-                    pa.Table.from_pylist(
-                        part, pa.schema([(f.name, pa.int64() if f.name == at else f.type) for f in schema])
-                    ).cast(schema),
-                    key,
-                )
-            ]
-        )
+        batches.append([table_of(part, schema, at, key)])
         watermarks.append(reached - lateness_us - 1)
         start = end
     return batches, watermarks

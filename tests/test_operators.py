@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headwater.log.frame import NO_TIME
 from headwater.processing.dedupe import Dedupe
+from headwater.processing.lookup import Lookup
 from headwater.processing.sliding import Sliding, _aggregate
 from headwater.processing.top_n import TopN
-from operator_rig import UTC_US, cut, run_batches, shuffled
+from operator_rig import UTC_US, cut, run_batches, shuffled, table_of
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("id", pa.string()), ("v", pa.int64()), ("at", UTC_US)])
@@ -93,3 +95,46 @@ def test_the_best_rows_of_each_key_are_kept(tmp_path: Path, seed: int) -> None:
         mine.sort(key=lambda event: (event["v"] is None, -(event["v"] or 0), event["at"]))
         expected |= {(key, rank): {"rank": rank, **event} for rank, event in enumerate(mine[:n], 1)}
     assert table == expected
+
+
+VERSIONS = pa.schema([("id", pa.string()), ("rate", pa.int64()), ("since", UTC_US), ("_deleted", pa.bool_())])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_event_sees_the_row_of_its_time(tmp_path: Path, seed: int) -> None:
+    """However late the change was read, within the lateness; at equal times by `ties`."""
+    random = Random(seed)
+    lateness, how, ties = (
+        random.choice([0, 5, 50]) * SECOND,
+        random.choice(["left", "inner"]),
+        random.choice(["table", "event"]),
+    )
+    events = [{"id": f"k{random.randrange(5)}", "v": n, "at": random.randrange(200) * SECOND} for n in range(150)]
+    changes = [
+        {"id": f"k{random.randrange(5)}", "rate": n, "since": at * SECOND, "_deleted": random.random() < 0.2}
+        for n, at in enumerate(random.sample(range(200), 40))
+    ]
+    mixed = [("e", row["at"], row) for row in events] + [("c", row["since"], row) for row in changes]
+    mixed.sort(key=lambda each: each[1] + random.randint(0, lateness))
+    batches, watermarks, reached = [], [], NO_TIME
+    while mixed:
+        part, mixed = mixed[: (size := random.choice([1, 5, 40]))], mixed[size:]
+        reached = max(reached, *(at for _, at, _ in part))
+        watermarks.append(reached - lateness - 1)
+        batches.append(
+            [table_of([row for kind, _, row in part if kind == "e"], SCHEMA, "at", ["id"]),
+             table_of([row for kind, _, row in part if kind == "c"], VERSIONS, "since", ["id"])]
+        )  # fmt: skip
+    operator = Lookup(SCHEMA, VERSIONS, ["id"], at="at", table_at="since", how=how, ties=ties)
+    given = run_batches(operator, random, tmp_path, batches, watermarks)
+    expected = []
+    for event in events:
+        before = [
+            c for c in changes
+            if c["id"] == event["id"] and (c["since"] < event["at"] or (c["since"] == event["at"] and ties == "table"))
+        ]  # fmt: skip
+        last = max(before, key=lambda change: change["since"], default=None)
+        rate = None if last is None or last["_deleted"] else last["rate"]
+        if rate is not None or how == "left":
+            expected.append({**event, "rate": rate})
+    assert sorted(map(repr, map(micros, given))) == sorted(map(repr, expected))

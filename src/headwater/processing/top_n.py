@@ -1,7 +1,7 @@
 """`hw.top_n`: the best rows of each key, kept up to date.
 
-What it gives are changes of a table whose key is the key and the `rank`: a row for each rank whose row is another one than before the batch.
-The best of equal rows is the first by all their columns, so the table is the same however batches are cut.
+What it gives are changes of a table whose key is the key and the `rank`: a row for each rank whose row is another one than before the
+batch. The best of equal rows is the first by all their columns, so the table is the same however batches are cut.
 
 State: `best`, the rows of each key that have a rank.
 """
@@ -30,7 +30,7 @@ def top_n(
     df: DataFrame, n: int, *, by: str | Sequence[str], order: str | Sequence[str], uid: str | None = None
 ) -> DataFrame:
     """The `n` first rows of each key `by` in an `order` such as "price DESC", with their `rank` from 1 on."""
-    if not isinstance(n, int) or n < 1:
+    if n < 1:
         raise InvalidInput(f"There is no top {n!r}.", advice="Use 1 or more.")
     if RANK in df.columns:
         raise InvalidInput(f"There is a column {RANK!r} already.", advice="Rename it.")
@@ -62,7 +62,9 @@ class TopN:
         columns = {f"r{at}": rows.column(name) for at, name in enumerate(self._own)}
         nobody = pa.array(np.zeros(rows.num_rows, np.int32))
         fresh = pa.table({"k": pa.array(keys.row), RANK: nobody, **columns})
-        known = pa.table({"k": pa.array(number), RANK: found.column(RANK), **{name: found.column(name) for name in columns}})
+        known = pa.table(
+            {"k": pa.array(number), RANK: found.column(RANK), **{name: found.column(name) for name in columns}}
+        )
         best = self._ranked(pa.concat_tables([known, fresh.cast(known.schema)]))
         key = best.column("k").to_numpy()
         own = {name: best.column(name) for name in columns}
