@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from headwater.model.event import Event as Event
     from headwater.model.marker import Marker as Marker
     from headwater.model.position import Position as Position
+    from headwater.processing.dedupe import dedupe as dedupe
+    from headwater.processing.lookup import lookup as lookup
+    from headwater.processing.sliding import sliding as sliding
     from headwater.processing.source import register as register
+    from headwater.processing.top_n import top_n as top_n
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
 
@@ -34,11 +38,15 @@ _HOMES = {
     "Position": "headwater.model.position",
     "Topic": "headwater.log.topic",
     "View": "headwater.views.view",
+    "dedupe": "headwater.processing.dedupe",
     "errors": "headwater.model.errors",
+    "lookup": "headwater.processing.lookup",
     "open_log": "headwater.log.log",
-    "register": "headwater.processing.source",
     "open_view": "headwater.views.view",
+    "register": "headwater.processing.source",
     "restore_log": "headwater.log.restore",
+    "sliding": "headwater.processing.sliding",
+    "top_n": "headwater.processing.top_n",
 }
 __all__ = [
     "App",
@@ -49,11 +57,15 @@ __all__ = [
     "Position",
     "Topic",
     "View",
+    "dedupe",
     "errors",
+    "lookup",
     "open_log",
     "open_view",
     "register",
     "restore_log",
+    "sliding",
+    "top_n",
 ]
 
 
@@ -62,7 +74,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'headwater' has no attribute {name!r}")
     module = import_module(home)
-    return module if home.endswith(f".{name}") else getattr(module, name)
+    return module if name == "errors" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
