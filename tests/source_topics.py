@@ -46,7 +46,9 @@ class Topics:
         return source.reader(source.schema())
 
     def rows(self, reader: Any, ranges: Any) -> list[dict[str, Any]]:
-        """What tasks read, each from a reader that was pickled as Spark does it."""
+        """What tasks read, each from a reader that was pickled as Spark does it; what was fetched while planning is taken first."""
+        if type(reader) is StreamReader:
+            reader.getCache({}, {})
         return [
             row
             for wanted in ranges

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import headwater as hw
 from headwater.model.errors import (
+    Damaged,
     EventsMissed,
     InvalidInput,
     PositionLost,
@@ -22,7 +24,7 @@ from headwater.processing.offsets import Offsets, cut, share
 from headwater.processing.query import TASK_EVENTS_MIN
 from headwater.processing.reading import Range
 from headwater.processing.source import HeadwaterSource
-from headwater.processing.stream import StreamReader
+from headwater.processing.stream import FETCH_BYTES_MAX, StreamReader
 from source_topics import NOON, Topics
 
 ALL = ReadAllAvailable()
@@ -271,6 +273,40 @@ def test_few_events_of_a_micro_batch_are_read_by_one_task(topics: Topics) -> Non
     more = stream.latestOffset(start, ALL)
     assert len(stream.partitions(start, more)) == 2
     assert topics.amounts(stream, start, more) == list(range(TASK_EVENTS_MIN + 1))
+
+
+def test_a_small_batch_is_read_where_it_is_planned(topics: Topics) -> None:
+    """Spark knows by the class who holds rows; once they are taken the reader is what it was, which reports its lag."""
+    topics.add(20)
+    stream = topics.stream(startingOffsets="earliest")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    [task] = stream.partitions(start, end)
+    assert isinstance(stream, _SimpleStreamReaderWrapper)
+    fetched = [row for batch in stream.getCache(start, end) or () for row in batch.to_pylist()]
+    assert sorted(row["amount"] for row in fetched) == list(range(20))
+    assert not isinstance(stream, _SimpleStreamReaderWrapper) and isinstance(stream, StreamReader)
+    assert fetched == topics.rows(stream, [task])
+    assert stream.getCache(start, end) is None
+
+
+def test_what_is_large_or_damaged_is_left_to_a_task(topics: Topics) -> None:
+    """It is one task all the same; an error is told by the task that meets it."""
+    topics.log.append("orders", [{"id": "x" * FETCH_BYTES_MAX, "amount": 1, "at": NOON}])
+    stream = topics.stream(startingOffsets="earliest")
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    [task] = stream.partitions(start, end)
+    assert stream.getCache(start, end) is None
+    assert [row["amount"] for row in topics.rows(stream, [task])] == [1]
+    topics.add(1)
+    for segment in Path(topics.url).glob("topics/orders/*/0*.frames"):
+        segment.write_bytes(segment.read_bytes().replace(b"o1", b"o2"))
+    after = stream.latestOffset(end, ALL)
+    [task] = stream.partitions(end, after)
+    assert stream.getCache(end, after) is None
+    with pytest.raises(Damaged):
+        topics.rows(stream, [task])
 
 
 def test_an_empty_topic_gives_no_rows(topics: Topics) -> None:

@@ -76,10 +76,14 @@ class Query:
         for each partition that is most of what a small batch takes. On Kafka tasks mostly wait for the broker, each for itself,
         and each commits what it writes, so there they stay as they are.
         """
-        few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
-        if few and len(ranges) > 1 and self.options.partitions_min == 1 and is_local(log_for_reading(self.options.log)):
+        if len(ranges) > 1 and self.options.partitions_min == 1 and self.is_small(ranges):
             return [Ranges(ranges)]
         return self.split(ranges)
+
+    def is_small(self, ranges: Sequence[Range]) -> bool:
+        """Whether these are few events of a log in a folder."""
+        few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
+        return few and is_local(log_for_reading(self.options.log))
 
     def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
         """The ranges, the large ones cut until there are about `minPartitions` of them."""
@@ -94,10 +98,13 @@ class Query:
         """The rows of a task."""
         with crossing():
             if isinstance(wanted, (Range, Ranges)):
-                ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
-                yield from read_ranges(ranges, log_for_reading(self.options.log), self._selection)
+                yield from self.rows(wanted.ranges if isinstance(wanted, Ranges) else (wanted,))
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
+
+    def rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        """The rows of ranges, one after the other."""
+        return read_ranges(ranges, log_for_reading(self.options.log), self._selection)
 
     @cached_property
     def _selection(self) -> Selection:

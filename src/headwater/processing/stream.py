@@ -7,6 +7,8 @@ it is needed, and nothing that fails stands in the constructor, from which Spark
 A partition that the query has not seen before (a new topic that matches, a topic that grew) enters a batch with its first offset
 as its end and is read from there in the next. So where its reading began stands in the checkpoint, and a batch that is run
 again reads the same. One that was split off waits until its parent was read up to the fence, so every key keeps its order.
+
+The rows of a small batch are read where it is planned, and handed to Spark with the plan (see `fetched`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -26,14 +28,19 @@ from pyspark.sql.streaming.datasource import (
 
 from headwater.log.split import is_held
 from headwater.log.topic import Topic
+from headwater.model.errors import HeadwaterError
 from headwater.processing.border import crossing
+from headwater.processing.fetched import FetchingReader
 from headwater.processing.offsets import LATEST, At, Offsets, share, to_json
 from headwater.processing.query import Query
 from headwater.processing.reading import Range
 from headwater.processing.subscription import Subscription, taken_back
 
+FETCH_BYTES_MAX = 4 << 20
+"""So large, or smaller, is a batch that is read where it is planned."""
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+
+class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream."""
 
     def __init__(self, query: Query) -> None:
@@ -99,7 +106,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
                     skips = not self._query.options.fails_on_loss
                     ranges.append(Range(topics[at[0]], at[1], first, after.places[at], skips=skips))
-            return self._query.tasks(ranges)
+            tasks = self._query.tasks(ranges)
+            self.fetched = self._fetch(ranges) if len(tasks) == 1 else None
+            return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -108,6 +117,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _subscription(self) -> Subscription:
         return self._query.checked
+
+    def _fetch(self, ranges: Sequence[Range]) -> list[pa.RecordBatch] | None:
+        """The rows of a small batch; none if they are too large, or if reading fails: a task says that better.
+
+        What it gives is read by one task either way, so the number of tasks never depends on it.
+        """
+        if not self._query.is_small(ranges):
+            return None
+        fetched, size = [], 0
+        try:
+            for batch in self._query.rows(ranges):
+                fetched.append(batch)
+                size += batch.nbytes
+                if size > FETCH_BYTES_MAX:
+                    return None
+        except HeadwaterError:
+            return None
+        return fetched
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}
