@@ -50,9 +50,20 @@ def oracle(tables: dict[str, pa.Table]) -> Iterator[Oracle]:
 
 
 @pytest.fixture(scope="module")
-def frames(spark: SparkSession, tables: dict[str, pa.Table]) -> dict[str, DataFrame]:
+def few_partitions(spark: SparkSession) -> Iterator[SparkSession]:
+    """The tests' Spark, with as many tasks as it has cores: the data is small."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+@pytest.fixture(scope="module")
+def frames(few_partitions: SparkSession, tables: dict[str, pa.Table]) -> dict[str, DataFrame]:
     """What is not late of them, as Spark's tables."""
-    return {name: spark.createDataFrame(with_zones(table)).where("NOT _late") for name, table in tables.items()}
+    return {
+        name: few_partitions.createDataFrame(with_zones(table)).where("NOT _late") for name, table in tables.items()
+    }
 
 
 def with_zones(table: pa.Table) -> pa.Table:

@@ -20,7 +20,8 @@ from examples.nexmark.draws import Draws, Numbers
 class Arrival:
     """The order of the events from number `first` to below `last`.
 
-    `lateness_events` is the lateness divided by the time between two events. With neither `shuffled` nor `late` they come in the order in which they happened.
+    `lateness_events` is the lateness divided by the time between two events. With neither `shuffled` nor `late` they come in the
+    order in which they happened.
     """
 
     first: int

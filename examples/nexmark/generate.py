@@ -25,9 +25,7 @@ EVENTS_PER_APPEND = 250_000
 RATE_MAX = 1_000_000
 
 
-def batches(
-    events: Nexmark, arrival: Arrival, events_max: int = EVENTS_PER_APPEND
-) -> Iterator[dict[str, pa.Table]]:
+def batches(events: Nexmark, arrival: Arrival, events_max: int = EVENTS_PER_APPEND) -> Iterator[dict[str, pa.Table]]:
     """All events in the order in which they arrive: tables by topic, about so many events at a time."""
     for start in range(arrival.first, arrival.end, events_max):
         yield events.tables(arrival.numbers(start, min(start + events_max, arrival.end)))
@@ -89,7 +87,9 @@ def _period_us(given: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m examples.nexmark.generate", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m examples.nexmark.generate", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--log", default="./nexmark", help="where the log is: a folder, or kafka://…")
     parser.add_argument("--events", type=int, default=1_000_000, help="how many events")
     parser.add_argument("--first", type=int, default=0, help="the number of the first of them")
