@@ -123,9 +123,8 @@ class Life:
         self.session = self.driver.pid
 
     def jvm(self) -> int:
-        """The process of Spark's JVM."""
-        (found,) = [process for process, command in session_of(self.session).items() if "java" in command.split()[0]]
-        return found
+        """The process of Spark's JVM; one that it is just starting has its name for a moment, too."""
+        return min(process for process, command in session_of(self.session).items() if "java" in command.split()[0])
 
     def workers(self) -> list[int]:
         """Spark's Python processes: those that tasks run in, and those that plan a stream's batches."""

@@ -148,7 +148,8 @@ def rage(storm: Storm, *, lives: int, rounds: int) -> None:
         storm.end(kind, chance.choice(DRIVER_STEPS) if at_step else "")
 
 
-@pytest.mark.bench
+@pytest.mark.covers("Storm")
+@pytest.mark.covers("StreamBase")
 @pytest.mark.parametrize("storm", [1], indirect=True)
 def test_an_application_comes_out_of_a_storm_as_if_nothing_had_been(
     storm: Storm, spark: SparkSession, tmp_path: Path

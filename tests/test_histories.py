@@ -33,8 +33,8 @@ from headwater.testing.schedule import Deadlock, Schedule
 
 SEEDS = range(112)
 PLANTED_SEEDS_MAX = 150
-FOUND_FROM = {"readers see what is not durable": 110}
-"""Where to look first for a mistake that few histories meet; all others are found within the first few."""
+FOUND_FROM = {"readers see what is not durable": 70}
+"""Where to look first for a mistake that few histories meet, to save a minute; all others are found within the first few."""
 
 TRACE = """
 import hashlib, re, sys
@@ -122,12 +122,13 @@ def test_a_mistake_is_found_out(mistake: str, monkeypatch: pytest.MonkeyPatch) -
     """The oracle is not blind: with one mistake planted in the log or its disk, some history soon ends in a violation."""
     owner, name, instead = PLANTED[mistake]
     monkeypatch.setattr(owner, name, instead)
-    for seed in range(FOUND_FROM.get(mistake, 0), PLANTED_SEEDS_MAX):
+    first = FOUND_FROM.get(mistake, 0)
+    for seed in [*range(first, PLANTED_SEEDS_MAX), *range(first)]:
         try:
             run_history(seed)
         except (Violation, Deadlock):
             return
-    pytest.fail(f"Histories up to {PLANTED_SEEDS_MAX}, and nobody noticed that {mistake}.")
+    pytest.fail(f"{PLANTED_SEEDS_MAX} histories, and nobody noticed that {mistake}.")
 
 
 def test_a_schedule_interleaves_and_repeats_itself() -> None:

@@ -65,7 +65,7 @@ class KafkaStorm(Storm):
         prefix = f"storm{os.getpid()}-{seed}-{next(_ROUNDS)}."
         self.bootstrap, self.prefix = kafka.bootstrap, prefix
         self._rolling_back = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": prefix})
-        self._rolling_back.init_transactions(60)
+        self._rolling_back.init_transactions(20)
         url = f"kafka://{kafka.bootstrap}?{QUICK}&prefix={prefix}"
         super().__init__(folder, seed, MODES[seed % len(MODES)], url=url, workers=workers)
 

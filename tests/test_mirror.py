@@ -20,6 +20,7 @@ import headwater as hw
 from children import NOBODY, in_child
 from commands import Command, refused
 from headwater.log.mirror import Mirror
+from headwater.log.mirror_topic import CopiedTopic
 from headwater.log.store import Write
 from headwater.model.errors import DiskFull, Diverged, Fenced, InvalidInput, NoAccess, TopicNotFound
 from headwater.testing import SimDisk
@@ -171,6 +172,20 @@ def test_a_target_that_holds_other_events_is_refused(logs: tuple[hw.Log, hw.Log]
     for name in ("columns", "partitions"):
         with pytest.raises(Diverged, match=name):
             source.mirror(target, topics=[name])
+
+
+def test_a_log_whose_schema_grows_while_a_mirror_begins_is_no_other_log(tmp_path: Path) -> None:
+    """The events that both sides hold are compared by the columns that the copy knows."""
+    with hw.open_log(tmp_path / "log") as log, hw.open_log(tmp_path / "copy") as copy:
+        log.create_topic("t", "n BIGINT", partitions=1)
+        log.append("t", [{"n": number} for number in range(5)])
+        known = log.topic("t")
+        log.mirror(copy)
+        log.alter_topic("t", schema="n BIGINT, more STRING")
+        log.append("t", [{"n": 5, "more": "x"}])
+        assert CopiedTopic(log.store, copy.store, known).ends == {0: 5}
+        assert log.mirror(copy).events == 1
+        assert copy.read("t").to_pylist() == log.read("t").to_pylist()
 
 
 @every_pair

@@ -117,6 +117,13 @@ def test_every_type_arrives_as_the_log_has_it(spark: SparkSession, log: Log, tmp
     assert sorted(streamed, key=lambda row: (row["_partition"], row["_offset"])) == sorted(
         frame.collect(), key=lambda row: (row["_partition"], row["_offset"])
     )
+    flat = [field.name for field in expected.schema if not pa.types.is_nested(field.type)]
+    fetched, _ = run(
+        load(spark.readStream, log, topic="t", startingOffsets="earliest", columns=",".join(flat)), tmp_path / "flat"
+    )
+    assert sorted(fetched, key=lambda row: (row["_partition"], row["_offset"])) == sorted(
+        frame.select(*flat).collect(), key=lambda row: (row["_partition"], row["_offset"])
+    )
 
 
 def test_available_now_equals_a_batch_equals_the_log(spark: SparkSession, log: Log, tmp_path: Path) -> None:

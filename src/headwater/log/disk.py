@@ -60,8 +60,8 @@ class File(Protocol):
     def view(self, length: int) -> pa.Buffer:
         """The first `length` bytes without copying; stays valid after the file is closed or deleted."""
 
-    def lock(self, *, wait: bool = True) -> bool:
-        """Takes the file's exclusive lock; it is freed when this process ends, however it ends."""
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
+        """Takes the file's lock, alone or shared with others; it is freed when this process ends, however it ends."""
 
     def unlock(self) -> None:
         """Frees the lock."""
@@ -284,9 +284,9 @@ class RealFile:
                 advice="Run `headwater doctor` on this log.",
             ) from error
 
-    def lock(self, *, wait: bool = True) -> bool:
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         except OSError as error:
@@ -326,6 +326,14 @@ class _RealMap:
     def close(self) -> None:
         self.view.release()
         self._map.close()
+
+
+def wait_until_free(file: File) -> None:
+    """Returns when nobody holds a file's lock alone; all who wait go on together, unlike those who wait to hold it."""
+    try:
+        file.lock(shared=True)
+    finally:
+        file.unlock()
 
 
 def storage_error(error: OSError, path: str) -> StorageError:

@@ -38,6 +38,13 @@ _SHAPES = (_MARK, _MARK, _FLAG, _FLAG, _FIRSTS, _COUNT)
 _WRITTEN, _DURABLE, _POISONED, _DELETED, _FIRST, _CHANGES = range(6)
 
 
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """Events that are written but perhaps not on disk: their offsets, and how often the partition had been healed."""
+
+    offsets: range
+    heals: int
+
+
 class Mark(msgspec.Struct, frozen=True, gc=False):
     """A place between two frames: offsets below `end` lie before it, the next frame goes to `position` of segment `base`.
 

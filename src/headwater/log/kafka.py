@@ -335,6 +335,10 @@ class KafkaStore(KafkaRefusals, KafkaStages):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            for transactor in self._producers.values():
+                transactor.close()
+            self._release_stages()
+            self._catalog.close()
             leave(self._cluster)
 
     def _forked(self) -> None:

@@ -83,6 +83,13 @@ class Catalog:
             f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
         )
 
+    def close(self) -> None:
+        """Its client ends."""
+        with self._changing:
+            if self._transactor is not None:
+                self._transactor.close()
+                self._transactor = None
+
     def _change(self, name: str, decide: Callable[[Topic | None], Topic | None]) -> Topic | None:
         self.records.make()
         if self._transactor is None:

@@ -136,6 +136,7 @@ class Cluster:
         self._decoders.shutdown(wait=False)
         self.askers.close()
         self._lookers.close()
+        self._admin = None
 
     # Clients
 

@@ -2,7 +2,7 @@
 
 A cursor knows only its offset. When it reads, it takes the fetcher that stands exactly there, or sends another one there
 (some 10 ms), and gives it back. So a reader that goes on finds its prefetched events, and a thousand cursors need no thousand
-clients. At most `FETCHERS_MAX` fetchers are kept.
+clients. At most `FETCHERS_MAX` fetchers are kept; one that nobody takes for `REST_S` seconds stops asking the broker for more.
 
 A read of many events is cut into pieces: one is decoded from JSON by a thread of the cluster while the next one is fetched. Decoding
 leaves other threads alone (Arrow does it), so reading takes the time of fetching where there is a second core.
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
 
 FETCHERS_MAX = 32
+REST_S = 1.0
 CHUNK_EVENTS_MAX = 16_384
 """More events at a time cost more: the garbage collector looks at each again and again while they are held."""
 
@@ -109,6 +110,17 @@ class Fetcher:
         self._pending: list[Any] = []
         self._eof = -1
         self._fetching = False
+        self.idle_since = 0.0
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether its client asks the broker for events, read or not."""
+        return self._fetching
+
+    def rest(self) -> None:
+        """Asks for no more until it is read again, from where it stands."""
+        self.consumer.unassign()
+        self._fetching = False
 
     def go(self, topic: Topic, name: str, partition: int, offset: int) -> None:
         """Stands at an offset from now on."""
@@ -158,8 +170,7 @@ class Fetcher:
             self.offset = events[-1].offset() + 1
         if self._fetching and (self._eof >= 0 or (self.offset >= end and not self._pending)):
             # Otherwise it would ask the broker for more all the time; to resume a pause takes a second, to assign two ms.
-            self.consumer.unassign()
-            self._fetching = False
+            self.rest()
         return events, self.offset
 
     def _start_over(self) -> None:
@@ -209,6 +220,7 @@ class Fetchers:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._idle: list[Fetcher] = []
+        self._timer: threading.Timer | None = None
         self._closed = False
 
     def take(self, topic: Topic, name: str, partition: int, offset: int) -> Fetcher:
@@ -232,7 +244,9 @@ class Fetchers:
         """It may be taken again; one that failed is not given back, and ends with its last reference."""
         with self._lock:
             if not self._closed and len(self._idle) < FETCHERS_MAX:
+                fetcher.idle_since = time.monotonic()
                 self._idle.append(fetcher)
+                self._look_again()
                 return
         self._cluster.forget(fetcher.consumer)
         fetcher.consumer.close()
@@ -242,8 +256,28 @@ class Fetchers:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            if self._timer is not None:
+                self._timer.cancel()
         for fetcher in idle:
             fetcher.consumer.close()
+
+    def _look_again(self) -> None:
+        """Sees to it that fetchers that are not taken come to rest; the caller holds the lock."""
+        if self._timer is None and any(fetcher.is_fetching for fetcher in self._idle):
+            timer = threading.Timer(REST_S, self._send_to_rest)
+            timer.daemon = True
+            timer.start()
+            self._timer = timer
+
+    def _send_to_rest(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._closed:
+                return
+            for fetcher in self._idle:
+                if fetcher.is_fetching and time.monotonic() - fetcher.idle_since >= REST_S:
+                    fetcher.rest()
+            self._look_again()
 
 
 class KafkaWaiter:

@@ -103,6 +103,13 @@ class KafkaStages(ABC):
             spans[write.partition] = range(first, given[-1] + 1)
         return StageCommit(marker, written=True, positions=positions)
 
+    def _release_stages(self) -> None:
+        """The clients of the stages that this handle holds end with it."""
+        with self._lock:
+            kept = self._kept
+        if kept is not None:
+            kept.release()
+
     def _stage_records(self) -> _StageRecords:
         with self._lock:
             if self._kept is None:
@@ -140,6 +147,11 @@ class _StageRecords:
             self._holders.pop(held).close()
         self._holders[name, number] = transactor
         return number
+
+    def release(self) -> None:
+        """Ends the transactions of all stages that are held."""
+        for holder in list(self._holders.values()):
+            holder.close()
 
     def holder(self, name: str, number: int) -> Transactor:
         """The transactions of a stage that this process has opened."""

@@ -118,6 +118,13 @@ class Writer:
             self._waiting.put(None)
             thread.join()
         self._pool.shutdown()
+        while (
+            True
+        ):  # the clients end with them, and not when garbage is collected: each has threads that ask the brokers
+            try:
+                self._idle.get_nowait().close()
+            except queue.Empty:
+                return
 
     def _in_transaction(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> list[Offsets]:
         try:
@@ -197,7 +204,7 @@ class Transactor:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._fenced = False
-        self._producer = cluster.producer(
+        self._producer: Any = cluster.producer(
             **{
                 "transactional.id": transactional_id,
                 "linger.ms": 5,
@@ -227,9 +234,11 @@ class Transactor:
         return not self._fenced
 
     def close(self) -> None:
-        """Nothing more is written by this one."""
-        self._fenced = True
-        self._cluster.forget(self._producer)
+        """Nothing more is written by this one, and its client ends."""
+        with self._lock:
+            self._fenced = True
+            self._cluster.forget(self._producer)
+            self._producer = None
 
     def _run(self, deliveries: Sequence[_Delivery], consumed: Sequence[Consumed]) -> None:
         producer, kafka = self._producer, self._cluster.kafka

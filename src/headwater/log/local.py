@@ -36,9 +36,9 @@ from headwater.log.gaps import LocalCopies
 from headwater.log.gate import Gate
 from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
-from headwater.log.head import is_marked_deleted, mark_deleted
+from headwater.log.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.overload import Gauge
-from headwater.log.partition import Appended, Partition
+from headwater.log.partition import Partition
 from headwater.log.partition_files import create_partition
 from headwater.log.payloads import payloads_of
 from headwater.log.queue_removal import delete_local_queue

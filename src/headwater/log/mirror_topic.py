@@ -206,8 +206,9 @@ class CopiedTopic:
             if end < bound.first:
                 raise self._missed(number, end, bound.first)
             first = max(bound.first, firsts[number], end - CHECKED_OFFSETS)
-            here = checksums(self._source, topic.name, number, first, end)
-            there = checksums(self._target, topic.name, number, first, end)
+            columns = self._topic.schema.names  # the log may have got more of them since
+            here = checksums(self._source, topic.name, number, first, end, columns=columns)
+            there = checksums(self._target, topic.name, number, first, end, columns=columns)
             if any(here[offset] != there[offset] for offset in here.keys() & there.keys()):
                 raise Diverged(
                     f"The last events before offset {end} in partition {number} of topic {topic.name!r} differ between "
@@ -229,12 +230,14 @@ _DIVERGED_ADVICE = (
 )
 
 
-def checksums(store: Store, name: str, partition: int, first: int, end: int) -> dict[int, int]:
+def checksums(
+    store: Store, name: str, partition: int, first: int, end: int, *, columns: Sequence[str]
+) -> dict[int, int]:
     """A checksum of each event by its content (not its append time), by offset: the same on any store that holds the same ones."""
+    columns = [*columns, "_headers", "_deleted"]
     found: dict[int, int] = {}
     cursor = store.cursor(name, partition, offset=first)
     while chunks := cursor.read(end, events_max=CHECKED_OFFSETS):
-        columns = [*chunks[-1].topic.schema.names, "_headers", "_deleted"]
         for chunk in chunks:
             batch = to_batch_of(chunk, output_schema(chunk.topic, columns))
             rows = zip(*(values_of(column) for column in batch.columns), strict=True)

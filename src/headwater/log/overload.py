@@ -23,8 +23,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from headwater.log.disk import Disk
 from headwater.log.frame import Payload
+from headwater.log.head import Appended
 from headwater.log.keeper import holding
-from headwater.log.partition import Appended, Partition
+from headwater.log.partition import Partition
 from headwater.log.reserve import fill, take
 from headwater.log.retention import give_up, segment_sizes
 from headwater.model.errors import DiskFull, Overloaded, TopicFull

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 import msgspec
 
 from headwater.log import frame as frames
-from headwater.log.disk import Disk, File
+from headwater.log.disk import Disk, File, wait_until_free
 from headwater.log.frame import NO_PRODUCER, Payload, Stamp
-from headwater.log.head import Head, Mark
+from headwater.log.head import Appended, Head, Mark
 from headwater.log.index import Index
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
@@ -36,13 +36,6 @@ from headwater.model.clock import Clock
 from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
 
 _ROOM_FIRST = 64 << 10
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Events that are written but perhaps not on disk: their offsets, and how often the partition had been healed."""
-
-    offsets: range
-    heals: int
 
 
 class Partition:
@@ -239,6 +232,10 @@ class Partition:
     def sync(self, appended: Appended) -> None:
         """Returns when these events are on disk, through this process's fdatasync or another's."""
         if self.topic.durability == "os" or self._is_durable(appended):
+            return
+        with self._sync_mutex:
+            wait_until_free(self._sync_file)  # the fdatasync of another may do for all who wait for it
+        if self._is_durable(appended):
             return
         with self.syncing():
             if not self._is_durable(appended):

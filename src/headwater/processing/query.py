@@ -80,6 +80,11 @@ class Query:
             return [Ranges(ranges)]
         return self.split(ranges)
 
+    @cached_property
+    def is_nested(self) -> bool:
+        """Whether a column has columns or elements of its own."""
+        return any(pa.types.is_nested(field.type) for field in to_arrow(self._schema))
+
     def is_small(self, ranges: Sequence[Range]) -> bool:
         """Whether these are few events of a log in a folder."""
         few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN

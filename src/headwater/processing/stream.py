@@ -123,9 +123,10 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def _fetch(self, ranges: Sequence[Range]) -> list[pa.RecordBatch] | None:
         """The rows of a small batch; none if they are too large, or if reading fails: a task says that better.
 
-        What it gives is read by one task either way, so the number of tasks never depends on it.
+        What it gives is read by one task either way, so the number of tasks never depends on it. Arrays, maps and structs are left
+        to tasks: Spark fails where it copies nulls in them.
         """
-        if not self._query.is_small(ranges):
+        if self._query.is_nested or not self._query.is_small(ranges):
             return None
         fetched, size = [], 0
         try:

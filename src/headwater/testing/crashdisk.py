@@ -154,8 +154,8 @@ class _FileThrough:
     def view(self, length: int) -> pa.Buffer:
         return self._file.view(length)
 
-    def lock(self, *, wait: bool = True) -> bool:
-        return self._file.lock(wait=wait)
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
+        return self._file.lock(wait=wait, shared=shared)
 
     def unlock(self) -> None:
         self._file.unlock()
@@ -202,9 +202,9 @@ class _RandomCrashFile(_FileThrough):
         self._disk.strike()
         self._file.sync()
 
-    def lock(self, *, wait: bool = True) -> bool:
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
         self._disk.strike()
-        return self._file.lock(wait=wait)
+        return self._file.lock(wait=wait, shared=shared)
 
     def unlock(self) -> None:
         self._disk.strike()

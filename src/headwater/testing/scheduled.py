@@ -106,7 +106,7 @@ class _ScheduledFile(_Turns):
     def view(self, length: int) -> pa.Buffer:
         return self._call(lambda: self._file.view(length))
 
-    def lock(self, *, wait: bool = True) -> bool:
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
         while not self._call(lambda: self._file.lock(wait=False)):
             if not wait:
                 return False

@@ -268,7 +268,8 @@ class SimFile(_Opened):
                 raise _too_short(self.path, length)
             return pa.py_buffer(self._inode.view(length) if length else b"")
 
-    def lock(self, *, wait: bool = True) -> bool:
+    def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
+        """A shared one is held alone here, too: that keeps others waiting longer, and promises the same."""
         with self._machine.mutex:
             self._begin("lock")
             deadline = time.monotonic() + self._machine.lock_wait_s

@@ -1,0 +1,125 @@
+"""Nexmark's queries, as Spark answers them over tables, beside DuckDB's answers: `native.py` says what the specification asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import headwater as hw
+from examples.nexmark.arrival import Arrival
+from examples.nexmark.events import Nexmark
+from examples.nexmark.generate import batches, create
+from examples.nexmark.native import NATIVE, side_input, user_sessions
+from examples.nexmark.topics import TOPICS
+from headwater.model.clock import time_us
+from nexmark_oracle import SQL, Oracle, read_topic, rows
+
+SEED = 20_250_101
+EVENTS = 5_000
+# A bid about every 33 ms from just before midnight: windows, sessions and two days. Bidders are silent for ten seconds now and then.
+EVENING = time_us("2025-01-01T23:59:00+00:00")
+PERIOD_US = 30_000
+OTHERS = {"q4", "q6", "q9", "q15", "q16"}
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pa.Table]:
+    """What a log has after events that were shuffled, some of them late: `_late` by its partitions, `_appended` by a clock of ours."""
+    now = [time_us("2025-06-01T12:00:00+00:00")]
+    arrival = Arrival(0, EVENTS, seed=SEED, lateness_events=4_000_000 // PERIOD_US, shuffled=True, late=0.02)
+    with hw.open_log("memory://", clock=lambda: now[0]) as log:
+        create(log, partitions=2)
+        for tables in batches(Nexmark(SEED, PERIOD_US, EVENING), arrival, 500):
+            now[0] += 3_700_000
+            for topic, table in tables.items():
+                log.append(topic, table)
+        return {name: read_topic(log, name) for name in TOPICS}
+
+
+@pytest.fixture(scope="module")
+def oracle(tables: dict[str, pa.Table]) -> Iterator[Oracle]:
+    """DuckDB over them."""
+    print(f"seed {SEED}")
+    with Oracle(tables) as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope="module")
+def few_partitions(spark: SparkSession) -> Iterator[SparkSession]:
+    """The tests' Spark, with as many tasks as it has cores: the data is small."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+@pytest.fixture(scope="module")
+def frames(few_partitions: SparkSession, tables: dict[str, pa.Table]) -> dict[str, DataFrame]:
+    """What is not late of them, as Spark's tables."""
+    return {
+        name: few_partitions.createDataFrame(with_zones(table)).where("NOT _late") for name, table in tables.items()
+    }
+
+
+def with_zones(table: pa.Table) -> pa.Table:
+    """As a log gives them to Spark: times in UTC."""
+    fields = [pa.field(f.name, pa.timestamp("us", "UTC")) if pa.types.is_timestamp(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def test_the_specification_is_whole(oracle: Oracle) -> None:
+    """23 queries, all of which the data gives something to say to; each is Spark's own or one of those it refuses."""
+    assert list(SQL) == [f"q{number}" for number in range(23)]
+    assert set(SQL) - set(NATIVE) == OTHERS
+    assert {query: oracle.answer(query).num_rows for query in SQL if not oracle.answer(query).num_rows} == {}
+
+
+def test_late_events_are_there_and_do_not_count(oracle: Oracle) -> None:
+    late = oracle.late_count("bids")
+    assert late > 0
+    assert oracle.answer("q0", with_late=True).num_rows == oracle.answer("q0").num_rows + late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", NATIVE)
+def test_a_query_answers_as_duckdb_does(query: str, frames: dict[str, DataFrame], oracle: Oracle) -> None:
+    """All columns of all rows, by name and in order."""
+    function, inputs, _, key = NATIVE[query]
+    answer = function(*(frames[name] for name in inputs)).toArrow()
+    assert rows(answer) == rows(oracle.answer(query))
+    keys = list(zip(*(answer.column(name).to_pylist() for name in key), strict=True))
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["q7", "q19"])
+def test_equal_prices_are_ranked_as_duckdb_ranks_them(query: str, spark: SparkSession) -> None:
+    """All of the highest; of ten, the earlier ones. Three prices are left, so that there are many of each."""
+    bids = Nexmark(SEED, PERIOD_US, EVENING).tables(np.arange(EVENTS))["bids"]
+    few = bids.set_column(2, "price", pa.array(np.asarray(bids["price"]) % 3))
+    with Oracle(Nexmark().tables(np.arange(0)) | {"bids": few}) as oracle:
+        wanted = rows(oracle.answer(query))
+    assert rows(NATIVE[query].function(spark.createDataFrame(few)).toArrow()) == wanted
+
+
+@pytest.mark.slow
+def test_the_side_table_is_the_oracles(spark: SparkSession, oracle: Oracle) -> None:
+    assert rows(side_input(spark).toArrow()) == rows(oracle.table("side_input"))
+
+
+@pytest.mark.slow
+def test_a_session_ends_when_its_gap_has_passed(spark: SparkSession) -> None:
+    """At the very microsecond too: both sides agree on what exactly ten seconds of silence are."""
+    noon = datetime(2025, 1, 1, 12, tzinfo=UTC)
+    at = [noon + timedelta(seconds=seconds) for seconds in (0, 10, 20.000001, 40)]
+    numbers = np.full(len(at), 4, np.int64)
+    bids = Nexmark().bids(numbers).set_column(5, "dateTime", pa.array(at, pa.timestamp("us", "UTC")))
+    empty = Nexmark().tables(numbers[:0])
+    with Oracle(empty | {"bids": bids}) as oracle:
+        wanted = rows(oracle.answer("q11"))
+    assert rows(user_sessions(spark.createDataFrame(bids)).toArrow()) == wanted
