@@ -118,9 +118,8 @@ class Writer:
             self._waiting.put(None)
             thread.join()
         self._pool.shutdown()
-        while (
-            True
-        ):  # the clients end with them, and not when garbage is collected: each has threads that ask the brokers
+        # The clients end now, and not when garbage is collected: each has threads that ask the brokers.
+        while True:
             try:
                 self._idle.get_nowait().close()
             except queue.Empty:
