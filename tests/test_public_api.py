@@ -20,8 +20,8 @@ from headwater.log.transaction import Transaction
 from headwater.views.feed import Subscription
 
 NAMES = [
-    "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "errors", "open_log", "open_view", "register",
-    "restore_log",
+    "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",
+    "register", "restore_log", "sliding", "top_n",
 ]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {

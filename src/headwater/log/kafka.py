@@ -292,11 +292,6 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         [offset] = self._cluster.offsets([(self._physical(name), partition)], -(-time // 1000))
         return bound.end if offset < 0 else min(offset, bound.end)
 
-    def reached(self, name: str, partition: int, *, offset: int) -> int:
-        raise Unsupported(
-            f"Kafka does not keep how far event time had come in topic {name!r}.", advice="It is found by reading."
-        )
-
     def waiter(self, names: Sequence[str]) -> Waiter:
         return KafkaWaiter()
 

@@ -30,6 +30,9 @@ class KafkaRefusals:
             "Create another topic with more partitions and copy the events to it in order.",
         )
 
+    def reached(self, name: str, partition: int, *, offset: int) -> int:
+        _refuse(f"Kafka does not keep how far event time had come in topic {name!r}.", "It is found by reading.")
+
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
         _refuse(
             f"Events {write.at} to {end - 1} of partition {write.partition} of topic {write.topic.name!r} have gaps between their "
