@@ -38,6 +38,7 @@ from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.processing.graph import (
     CHANGES,
     Graph,
+    Late,
     OutputMode,
     StageNode,
     TopicNode,
@@ -152,11 +153,15 @@ class App:
         lateness: str = "0 seconds",
         mode: OutputMode = "append",
         trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
         **settings: Any,
     ) -> Callable[[F], F]:
         """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
 
-        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own.
+        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
+        of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
+        "correct" counts them in for so long as `corrections` says.
         """
 
         def declare(function: F) -> F:
@@ -172,6 +177,8 @@ class App:
                     key=() if key is None else (key,),
                     mode=mode,
                     trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
                     settings=made,
                     where=place_of(function),
                 ),
@@ -188,11 +195,13 @@ class App:
         order: str | Sequence[str] | None = None,
         limit: int | None = None,
         trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
 
-        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order.
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late` as in `stream`.
         """
 
         def declare(function: F) -> F:
@@ -208,6 +217,8 @@ class App:
                     key=(key,) if isinstance(key, str) else tuple(key),
                     mode=mode,
                     trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
                     settings={"order": order, "limit": limit},
                     where=place_of(function),
                 ),
@@ -319,6 +330,8 @@ class App:
     def _add(self, function: Callable[..., Any], node: StageNode) -> None:
         self._graph.add_stage(node)
         self._functions[function] = node
+        for late in self._graph.late_stages(node):
+            self._graph.add_stage(late)
 
     def _names(self, inputs: Sequence[Input], where: str) -> tuple[str, ...]:
         return tuple(self._topic_of(each, where) for each in inputs)

@@ -31,7 +31,10 @@ class KafkaRefusals:
         )
 
     def reached(self, name: str, partition: int, *, offset: int) -> int:
-        _refuse(f"Kafka does not keep how far event time had come in topic {name!r}.", "It is found by reading.")
+        _refuse(
+            f"Kafka does not keep how far event time had come in topic {name!r}.",
+            "Read it without _late and _watermark; operators run on logs in a folder.",
+        )
 
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
         _refuse(

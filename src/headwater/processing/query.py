@@ -48,6 +48,11 @@ class Query:
         check_reachable(options.log, self._master)
         return options
 
+    @property
+    def names(self) -> list[str]:
+        """The columns of the DataFrame."""
+        return list(self._schema.names)
+
     @cached_property
     def subscription(self) -> Subscription:
         """The topics that it reads."""
@@ -113,4 +118,4 @@ class Query:
 
     @cached_property
     def _selection(self) -> Selection:
-        return Selection(to_arrow(self._schema), self.subscription.condition())
+        return Selection(to_arrow(self._schema), self.subscription.condition(), lateness_us=self.options.lateness_us)

@@ -33,14 +33,16 @@ from headwater.model.errors import Fenced, HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
 from headwater.processing.border import told
+from headwater.processing.event_time import LATE, PASSED, with_time, without_late
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.java import how_it_ended
 from headwater.processing.marker import ends_of
 from headwater.processing.offsets import places_of
 from headwater.processing.operator import Building, building
 from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
+from headwater.processing.reading import is_local
 from headwater.processing.session import activate
-from headwater.processing.status import Rate, StageStatus, ends_in
+from headwater.processing.status import LATE_ROWS, Rate, StageStatus, ends_in
 from headwater.processing.table import Table
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -152,7 +154,7 @@ class Runner:
         self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
     ) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
-        return [self._frame(plan, topic, skips, batch, pace) for topic in plan.stage.inputs]
+        return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
 
     def result(self, plan: Plan, skips: Skips) -> DataFrame:
         """What a stage's function makes of its inputs as streams."""
@@ -167,10 +169,11 @@ class Runner:
             return apply(plan.stage, self.frames(plan, skips, pace=pace))
 
     def _frame(
-        self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
+        self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
     ) -> DataFrame | Table:
+        topic = plan.stage.inputs[number]
         facts = plan.facts[topic]
-        names = plan.analysed.columns[topic]
+        names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
         options = {
             "log": self._log.url,
             "topic": topic,
@@ -179,14 +182,36 @@ class Runner:
         }
         if pace is not None:
             options["pace"] = pace
+        if plan.stage.corrections_us:
+            options["lateness"] = f"{facts.lateness_us + plan.stage.corrections_us} microseconds"
         condition = skips.condition(topic)
         if condition:
             options["filter"] = condition
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            return self.spark.read.format("headwater").options(**options).load()
-        frame = with_watermark(self.spark.readStream.format("headwater").options(**options).load(), facts)
+            return without_late(self.spark.read.format("headwater").options(**options).load())
+        frame = self.spark.readStream.format("headwater").options(**options).load()
+        if plan.stage.late == "only":
+            return frame.where(LATE).drop(LATE)
+        if PASSED in names:
+            assert facts.time is not None
+            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=f"{LATE_ROWS} {number}")
+        else:
+            frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
+
+    def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
+        """The columns by which an input's late rows are told, and its watermark. Kafka does not keep what they are made of.
+
+        No row of a table comes too late: it is what later events are to find.
+        """
+        if facts.time is None or not is_local(self._log):
+            return []
+        if plan.stage.late == "only":
+            return [LATE]
+        if not plan.analysed.uses_time:
+            return []
+        return ([] if facts.is_table else [LATE]) + ([] if is_batch else [PASSED])
 
     def writer(self, plan: Plan, result: DataFrame, write: Write | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""

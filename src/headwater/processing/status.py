@@ -21,6 +21,8 @@ StageState = Literal["starting", "running", "waiting", "stopped", "failed", "don
 
 FILE = "status.json"
 RATE_OVER_S = 10.0
+LATE_ROWS = "late rows"
+"""So begins the name of a count of late rows in the progress of a query."""
 
 
 class StageStatus(msgspec.Struct, kw_only=True):
@@ -40,6 +42,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
     lag: int = 0
     watermark: str | None = None
     state_rows: int = 0
+    late: int = 0
     restarts: int = 0
     dead: int = 0
     error: str | None = None
@@ -56,6 +59,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
         if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
             self.epoch = int(progress["batchId"])
             self.events += rows
+            self.late += _late(progress)
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
@@ -122,6 +126,12 @@ def read_status(folder: Path) -> AppStatus | None:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=AppStatus)
     except FileNotFoundError:
         return None
+
+
+def _late(progress: Mapping[str, Any]) -> int:
+    """How many rows of a batch came too late."""
+    found = progress.get("observedMetrics") or {}
+    return sum(int(counted["rows"] or 0) for name, counted in found.items() if name.startswith(LATE_ROWS))
 
 
 def _lag(source: Mapping[str, Any]) -> int:

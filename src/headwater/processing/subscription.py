@@ -22,6 +22,7 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, TopicNotFound
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.condition import Condition, parse_condition
+from headwater.processing.event_time import FIELDS
 from headwater.processing.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
 from headwater.processing.options import Options
 
@@ -91,7 +92,8 @@ class Subscription:
         An event that is late by the lateness exactly is not late, so it is the microsecond before that. A partition that never had an
         event waits for nothing.
         """
-        lateness = {topic.name: topic.lateness_us for topic in topics}
+        given = self._options.lateness_us
+        lateness = {topic.name: topic.lateness_us if given is None else given for topic in topics}
         found = []
         for (name, number), bound in self._log.store.bounds(list(lateness)).items():
             offset = places.get((name, number), 0)
@@ -179,7 +181,7 @@ class Subscription:
         return topics
 
     def _columns(self, topic: Topic) -> pa.Schema:
-        own = {name.lower(): name for name in [*topic.schema.names, *LOG_COLUMNS]}
+        own = {name.lower(): name for name in [*FIELDS, *LOG_COLUMNS, *topic.schema.names]}
         names: list[str] = []
         for name in self._options.columns:
             names += topic.schema.names if name == "*" else [own.get(name.lower(), name)]
@@ -188,9 +190,10 @@ class Subscription:
                 "Option columns names a column twice.", advice='"*" has all columns of the topic already.'
             )
         try:
-            schema = output_schema(topic, names)
+            found = output_schema(topic, [name for name in names if name not in FIELDS])
         except InvalidInput as error:
             raise InvalidInput(f"Option columns: {error.what}", advice=error.advice) from None
+        schema = pa.schema([FIELDS.get(name) or found.field(name) for name in names])
         if DELETED.name not in names:
             return schema
         return pa.schema([field.with_nullable(True) for field in schema])  # a deletion has its key, and nothing else
