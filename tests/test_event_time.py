@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark import patiently
 
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
 from headwater.processing.event_time import with_time
 from headwater.testing import CRASH, AppTest
+from spark import patiently
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATENESS_S, WINDOW_S, FUTURE = 5, 10, datetime(2099, 1, 1, tzinfo=UTC)
@@ -85,16 +85,15 @@ def stream(spark: SparkSession, url: str, per_trigger: int, *columns: str) -> Da
     )  # fmt: skip
 
 
-def collected(frame: DataFrame, name: str, checkpoint: Path) -> list[Row]:
+def collected(frame: DataFrame, checkpoint: Path) -> list[Row]:
+    """What the stream gives for what is there now."""
+    rows: list[Row] = []
     query = (
-        frame.writeStream.format("memory").queryName(name).outputMode("append")
+        frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.toArrow().to_pylist())).outputMode("append")
         .option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     )  # fmt: skip
     query.awaitTermination()
-    rows = [row.asDict() for row in frame.sparkSession.table(name).collect()]
-    return [
-        {key: value.replace(tzinfo=UTC) if isinstance(value, datetime) else value for key, value in row.items()} for row in rows
-    ]  # fmt: skip
+    return rows
 
 
 def test_windows_do_not_depend_on_how_batches_are_cut(spark: SparkSession, tmp_path: Path) -> None:
@@ -107,8 +106,8 @@ def test_windows_do_not_depend_on_how_batches_are_cut(spark: SparkSession, tmp_p
         for number, per_trigger in enumerate((37, 1000)):
             frame = stream(spark, str(tmp_path / "log"), per_trigger, "*", "_late", "_watermark")
             timed = with_time(frame, "at", lateness_us=LATENESS_S * 1_000_000, count_as="late rows")
-            name, folder = f"windows_{number}", tmp_path / f"checkpoint-{number}"
-            found = patiently(lambda: collected(per_window(timed), name, folder))  # noqa: B023 - called at once
+            folder = tmp_path / f"checkpoint-{number}"
+            found = patiently(lambda: collected(per_window(timed), folder))  # noqa: B023 - called at once
             got = {(row["begin"], row["who"]): row["n"] for row in found}
             assert len(got) == len(found) and got == dict(expected), per_trigger
 
@@ -171,6 +170,57 @@ def test_late_events_go_where_the_stage_says() -> None:
         everything = counts(given, FUTURE + timedelta(days=1))
         assert {(row["begin"], row["who"]): row["n"] for row in test.rows("corrected")} == dict(everything)
         assert {row["who"]: row["count"] for row in test.rows("per_user")} == Counter(row["who"] for row in given)
+
+
+def test_a_heartbeat_closes_windows_and_makes_late(spark: SparkSession, tmp_path: Path) -> None:
+    """Without an event: time has passed. What comes behind it and is older is late, wherever its partition stood."""
+    with hw.open_log(tmp_path / "log") as log:
+        fill(log, seed=3)
+        late, _ = told(log, "clicks")
+        given = log.read("clicks", columns=["id", "who", "at"]).to_pylist()
+        frame = stream(spark, str(tmp_path / "log"), 1000, "*", "_late", "_watermark")
+        timed = per_window(with_time(frame, "at", lateness_us=LATENESS_S * 1_000_000, count_as="late rows"))
+
+        def run() -> dict[tuple[datetime, str], int]:
+            found = patiently(lambda: collected(timed, tmp_path / "checkpoint"))
+            return {(row["begin"], row["who"]): row["n"] for row in found}
+
+        first = run()
+        log.heartbeat("clicks", NOON + timedelta(hours=1))
+        in_time = counts([row for row in given if row["id"] not in late], NOON + timedelta(minutes=30))
+        assert first.items() < in_time.items()
+        rest = run()
+        assert first | rest == in_time and not first.keys() & rest.keys()
+        old = [{"id": 1000 + number, "who": f"w{number}", "at": NOON + timedelta(seconds=50)} for number in range(7)]
+        log.append("clicks", old)
+        assert not run()
+        read = spark.read.format("headwater").option("log", str(tmp_path / "log")).option("topic", "clicks")
+        found = {row.id for row in read.option("columns", "id,_late").load().where("_late").collect()}
+        assert found == late | {row["id"] for row in old}
+
+
+def test_an_application_does_not_wait_for_an_idle_partition(spark: SparkSession, tmp_path: Path) -> None:
+    """One key went on for an hour, in its own partition; the others fell silent."""
+    url = str(tmp_path / "log")
+    app = hw.App("idle", log=url, spark=spark, idle="1 second")
+    clicks = app.topic("clicks", schema=SCHEMA, key="who", time="at", partitions=3)
+    app.stream(clicks)(windows)
+    with hw.open_log(url) as log:
+        log.create_topic("clicks", SCHEMA, key="who", time="at", partitions=3)
+        log.append("clicks", [{"id": number, "who": f"w{number}", "at": NOON} for number in range(9)])
+        log.append("clicks", [{"id": 10, "who": "w0", "at": NOON + timedelta(hours=1)}])
+        assert sum(span.stop > 0 for span in log.offsets("clicks").values()) == 3
+        patiently(app.start)
+        try:
+            reader = log.reader("windows", start="earliest")
+            rows: list[Any] = []
+            for _ in range(60):
+                rows += [event.value["n"] for event in reader.poll(timeout_s=1.0)]
+                if len(rows) == 9:
+                    break
+            assert rows == [1] * 9, app.status()
+        finally:
+            app.stop()
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,13 @@ class App:
         conf: Mapping[str, str] | None = None,
         state: str | os.PathLike[str] | None = None,
         views: str | None = None,
+        idle: str = "30 seconds",
     ) -> None:
         """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
 
         Without a `master` it is the one of `spark-submit`, otherwise `local[*]`: this machine.
+
+        Windows and joins wait for the partition whose event time is furthest behind; one that had no event for `idle` is not waited for.
 
         `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
         """
@@ -91,6 +94,7 @@ class App:
         self._conf = dict(conf or {})
         self.state = Path(state if state is not None else self._beside(f"apps/{name}"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
+        self._idle_us = duration_us(idle)
         self._functions: dict[Callable[..., Any], StageNode] = {}
         self._running: _Running | None = None
         self.views = Views(self)
@@ -318,8 +322,9 @@ class App:
 
     def _launch(self) -> Launch:
         settings = Settings(
-            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url
-        )
+            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url,
+            idle_us=self._idle_us,
+        )  # fmt: skip
         return Launch(self._graph, settings, spark=self._given_spark)
 
     def _open_view(self, name: str) -> View:

@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     conf: Mapping[str, str]
     state: Path
     views: str
+    idle_us: int
 
 
 class Launch:
@@ -104,7 +105,7 @@ class Launch:
         plans = []
         for stage in stages:
             plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
-        return Runner(spark, log, self._graph, plans, state=self._settings.state)
+        return Runner(spark, log, self._graph, plans, state=self._settings.state, idle_us=self._settings.idle_us)
 
     def look(self, runner: Runner) -> None:
         """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""

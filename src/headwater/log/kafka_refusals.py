@@ -36,6 +36,13 @@ class KafkaRefusals:
             "Read it without _late and _watermark; operators run on logs in a folder.",
         )
 
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        _refuse("A topic on Kafka has no heartbeats.", "Append an event of your own whose time is the present.")
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Any]:
+        """There are none."""
+        return ()
+
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
         _refuse(
             f"Events {write.at} to {end - 1} of partition {write.partition} of topic {write.topic.name!r} have gaps between their "

@@ -26,8 +26,8 @@ from headwater.log.store import Chunk
 
 LATE, PASSED = "_late", "_watermark"
 FIELDS = {
-    LATE: pa.field(LATE, pa.bool_(), nullable=False),
-    PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC"), nullable=False),
+    LATE: pa.field(LATE, pa.bool_()),
+    PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
 }
 MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
@@ -38,26 +38,34 @@ def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | Non
     if name == LATE:
         running = NO_TIME if chunk.running is None else chunk.running
         return pa.array(is_late(chunk, running, lateness_us=lateness_us))
-    passed = np.full(
-        chunk.batch.num_rows, max(watermark, 0)
-    )  # nothing is before Spark's first watermark, which is 1970
-    return pa.array(passed).cast(FIELDS[PASSED].type)
+    return _moments(watermark, chunk.batch.num_rows)
+
+
+def telling_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
+    """A row that is no event and only tells the watermark: of a batch in which nothing but time has gone on."""
+    columns = [_moments(watermark, 1) if field.name == PASSED else pa.nulls(1, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def without_late(frame: DataFrame) -> DataFrame:
-    """The rows that are not late, where that is known."""
+    """The rows of a DataFrame that is no stream without those that are late, where that is known."""
     return frame.where(~F.col(LATE)).drop(LATE) if LATE in frame.columns else frame
 
 
-def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str) -> DataFrame:
-    """A stream with `_watermark`, and `_late` perhaps, as Spark's stateful operators want it: without both, and without what is late.
+def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, drops: bool = True) -> DataFrame:
+    """A stream with `_late` and `_watermark` as Spark's stateful operators want it: without both, and without what is late.
 
-    How many rows that is stands in the query's progress, under `count_as`.
+    How many rows that is stands in the query's progress, under `count_as`. With `drops=False` late rows stay.
     """
-    if LATE in frame.columns:
-        frame = frame.observe(count_as, F.count_if(LATE).alias("rows"))
-    kept = without_late(frame).withWatermark(PASSED, "0 seconds").drop(PASSED)
+    # Spark moves no condition below what it counts; below the watermark it would, and then see only the rows that are let through.
+    counted = frame.withWatermark(PASSED, "0 seconds").observe(count_as, F.count_if(LATE).alias("rows"))
+    kept = counted.where(~F.col(LATE) if drops else F.col(LATE).isNotNull()).drop(LATE, PASSED)
     columns: list[Any] = [F.col(f"`{name}`") for name in kept.columns if name != time]
     marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
     columns.insert(kept.columns.index(time), marked)
     return kept.select(*columns)
+
+
+def _moments(watermark: int, count: int) -> pa.Array:
+    """The watermark, so many times; where Spark's begins, in 1970, while there is none."""
+    return pa.array(np.full(count, max(watermark, 0))).cast(FIELDS[PASSED].type)

@@ -69,6 +69,13 @@ class Ranges(InputPartition):
         return ", ".join(map(repr, self.ranges))
 
 
+class Passing(InputPartition):
+    """No events, only the watermark of a batch in which nothing but time has gone on."""
+
+    def __init__(self, watermark: int) -> None:
+        self.watermark = watermark
+
+
 class Whole(InputPartition):
     """A whole topic up to `ends`, to be read as a table: the newest row of each key as of an event time."""
 
@@ -173,12 +180,20 @@ def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
 
 
 def _with_running(wanted: Range, log: Log) -> Iterator[Chunk]:
-    """The chunks of a range, each knowing how far event time had come before it."""
+    """The chunks of a range, cut where heartbeats were, each knowing how far event time had come before it."""
     running = log.store.reached(wanted.topic, wanted.partition, offset=wanted.start)
-    for chunk in _chunks(wanted, log):
-        running = running if chunk.running is None else chunk.running
-        yield msgspec.structs.replace(chunk, running=running)
-        running = reached_after(chunk, running)
+    beats = [beat for beat in log.store.heartbeats(wanted.topic, wanted.partition) if beat.offset > wanted.start]
+    for whole in _chunks(wanted, log):
+        running = max(running, NO_TIME if whole.running is None else whole.running)
+        while beats and beats[0].offset < whole.end_offset:
+            beat = beats.pop(0)
+            if beat.offset > whole.base_offset:
+                part, whole = whole.slice(whole.base_offset, beat.offset), whole.slice(beat.offset, whole.end_offset)
+                yield msgspec.structs.replace(part, running=running)
+                running = reached_after(part, running)
+            running = max(running, beat.time)
+        yield msgspec.structs.replace(whole, running=running)
+        running = reached_after(whole, running)
 
 
 def _check_same(log: Log, wanted: Range | Whole) -> Topic:

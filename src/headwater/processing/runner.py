@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 LAG_S = 2.0
+BEAT_S = 1.0
 BEGIN_S = 10.0
 BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
@@ -81,12 +83,17 @@ class Plan(msgspec.Struct, frozen=True):
 class Runner:
     """The stages of one application in one Spark session."""
 
-    def __init__(self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path, idle_us: int
+    ) -> None:
+        """`idle_us`: so long without an event, and a partition is not waited for any more."""
         self.spark = spark
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
         self._paces: list[str] = []
+        self._idle_us = idle_us
+        self._beat_at = 0.0
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -115,6 +122,7 @@ class Runner:
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
                 self._with_spark(stage.look)
+            self._beat()
             if on_look is not None:
                 on_look()
             if all(stage.status.state in ("failed", "done") for stage in self.stages):
@@ -149,6 +157,24 @@ class Runner:
         if ended is not None:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
+
+    def _beat(self) -> None:
+        """Gives heartbeats to what stages wait for and nobody writes to: there time has come as far as in their other inputs."""
+        if time.monotonic() < self._beat_at or not is_local(self._log):
+            return
+        self._beat_at = time.monotonic() + BEAT_S
+        for stage in self.stages:
+            plan = stage.plan
+            topics = [topic for topic, facts in plan.facts.items() if facts.time is not None]
+            if plan.analysed.uses_time and topics:
+                with suppress(HeadwaterError):  # a topic that was deleted, a full disk: its stage tells it
+                    self._beat_for(topics)
+
+    def _beat_for(self, topics: Sequence[str]) -> None:
+        reached = [time for topic in topics for time in self._log.reached(topic).values() if time is not None]
+        for topic in topics if reached else ():
+            latest = self._log.clock() + self._log.topic(topic).future_us
+            self._log.heartbeat(topic, min(max(reached), latest), idle=timedelta(microseconds=self._idle_us))
 
     def frames(
         self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
@@ -195,7 +221,8 @@ class Runner:
             return frame.where(LATE).drop(LATE)
         if PASSED in names:
             assert facts.time is not None
-            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=f"{LATE_ROWS} {number}")
+            count, keeps = f"{LATE_ROWS} {number}", facts.is_table
+            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
         else:
             frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
@@ -211,7 +238,9 @@ class Runner:
             return [LATE]
         if not plan.analysed.uses_time:
             return []
-        return ([] if facts.is_table else [LATE]) + ([] if is_batch else [PASSED])
+        if is_batch:
+            return [] if facts.is_table else [LATE]
+        return [LATE, PASSED]
 
     def writer(self, plan: Plan, result: DataFrame, write: Write | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""

@@ -36,7 +36,7 @@ from headwater.processing.event_time import PASSED
 from headwater.processing.fetched import FetchingReader
 from headwater.processing.offsets import LATEST, WATERMARK, At, Offsets, share, to_json
 from headwater.processing.query import Query
-from headwater.processing.reading import Range
+from headwater.processing.reading import Passing, Range
 from headwater.processing.subscription import Subscription, taken_back
 
 FETCH_BYTES_MAX = 4 << 20
@@ -112,6 +112,9 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                     ranges.append(
                         Range(topics[at[0]], at[1], first, after.places[at], skips=skips, watermark=watermark)
                     )
+            if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
+                self.fetched = None if self._query.is_nested else list(self.read(Passing(watermark)))
+                return [Passing(watermark)]
             tasks = self._query.tasks(ranges)
             self.fetched = self._fetch(ranges) if len(tasks) == 1 else None
             return tasks
