@@ -17,7 +17,7 @@ from headwater.log import heartbeats
 from headwater.log.disk import RealDisk
 from headwater.log.heartbeats import FILE, Heartbeat, read_heartbeats
 from headwater.log.log import Log
-from headwater.model.errors import InvalidInput, NoAccess
+from headwater.model.errors import FormatTooNew, InvalidInput, NoAccess
 from headwater.testing.points import heartbeat_points
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -95,7 +95,7 @@ def test_a_heartbeat_that_makes_no_sense_is_refused(log: Log, clock: Clock, tmp_
 
 def test_a_file_that_has_grown_keeps_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each offset, and of those before the first event that is left the greatest."""
-    monkeypatch.setattr(heartbeats, "REWRITE_BYTES", 24 * 10)
+    monkeypatch.setattr(heartbeats, "REWRITE_BYTES", 8 + 24 * 10)
     clock = Clock()
     with hw.open_log(tmp_path / "log", clock=clock) as log:
         log.create_topic("t", "at TIMESTAMP", time="at", partitions=1)
@@ -131,6 +131,17 @@ def test_a_damaged_heartbeat_counts_as_none(tmp_path: Path, how: str) -> None:
         clock.now += SECOND
         assert log.heartbeat("t", clock.now) == 1
         assert log.reached("t") == {0: clock.now}
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    """By its number, before anything is read."""
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("t", "at TIMESTAMP", time="at", partitions=1)
+        log.heartbeat("t", NOON)
+        path = tmp_path / "log/topics/t/0" / FILE
+        path.write_bytes(path.read_bytes().replace(b"HWBEAT\x01", b"HWBEAT\x02"))
+        with pytest.raises(FormatTooNew, match="newer version"):
+            log.reached("t")
 
 
 _BEGIN_US = 1_700_000_000_000_000

@@ -61,6 +61,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
         "group": "(self, name)",
         "groups": "(self)",
+        "heartbeat": "(self, topic, time, *, idle='0 seconds')",
+        "reached": "(self, topic)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",

@@ -4,7 +4,8 @@ Whoever works by event time waits for the partition that is furthest behind; one
 for ever. A heartbeat is no event and has no offset. It says: before the event with this offset, which is yet to come, time had
 reached so far. So an event that is appended behind it and is older comes too late, as if another event had been there.
 
-The file `heartbeats` in the folder of a partition, made with the first one; records of 24 bytes, little-endian:
+The file `heartbeats` in the folder of a partition, made with the first one, begins with "HWBEAT" and a format u16; then records of 24
+bytes, little-endian:
 
     0  offset i64    8  event time i64, in µs    16  crc32c of the first 16 bytes u32    20  zero u32
 
@@ -14,6 +15,7 @@ none. When the file has grown, the last of each offset is kept, and of those bel
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,8 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from headwater.log.disk import Disk
+from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_TIME
+from headwater.model.errors import FormatTooNew
 
 if TYPE_CHECKING:
     from headwater.log.partition import Partition
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 FILE = "heartbeats"
 REWRITE_BYTES = 64 << 10
 
+FORMAT = 1
+
+_BEGIN = struct.Struct("<6sH")
+_MAGIC = b"HWBEAT"
 _RECORD = np.dtype([("offset", "<i8"), ("time", "<i8"), ("crc", "<u4"), ("zero", "<u4")])
 
 
@@ -46,9 +53,14 @@ def read_heartbeats(disk: Disk, folder: str) -> list[Heartbeat]:
     if not disk.exists(path):
         return []
     with closing(disk.open(path)) as file:
-        data = file.read_at(0, file.size() // _RECORD.itemsize * _RECORD.itemsize)
+        data = file.read_at(0, _whole(file))
+    magic, known = _BEGIN.unpack_from(data) if len(data) >= _BEGIN.size else (b"", 0)
+    if magic == _MAGIC and known > FORMAT:
+        raise FormatTooNew(
+            f"{path} was written by a newer version of Headwater.", advice="Update Headwater wherever this log is used."
+        )
     found: list[Heartbeat] = []
-    for record in np.frombuffer(data, _RECORD):
+    for record in np.frombuffer(data[_BEGIN.size :], _RECORD):
         beat = Heartbeat(int(record["offset"]), int(record["time"]))
         if _crc(beat) == int(record["crc"]):
             add_heartbeat(found, beat)
@@ -71,9 +83,9 @@ def _write(disk: Disk, folder: str, beat: Heartbeat, *, first: int) -> None:
     path = f"{folder}/{FILE}"
     is_new = not disk.exists(path)
     with closing(disk.open(path, "create")) as file:
-        end = file.size() // _RECORD.itemsize * _RECORD.itemsize
+        end = _whole(file)
         if end < REWRITE_BYTES:
-            file.write_at(end, [_record(beat)])
+            file.write_at(0 if end == _BEGIN.size else end, [_begin() if end == _BEGIN.size else b"", _record(beat)])
             file.sync()
             disk.reach("heartbeat: written")
     if is_new:
@@ -105,11 +117,20 @@ def _rewrite(disk: Disk, folder: str, beat: Heartbeat, first: int) -> None:
     if disk.exists(draft):
         disk.remove(draft)
     with closing(disk.open(draft, "create")) as file:
-        file.write_at(0, [b"".join(map(_record, kept))])
+        file.write_at(0, [_begin(), *map(_record, kept)])
         file.sync()
     disk.reach("heartbeat: rewritten")
     disk.rename(draft, f"{folder}/{FILE}")
     disk.sync_folder(folder)
+
+
+def _whole(file: File) -> int:
+    """Where the last record ends that is there whole; a file that was only begun counts as begun."""
+    return _BEGIN.size + max(0, file.size() - _BEGIN.size) // _RECORD.itemsize * _RECORD.itemsize
+
+
+def _begin() -> bytes:
+    return _BEGIN.pack(_MAGIC, FORMAT)
 
 
 def _record(beat: Heartbeat) -> bytes:
