@@ -256,3 +256,16 @@ def test_a_way_that_a_stage_cannot_go_is_refused(
     app.stream(clicks, **settings)(function)
     with pytest.raises(InvalidApp, match=said):
         app.plan()
+
+
+@pytest.mark.parametrize("wrong_by_s", [0, -7200.5, 3600.25])
+def test_true_time_takes_a_wrong_clock_out(spark: SparkSession, wrong_by_s: float) -> None:
+    """Also where it is not known when something was sent: then the device is believed."""
+    occurred, wrong = NOON + timedelta(microseconds=17), timedelta(seconds=wrong_by_s)
+    sent = NOON + timedelta(minutes=5)
+    frame = spark.createDataFrame(
+        [(occurred + wrong, sent + wrong, sent), (occurred + wrong, None, sent), (None, sent, sent)],
+        "occurred timestamp, sent timestamp, received timestamp",
+    )
+    found = frame.select(hw.true_time("occurred", F.col("sent"), "received").alias("at")).toArrow()
+    assert found.column("at").to_pylist() == [occurred, occurred + wrong, None]

@@ -21,7 +21,7 @@ from headwater.views.feed import Subscription
 
 NAMES = [
     "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",
-    "register", "restore_log", "sliding", "top_n",
+    "register", "restore_log", "sliding", "top_n", "true_time",
 ]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {
@@ -170,7 +170,7 @@ CODES = {
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
     "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned", "spark_unavailable", "checkpoint_conflict",
-    "invalid_app", "app_running",
+    "invalid_app", "app_running", "app_failed",
 }  # fmt: skip
 
 HEAVY = [

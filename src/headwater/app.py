@@ -46,7 +46,7 @@ from headwater.processing.graph import (
     declared_schema,
     place_of,
 )
-from headwater.processing.status import AppStatus, StageStatus, read_status, write_status
+from headwater.processing.status import AppStatus, StageStatus, check_stages, read_status, write_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -269,11 +269,13 @@ class App:
         available_now: bool = False,
         accept_new_checkpoint: Mapping[str, Restart] | None = None,
         watch: Watch | None = None,
+        check: bool = True,
     ) -> AppStatus:
         """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
 
         `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
-        wrote last, or "earliest", "latest". Returns the last status.
+        wrote last, or "earliest", "latest". Returns the last status; where stages had failed by then it raises `AppFailed`, unless
+        `check` is false.
         """
         running = _Running(self, self._launch(), watch)
         try:
@@ -288,7 +290,10 @@ class App:
                 raise
         finally:
             running.end()
-        return running.status()
+        status = running.status()
+        if check:
+            check_stages(status)
+        return status
 
     def use(self, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> None:
         """Runs elsewhere, or with other settings of Spark, than the script says: what `headwater run --master` does."""

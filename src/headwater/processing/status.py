@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from headwater.model.clock import system_clock
+from headwater.model.errors import AppFailed
 from headwater.processing.graph import Graph, StageNode
 
 StageState = Literal["starting", "running", "waiting", "stopped", "failed", "done"]
@@ -111,6 +112,17 @@ def first_status(graph: Graph, log: str) -> AppStatus:
     now_us = system_clock()
     stages = [StageStatus.of(stage) for stage in graph.order()]
     return AppStatus(name=graph.name, log=log, pid=os.getpid(), started_us=now_us, at_us=now_us, stages=stages)
+
+
+def check_stages(status: AppStatus) -> None:
+    """`AppFailed` where stages of an application have failed."""
+    failed = [stage for stage in status.stages if stage.state == "failed"]
+    if failed:
+        told = "; ".join(f"stage {stage.name!r} ({stage.where}) failed: {stage.error}" for stage in failed)
+        raise AppFailed(
+            f"Application {status.name!r}: {told}",
+            advice="Start it again once that is mended: it goes on where it was.",
+        )
 
 
 def write_status(folder: Path, status: AppStatus) -> None:
