@@ -77,8 +77,8 @@ def fill(log: Log, seed: int) -> list[Row]:
     return rows
 
 
-def stream(spark: SparkSession, url: str, per_trigger: int, *columns: str) -> DataFrame:
-    reader = spark.readStream.format("headwater").option("log", url).option("topic", "clicks")
+def stream(spark: SparkSession, url: str, per_trigger: int, *columns: str, **options: str) -> DataFrame:
+    reader = spark.readStream.format("headwater").options(log=url, topic="clicks", **options)
     return (
         reader.option("columns", ",".join(columns)).option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", per_trigger).load()

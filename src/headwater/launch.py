@@ -99,7 +99,6 @@ class Launch:
         stages = self._graph.order()
         for stage in stages:
             _make_output(log, stage, analysed[stage.name])
-            _check_late(log, stage)
         for name, restart in accept.items():
             _check_restart(self._graph.stages[name], analysed[name], restart)
         plans = []
@@ -348,16 +347,6 @@ def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> No
         raise InvalidApp(
             f"{stage.place} would write everything again that it has written before.",
             advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
-        )
-
-
-def _check_late(log: Log, stage: StageNode) -> None:
-    """On Kafka Spark drops late rows by a watermark of its own, and nobody knows which."""
-    from headwater.processing.reading import is_local
-
-    if stage.late in ("topic", "correct") and not is_local(log):
-        raise InvalidApp(
-            f"{stage.place} has late={stage.late!r}, which needs a log in a folder.", advice="Leave late= out on Kafka."
         )
 
 

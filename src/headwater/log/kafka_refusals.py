@@ -33,7 +33,7 @@ class KafkaRefusals:
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         _refuse(
             f"Kafka does not keep how far event time had come in topic {name!r}.",
-            "Read it without _late and _watermark; operators run on logs in a folder.",
+            "Read it without the columns _late and _watermark; applications have them on Kafka too.",
         )
 
     def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:

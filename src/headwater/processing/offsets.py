@@ -5,7 +5,8 @@ whole source, under keys that begin with "." as no topic's name does:
 
     {"orders": {"0": 12, "1": 7}, ".incarnation": 0, ".topics": {"orders": {"id": "6f…", "schema": 0}}}
 
-`.watermark`, where a stage asks for it, is the event time up to which nothing more is waited for. `.topics` says which topics these
+`.watermark`, where a stage asks for it, is the event time up to which nothing more is waited for, and `.reached` what it is made of
+where the log does not keep that (see `maxima`). `.topics` says which topics these
 offsets belong to (one that was deleted and created again has another id) and which version of its schema the query read last;
 `.incarnation` is the log's. A reader keeps further keys with a dot as they are, so that a later version can add some. Topics and
 partitions stand in order: Spark compares offsets as text.
@@ -26,7 +27,7 @@ from headwater.model.clock import time_us
 from headwater.model.errors import InvalidInput
 
 EARLIEST, LATEST = "earliest", "latest"
-WATERMARK = ".watermark"
+WATERMARK, REACHED = ".watermark", ".reached"
 
 Place = str | int
 """For all partitions: "earliest", "latest", or an event time in µs."""

@@ -13,10 +13,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from headwater.log.log import Log
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.event_time import telling_row
+from headwater.processing.maxima import Maxima
 from headwater.processing.offsets import cut
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
@@ -48,6 +50,11 @@ class Query:
         options.check_use(self._use)
         check_reachable(options.log, self._master)
         return options
+
+    @property
+    def log(self) -> Log:
+        """The log that it reads."""
+        return log_for_reading(self.options.log)
 
     @property
     def names(self) -> list[str]:
@@ -87,6 +94,11 @@ class Query:
         return self.split(ranges)
 
     @cached_property
+    def maxima(self) -> Maxima | None:
+        """Where tasks tell how far event time has come, if they have to."""
+        return None if self.options.maxima is None else Maxima(self.options.maxima)
+
+    @cached_property
     def is_nested(self) -> bool:
         """Whether a column has columns or elements of its own."""
         return any(pa.types.is_nested(field.type) for field in to_arrow(self._schema))
@@ -97,7 +109,9 @@ class Query:
         return few and is_local(log_for_reading(self.options.log))
 
     def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
-        """The ranges, the large ones cut until there are about `minPartitions` of them."""
+        """The ranges, the large ones cut until there are about `minPartitions` of them; not where one goes on by what was before it."""
+        if self.maxima is not None:
+            return list(ranges)
         least, total = self.options.partitions_min, sum(wanted.end - wanted.start for wanted in ranges)
         pieces: list[InputPartition] = []
         for wanted in ranges:
@@ -121,4 +135,9 @@ class Query:
 
     @cached_property
     def _selection(self) -> Selection:
-        return Selection(to_arrow(self._schema), self.subscription.condition(), lateness_us=self.options.lateness_us)
+        return Selection(
+            to_arrow(self._schema),
+            self.subscription.condition(),
+            lateness_us=self.options.lateness_us,
+            maxima=self.maxima,
+        )

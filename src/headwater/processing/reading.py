@@ -30,6 +30,7 @@ from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
 from headwater.processing.event_time import FIELDS, LATE, column_of
+from headwater.processing.maxima import Maxima
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
 
@@ -42,12 +43,21 @@ class Range(InputPartition):
     """The events of a partition from `start` up to, and not with, `end`; `watermark` is that of their batch."""
 
     def __init__(
-        self, topic: Topic, partition: int, start: int, end: int, *, skips: bool, watermark: int = NO_TIME
+        self,
+        topic: Topic,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        skips: bool,
+        running: int | None = None,
     ) -> None:
-        """`skips`: what retention removes before it is read is not missed."""
+        """`skips`: what retention removes before it is read is not missed. `running` is the greatest event time before it, where
+        the log does not know that."""
         self.topic, self.topic_id = topic.name, topic.id
         self.partition, self.start, self.end, self.skips = partition, start, end, skips
-        self.watermark = watermark
+        self.running = running
+        self.watermark = NO_TIME
 
     def part(self, start: int, end: int) -> Range:
         """A part of it."""
@@ -93,9 +103,17 @@ class Selection:
     Deleted events are left out unless `_deleted` is among the columns.
     """
 
-    def __init__(self, schema: pa.Schema, condition: Condition | None, *, lateness_us: int | None = None) -> None:
-        """`lateness_us` counts for `_late` instead of the topic's own."""
+    def __init__(
+        self,
+        schema: pa.Schema,
+        condition: Condition | None,
+        *,
+        lateness_us: int | None = None,
+        maxima: Maxima | None = None,
+    ) -> None:
+        """`lateness_us` counts for `_late` instead of the topic's own; `maxima` are told at the end of a range."""
         self.schema = schema
+        self.maxima = maxima
         self._lateness_us = lateness_us
         self._of_time = [name for name in schema.names if name in FIELDS]
         self._filter = Filter(condition) if condition else None
@@ -144,7 +162,7 @@ def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iter
     selected = (
         selection.of_chunk(chunk, watermark=wanted.watermark)
         for wanted in ranges
-        for chunk in (_with_running(wanted, log) if selection.needs_running else _chunks(wanted, log))
+        for chunk in (_with_running(wanted, log, selection.maxima) if selection.needs_running else _chunks(wanted, log))
     )
     batches = (batch for batch in selected if batch.num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
@@ -179,9 +197,18 @@ def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
         yield from chunks
 
 
-def _with_running(wanted: Range, log: Log) -> Iterator[Chunk]:
+def reached_in(wanted: Range, log: Log, running: int) -> int:
+    """The greatest event time before the end of a range, when `running` was that before its start."""
+    for chunk in _chunks(wanted, log):
+        running = reached_after(chunk, running)
+    return running
+
+
+def _with_running(wanted: Range, log: Log, maxima: Maxima | None) -> Iterator[Chunk]:
     """The chunks of a range, cut where heartbeats were, each knowing how far event time had come before it."""
-    running = log.store.reached(wanted.topic, wanted.partition, offset=wanted.start)
+    running = wanted.running
+    if running is None:
+        running = log.store.reached(wanted.topic, wanted.partition, offset=wanted.start)
     beats = [beat for beat in log.store.heartbeats(wanted.topic, wanted.partition) if beat.offset > wanted.start]
     for whole in _chunks(wanted, log):
         running = max(running, NO_TIME if whole.running is None else whole.running)
@@ -194,6 +221,8 @@ def _with_running(wanted: Range, log: Log) -> Iterator[Chunk]:
             running = max(running, beat.time)
         yield msgspec.structs.replace(whole, running=running)
         running = reached_after(whole, running)
+    if maxima is not None:
+        maxima.tell((wanted.topic, wanted.partition), wanted.end, running)
 
 
 def _check_same(log: Log, wanted: Range | Whole) -> Topic:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +37,16 @@ from headwater.processing.beats import NAME as BEATS
 from headwater.processing.border import told
 from headwater.processing.event_time import LATE, PASSED, with_time, without_late
 from headwater.processing.graph import Graph, StageNode
+from headwater.processing.idle import Idle
 from headwater.processing.java import how_it_ended
 from headwater.processing.marker import ends_of
-from headwater.processing.offsets import places_of
+from headwater.processing.maxima import maxima_of
+from headwater.processing.offsets import At, places_of
 from headwater.processing.operator import Building, building
 from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
 from headwater.processing.reading import is_local
 from headwater.processing.session import activate
-from headwater.processing.status import LATE_ROWS, Rate, StageStatus, ends_in
+from headwater.processing.status import LATE_ROWS, Rate, StageStatus, ends_in, reached_in
 from headwater.processing.table import Table
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -53,7 +54,6 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 LAG_S = 2.0
-BEAT_S = 1.0
 BEGIN_S = 10.0
 BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
@@ -95,8 +95,7 @@ class Runner:
         self._graph = graph
         self._stop = threading.Event()
         self._paces: list[str] = []
-        self._idle_us = idle_us
-        self._beat_at = 0.0
+        self._idle = Idle(log, idle_us)
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -125,7 +124,7 @@ class Runner:
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
                 self._with_spark(stage.look)
-            self._beat()
+            self._idle.beat(stage for stage in self.stages if stage.plan.analysed.uses_time)
             if on_look is not None:
                 on_look()
             if all(stage.status.state in ("failed", "done") for stage in self.stages):
@@ -161,24 +160,6 @@ class Runner:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
-    def _beat(self) -> None:
-        """Gives heartbeats to what stages wait for and nobody writes to: there time has come as far as in their other inputs."""
-        if time.monotonic() < self._beat_at or not is_local(self._log):
-            return
-        self._beat_at = time.monotonic() + BEAT_S
-        for stage in self.stages:
-            plan = stage.plan
-            topics = [topic for topic, facts in plan.facts.items() if facts.time is not None]
-            if plan.analysed.uses_time and topics:
-                with suppress(HeadwaterError):  # a topic that was deleted, a full disk: its stage tells it
-                    self._beat_for(topics)
-
-    def _beat_for(self, topics: Sequence[str]) -> None:
-        reached = [time for topic in topics for time in self._log.reached(topic).values() if time is not None]
-        for topic in topics if reached else ():
-            latest = self._log.clock() + self._log.topic(topic).future_us
-            self._log.heartbeat(topic, min(max(reached), latest), idle=timedelta(microseconds=self._idle_us))
-
     def frames(
         self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
     ) -> list[DataFrame | Table]:
@@ -212,6 +193,8 @@ class Runner:
         }
         if pace is not None:
             options["pace"] = pace
+        if LATE in names and not is_local(self._log):
+            options["maxima"] = maxima_of(plan.checkpoint, number)
         if plan.stage.corrections_us:
             options["lateness"] = f"{facts.lateness_us + plan.stage.corrections_us} microseconds"
         condition = skips.condition(topic)
@@ -235,11 +218,12 @@ class Runner:
         return Table(topic, frame) if facts.is_table else frame
 
     def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
-        """The columns by which an input's late rows are told, and its watermark. Kafka does not keep what they are made of.
+        """The columns by which an input's late rows are told, and its watermark.
 
-        No row of a table comes too late: it is what later events are to find.
+        No row of a table comes too late: it is what later events are to find. What failed on Kafka is looked for in late rows, too:
+        there only tasks of the stream know which those are.
         """
-        if facts.time is None or not is_local(self._log):
+        if facts.time is None or (is_batch and not is_local(self._log)):
             return []
         if plan.stage.late == "only":
             return [LATE]
@@ -293,7 +277,24 @@ class _Supervised:
         self._failed_at = -1
         self._retry_at: float | None = None
         self._ends: dict[tuple[str, int], int] = {}
+        self.reached: dict[At, tuple[int, int]] = {}
+        """How far event time had come where the last batch began; known only where the log does not keep it."""
         self._lag_at = 0.0
+
+    @property
+    def checkpoint(self) -> str:
+        """Where its query keeps its progress."""
+        return self.plan.checkpoint
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The topics it reads."""
+        return self.plan.stage.inputs
+
+    @property
+    def timed(self) -> Sequence[str]:
+        """Those of them that have an event time."""
+        return [topic for topic, facts in self.plan.facts.items() if facts.time is not None]
 
     def attempt(self, *, available_now: bool = False) -> None:
         """Starts the query; what goes wrong counts like a failure of the query."""
@@ -365,6 +366,7 @@ class _Supervised:
                 self.status.follow(progress)
         self.status.follow(newest)
         self._ends |= ends_in(newest)
+        self.reached |= reached_in(newest)
         if self.status.epoch > self._failed_at:
             self._failures = 0
             self.status.error = None

@@ -159,6 +159,17 @@ def ends_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
     }
 
 
+def reached_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
+    """How far event time had come where a batch began, where that stands in its offsets (see `maxima`)."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for source in progress.get("sources") or []:
+        offsets = source["endOffset"]
+        kept = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets or {}
+        for topic, partitions in kept.get(".reached", {}).items():
+            found |= {(topic, int(number)): (int(offset), int(time)) for number, (offset, time) in partitions.items()}
+    return found
+
+
 def _places(offsets: Any) -> dict[tuple[str, int], int]:
     found = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets
     return {

@@ -34,9 +34,11 @@ from headwater.processing.beats import Pace
 from headwater.processing.border import crossing
 from headwater.processing.event_time import PASSED
 from headwater.processing.fetched import FetchingReader
-from headwater.processing.offsets import LATEST, WATERMARK, At, Offsets, share, to_json
+from headwater.processing.maxima import from_json
+from headwater.processing.maxima import to_json as reached_json
+from headwater.processing.offsets import LATEST, REACHED, WATERMARK, At, Offsets, share, to_json
 from headwater.processing.query import Query
-from headwater.processing.reading import Passing, Range
+from headwater.processing.reading import Passing, Range, is_local, reached_in
 from headwater.processing.subscription import Subscription, taken_back
 
 FETCH_BYTES_MAX = 4 << 20
@@ -93,7 +95,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
             for at, count in share(lags, most).items():
                 places[at] += count
-            return self._paced(self._offsets(places, before, self._subscription.read_with(topics)), topics)
+            return self._paced(before, self._offsets(places, before, self._subscription.read_with(topics)), topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch."""
@@ -101,7 +103,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             before, after = Offsets.from_json(start), Offsets.from_json(end)
             topics = {topic.name: topic for topic in self._subscription.checked(after)}
             bounds = self._subscription.bounds(topics.values())
-            watermark = after.more.get(WATERMARK, NO_TIME)
+            watermark, reached = after.more.get(WATERMARK, NO_TIME), from_json(after.more.get(REACHED, {}))
             ranges: list[Range] = []
             for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
                 if after.places[at] > bounds[at].end:
@@ -109,9 +111,10 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                 if before.places[at] < after.places[at]:
                     first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
                     skips = not self._query.options.fails_on_loss
-                    ranges.append(
-                        Range(topics[at[0]], at[1], first, after.places[at], skips=skips, watermark=watermark)
-                    )
+                    running = reached[at][1] if at in reached else None
+                    wanted = Range(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
+                    wanted.watermark = watermark
+                    ranges.append(wanted)
             if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
                 self.fetched = None if self._query.is_nested else list(self.read(Passing(watermark)))
                 return [Passing(watermark)]
@@ -146,17 +149,28 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             return None
         return fetched
 
-    def _paced(self, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
+    def _paced(self, begin: Offsets, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
         """The offsets, with their watermark where it is asked for, told to those who keep pace."""
         pace = self._query.options.pace
-        if pace is None and PASSED not in self._query.names:
+        if pace is None and PASSED not in self._query.names and self._query.maxima is None:
             return offsets.to_json()
-        before = offsets.more.get(WATERMARK, NO_TIME)
-        more = {**offsets.more, WATERMARK: max(before, self._subscription.watermark(topics, offsets.places))}
+        before, maxima = offsets.more.get(WATERMARK, NO_TIME), self._query.maxima
+        told: dict[str, Any] = {}
+        reached: Mapping[At, int] = {}
+        if is_local(self._query.log):
+            reached = self._subscription.reached(topics, offsets.places)
+        elif maxima is not None:
+            known = maxima.reached(begin.places, from_json(begin.more.get(REACHED, {})), self._read_again)
+            told, reached = {REACHED: reached_json(known)}, {at: time for at, (_, time) in known.items()}
+        more = {**offsets.more, **told, WATERMARK: max(before, self._subscription.watermark(topics, reached))}
         paced = msgspec.structs.replace(offsets, more=more).to_json()
         if pace is not None:
             Pace(pace).tell(sorted(offsets.topics), paced)
         return paced
+
+    def _read_again(self, at: At, start: int, end: int, running: int) -> int:
+        topic = next(topic for topic in self._subscription.topics() if topic.name == at[0])
+        return reached_in(Range(topic, at[1], start, end, skips=True), self._query.log, running)
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}

@@ -86,8 +86,14 @@ class Subscription:
         names = [topic.name for topic in topics]
         return self._log.store.bounds(names) if names else {}
 
-    def watermark(self, topics: Iterable[Topic], places: Mapping[At, int]) -> int:
-        """The event time that is passed at these offsets: that of the partition furthest behind, less the lateness of its topic.
+    def reached(self, topics: Iterable[Topic], places: Mapping[At, int]) -> dict[At, int]:
+        """The greatest event time of each partition before these offsets."""
+        names = [topic.name for topic in topics]
+        found = self._log.store.bounds(names)
+        return {at: self._log.store.reached(*at, offset=places.get(at, 0)) for at in found}
+
+    def watermark(self, topics: Iterable[Topic], reached: Mapping[At, int]) -> int:
+        """The event time that is passed when partitions have reached so much: that of the one furthest behind, less the topic's lateness.
 
         An event that is late by the lateness exactly is not late, so it is the microsecond before that. A partition that never had an
         event or a heartbeat waits for nothing.
@@ -95,10 +101,10 @@ class Subscription:
         given = self._options.lateness_us
         lateness = {topic.name: topic.lateness_us if given is None else given for topic in topics}
         found = []
-        for (name, number), bound in self._log.store.bounds(list(lateness)).items():
-            reached = self._log.store.reached(name, number, offset=places.get((name, number), 0))
-            if reached != NO_TIME:
-                found.append(reached - lateness[name] - 1)
+        for at, bound in self._log.store.bounds(list(lateness)).items():
+            time = reached.get(at, NO_TIME)
+            if time != NO_TIME:
+                found.append(time - lateness[at[0]] - 1)
             elif bound.end > 0:
                 return NO_TIME
         return min(found, default=NO_TIME)
