@@ -36,7 +36,7 @@ def make() -> hw.App:
     bids = app.topic("bids", schema=schema, key="who", time="at", lateness=f"{LATENESS_S} seconds", partitions=3)
     app.stream(bids, to="once", key="id")(once)
     app.stream(bids, to="pace", key="id")(pace)
-    app.view(bids, key=["who", "rank"], mode="append")(best)
+    app.view(bids, key=["who", "rank"])(best)
     return app
 
 
