@@ -151,7 +151,7 @@ def make() -> hw.App:
     return app
 
 
-@pytest.mark.covers("Cloud Dataflow")
+@pytest.mark.covers("Cloud Dataflow", "concept: stragglers")
 def test_late_events_go_where_the_stage_says() -> None:
     """Beside a window that is given once: in a topic of their own. In a view that is corrected: counted in. And where no time
     matters, nothing is late. The application is killed on the way."""
@@ -258,7 +258,8 @@ def test_a_way_that_a_stage_cannot_go_is_refused(
         app.plan()
 
 
-@pytest.mark.parametrize("wrong_by_s", [0, -7200.5, 3600.25])
+@pytest.mark.covers("concept: three timestamps")
+@pytest.mark.parametrize("wrong_by_s", [0, -3 * 3600, 3600.25])
 def test_true_time_takes_a_wrong_clock_out(spark: SparkSession, wrong_by_s: float) -> None:
     """Also where it is not known when something was sent: then the device is believed."""
     occurred, wrong = NOON + timedelta(microseconds=17), timedelta(seconds=wrong_by_s)

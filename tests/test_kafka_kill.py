@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import headwater
+from headwater.model.errors import TopicExists
 from headwater.testing.contract_case import values_by_partition
 from headwater.testing.servers.kafka import KafkaServer
 
@@ -74,3 +75,43 @@ def _start(program: Path, url: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"PYTHONPATH": str(source)},
     )
+
+
+CREATOR = """
+import os, signal, sys
+import headwater
+from headwater.log import kafka
+
+make = kafka.make_topic
+
+def made(*arguments, **settings):
+    if sys.argv[2] == "after":
+        make(*arguments, **settings)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+kafka.make_topic = made
+headwater.open_log(sys.argv[1]).create_topic("orders", "n BIGINT", partitions=3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.service("kafka")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_topic_whose_creator_is_killed_is_finished_by_the_next(kafka: KafkaServer, when: str) -> None:
+    """It never becomes a topic without a schema: who comes next finds it as it was begun."""
+    url = f"kafka://{kafka.bootstrap}?prefix=made{os.getpid()}{when}."
+    done = subprocess.run([sys.executable, "-c", CREATOR, url, when], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with headwater.open_log(url) as log:
+        if when == "after":
+            assert log.topic("orders").schema.names == ["n"]
+        else:
+            assert "orders" not in log.topics()
+        with pytest.raises(TopicExists):
+            log.create_topic("orders", "word STRING", partitions=1)
+        assert (log.topic("orders").schema.names, log.topic("orders").partitions) == (["n"], 3)
+        log.append("orders", [{"n": 1}])
+        assert log.read("orders").to_pylist() == [{"n": 1}]
+        log.delete_topic("orders")
+        log.create_topic("orders", "word STRING", partitions=1)
+        assert log.topic("orders").schema.names == ["word"]

@@ -45,6 +45,7 @@ def bid(number: int, random: Random) -> dict[str, Any]:
     return {"id": number, "who": f"w{random.randrange(6)}", "price": random.randrange(1000), "at": at}
 
 
+@pytest.mark.covers("SQLstream")
 def test_operators_survive_crashes() -> None:
     """What was let through, the aggregates of each event that the watermark has passed, and the best: as over all events at once."""
     random = Random(1)

@@ -65,7 +65,6 @@ from headwater.model.errors import (
 KAFKA_NAME_CHARACTERS_MAX = 249
 
 _FIRST_KNOWN_S = 1.0
-_RECORD_S = 0.3
 _FLIGHTS_MAX = 1024
 _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
@@ -121,28 +120,28 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
     def create(self, topic: Topic) -> Topic:
         self._check_writable()
-        name, settings = self._physical(topic.name), _settings(topic)
-        is_made = False
+        name = self._physical(topic.name)
 
-        def decide(before: Topic | None) -> Topic:
-            """Kafka decides who makes it; whoever did goes on until the catalog has it, however often others come between."""
-            nonlocal is_made
-            if not is_made:
-                if self._cluster.list_topics(name):
-                    raise _exists(topic.name)
-                make_topic(self._cluster, name, partitions=topic.partitions, settings=settings)
-                is_made = True
+        def begin(before: Topic | None) -> Topic:
+            is_mine = before is not None and before.id == topic.id  # and it was not known whether the catalog has it
+            if not is_mine and (self._catalog.is_begun(topic.name) or self._cluster.list_topics(name)):
+                raise _exists(topic.name)
             return topic
 
         try:
-            self._catalog.change(topic.name, decide)
+            self._catalog.change(topic.name, begin, begins=True)
         except TopicExists:
-            self._wait_for_record(topic.name)
-            raise _exists(topic.name) from None
+            self._catalog.finish(topic.name, self._make)
+            raise
+        self._catalog.finish(topic.name, self._make)
         self._know(name, topic)
         self._seen[topic.id] = topic.partitions
         self._foreign.pop(topic.name, None)
         return topic
+
+    def _make(self, topic: Topic) -> None:
+        name, settings = self._physical(topic.name), _settings(topic)
+        make_topic(self._cluster, name, partitions=topic.partitions, settings=settings, exist_ok=True)
 
     def adopt(self, topic: Topic) -> Topic:
         """Gives a topic that somebody else made a schema: its values are read and written as JSON from now on."""
@@ -363,14 +362,6 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         self._know(physical, topic)
         self._seen[topic.id] = topic.partitions
         return topic
-
-    def _wait_for_record(self, name: str) -> None:
-        """A topic that is being made elsewhere is on Kafka a moment before it is in the catalog."""
-        deadline = clock_time.monotonic() + _RECORD_S
-        self._catalog.refresh()
-        while self._catalog.get(name) is None and clock_time.monotonic() < deadline:
-            clock_time.sleep(0.01)
-            self._catalog.refresh()
 
     def _know(self, physical: str, topic: Topic) -> None:
         with self._cluster.askers.one() as asker:

@@ -7,6 +7,9 @@ Changes are made one at a time, over all processes: who changes something holds 
 fences everybody who held it before; then it reads to the end, decides, and commits. A commit that comes too late is refused by
 the broker, and the change is decided anew. So two changes at once both count.
 
+A topic that is being made is in the catalog, as `begun`, before it is on Kafka: were it the other way round, a creator that dies would
+leave a topic without a schema. Whoever finds one that was begun finishes it.
+
 A handle sees every change at its next use: it asks for the catalog's end (one round trip) and reads what is new.
 
 Thread-safety: one lock guards what is known; it is held while the broker is asked.
@@ -19,6 +22,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +32,7 @@ from headwater.log.kafka_json import Records
 from headwater.log.kafka_reader import Fetcher
 from headwater.log.kafka_writer import Parcel, Transactor
 from headwater.log.topic import Topic
-from headwater.model.errors import Fenced, TopicExists, TopicNotFound, Unreachable
+from headwater.model.errors import Fenced, HeadwaterError, TopicExists, TopicNotFound, Unreachable
 from headwater.model.schema import BYTES_SCHEMA
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ FOREIGN = "kafka:"
 FOREIGN_BYTES_MAX = 8 << 20
 FORMAT = 1
 
+_BEGUN = "begun"
 _ATTEMPTS_MAX = 30
 _GONE_S = 8.0
 _PATIENCE = {"operation_timeout": _GONE_S, "request_timeout": _GONE_S}
@@ -59,6 +64,7 @@ class Catalog:
         self._cluster = cluster
         self.records = CompactedTopic(cluster, f"{prefix}{INTERNAL}topics", self._apply)
         self._topics: dict[str, Topic] = {}
+        self._begun: set[str] = set()
         self._transactor: Transactor | None = None
         self._changing = threading.Lock()
 
@@ -70,18 +76,47 @@ class Catalog:
         """One of our topics, as known."""
         return self._topics.get(name)
 
-    def change(self, name: str, decide: Callable[[Topic | None], Topic | None]) -> Topic | None:
-        """Replaces the record of a topic by what `decide` makes of the present one; None removes it."""
+    def is_begun(self, name: str) -> bool:
+        """Whether a topic is being made, or somebody died who made it."""
+        return name in self._begun
+
+    def change(
+        self, name: str, decide: Callable[[Topic | None], Topic | None], *, begins: bool = False
+    ) -> Topic | None:
+        """Replaces the record of a topic by what `decide` makes of the present one; None removes it. `begins`: it is yet to be made."""
         with self._changing:
             for attempt in range(_ATTEMPTS_MAX):
                 try:
-                    return self._change(name, decide)
+                    return self._change(name, decide, begins=begins)
                 except Fenced:
                     self._transactor = None
                     time.sleep(random.uniform(0, 0.02) * (attempt + 1))
         raise Unreachable(
             f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
         )
+
+    def finish(self, name: str, make: Callable[[Topic], None]) -> None:
+        """Makes a topic that was begun, by this process or one that may be dead; a topic that Kafka refuses is taken back."""
+        topic = self.get(name)
+        if topic is None or not self.is_begun(name):
+            return
+
+        def settle(after: Topic | None) -> Callable[[Topic | None], Topic | None]:
+            def decide(now: Topic | None) -> Topic | None:
+                if now is None or now.id != topic.id or not self.is_begun(name):
+                    raise _Settled
+                return after
+
+            return decide
+
+        with suppress(_Settled):
+            try:
+                make(topic)
+            except HeadwaterError as error:
+                if not error.retriable:
+                    self.change(name, settle(None))
+                raise
+            self.change(name, settle(topic))
 
     def close(self) -> None:
         """Its client ends."""
@@ -90,28 +125,36 @@ class Catalog:
                 self._transactor.close()
                 self._transactor = None
 
-    def _change(self, name: str, decide: Callable[[Topic | None], Topic | None]) -> Topic | None:
+    def _change(self, name: str, decide: Callable[[Topic | None], Topic | None], *, begins: bool) -> Topic | None:
         self.records.make()
         if self._transactor is None:
             self._transactor = Transactor(self._cluster, self.records.name)
         self.refresh()
         before = self.get(name)
         after = decide(before)
-        if after == before:
+        if after == before and begins == self.is_begun(name):
             return after
-        value = None if after is None else json.dumps({"format": FORMAT, **topic_to_json(after)}).encode()
+        told = {"format": FORMAT, **({_BEGUN: True} if begins else {})}
+        value = None if after is None else json.dumps({**told, **topic_to_json(after)}).encode()
         self._transactor.commit([self.records.parcel([(name.encode(), value)])])
         self.refresh()
         return after
 
     def _apply(self, key: bytes, value: bytes | None) -> None:
         name = key.decode()
+        self._begun.discard(name)
         if value is None:
             self._topics.pop(name, None)
             return
         fields = msgspec.json.decode(value)
         fields.pop("format")
+        if fields.pop(_BEGUN, False):
+            self._begun.add(name)
         self._topics[name] = topic_from_json(fields)
+
+
+class _Settled(Exception):
+    """Somebody else has finished a topic that was begun, or removed it."""
 
 
 class Sequences:
