@@ -37,18 +37,18 @@ def session(clicks: DataFrame) -> DataFrame:
 
 ORACLE = {
     "tumbling": """
-        SELECT time_bucket(INTERVAL 10 SECONDS, at) AS b, who, count(*) FROM clicks
+        SELECT time_bucket(INTERVAL 10 SECONDS, t) AS b, who, count(*) FROM clicks
         GROUP BY b, who HAVING b + INTERVAL 10 SECONDS <= $watermark""",
     "hopping": """
-        SELECT time_bucket(INTERVAL 5 SECONDS, at) - INTERVAL 5 SECONDS * back AS b, who, count(*)
+        SELECT time_bucket(INTERVAL 5 SECONDS, t) - INTERVAL 5 SECONDS * back AS b, who, count(*)
         FROM clicks, (VALUES (0), (1)) AS hops(back)
         GROUP BY b, who HAVING b + INTERVAL 10 SECONDS <= $watermark""",
     "session": """
-        WITH gaps AS (SELECT *, coalesce(at - lag(at) OVER w > INTERVAL 3 SECONDS, true) AS is_first FROM clicks
-                      WINDOW w AS (PARTITION BY who ORDER BY at)),
-             numbered AS (SELECT *, sum(is_first::INT) OVER (PARTITION BY who ORDER BY at) AS number FROM gaps)
-        SELECT min(at) AS b, who, count(*) FROM numbered GROUP BY who, number
-        HAVING max(at) + INTERVAL 3 SECONDS <= $watermark""",
+        WITH gaps AS (SELECT *, coalesce(t - lag(t) OVER w > INTERVAL 3 SECONDS, true) AS is_first FROM clicks
+                      WINDOW w AS (PARTITION BY who ORDER BY t)),
+             numbered AS (SELECT *, sum(is_first::INT) OVER (PARTITION BY who ORDER BY t) AS number FROM gaps)
+        SELECT min(t) AS b, who, count(*) FROM numbered GROUP BY who, number
+        HAVING max(t) + INTERVAL 3 SECONDS <= $watermark""",
 }
 
 
@@ -72,7 +72,7 @@ def test_windows_in_sql(spark: SparkSession, tmp_path: Path) -> None:
             database.execute("SET TimeZone = 'UTC'")
             database.register("given", given)
             ids = ", ".join(map(str, late))
-            database.execute(f"CREATE TABLE clicks AS SELECT * FROM given WHERE id NOT IN ({ids})")
+            database.execute(f'CREATE TABLE clicks AS SELECT id, who, "at" AS t FROM given WHERE id NOT IN ({ids})')
             for kind, question in ORACLE.items():
                 expected = database.execute(question, {"watermark": watermark}).fetchall()
                 found = [(row["begin"], row["who"], row["n"]) for row in log.read(kind).to_pylist()]
