@@ -26,5 +26,11 @@ def taxed(sales, rates):
     return found.withColumn("tax", F.round(F.col("amount") * F.col("percent") / 100, 2).cast("decimal(12,2)"))
 
 
+@app.view(taxed, key="country")
+def per_country(taxed):
+    """What each country has to get."""
+    return taxed.groupBy("country").agg(F.count("*").alias("sales"), F.sum("tax").alias("tax"))
+
+
 if __name__ == "__main__":
     app.run()

@@ -39,3 +39,5 @@ def test_every_sale_has_the_rate_of_its_time():
         test.run()
         found = {row["id"]: row["tax"] for row in test.read("taxed")}
         assert found == {1: Decimal(16), 2: Decimal(19), 3: Decimal(25), 4: Decimal(16), 5: None, 6: None}
+        owed = {row["country"]: (row["sales"], row["tax"]) for row in test.rows("per_country")}
+        assert owed == {"de": (3, Decimal(51)), "dk": (2, Decimal(25)), "fr": (1, None)}
