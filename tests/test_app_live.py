@@ -105,6 +105,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
         live.log.close()
 
 
+@pytest.mark.covers("Druid")
 def test_rows_can_be_asked_for_while_they_come_and_the_roll_up_is_exact(live: Live) -> None:
     """An event is part of every answer from some moment on, never counted twice, and the sums by page and minute are DuckDB's."""
     question = (
@@ -126,6 +127,7 @@ def test_rows_can_be_asked_for_while_they_come_and_the_roll_up_is_exact(live: Li
             assert found == {(page, at.astimezone(UTC), count) for page, at, count in live.expected(question)}
 
 
+@pytest.mark.covers("Kafka Streams")
 def test_live_state_is_asked_by_key_in_sql_and_as_it_was(live: Live) -> None:
     """By whoever opens the view, not only by the program that maintains it."""
     per_page = "select page, count(*) from clicks where user_id <> 0 group by 1"
