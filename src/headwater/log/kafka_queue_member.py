@@ -37,6 +37,7 @@ Place = tuple[int, int]
 
 _COME_AGAIN_S = 0.3
 _WAS_THERE_S = 0.0005
+_ROUNDED_US = 2_000  # brokers count in whole milliseconds, so a lease of theirs may end one earlier
 _ON_ITS_WAY_US = 2_000_000
 _COMMIT_S = 10.0
 _HUNG_S_MIN, _HUNG_AFTER_S = 10.0, 5.0
@@ -103,7 +104,7 @@ class Member:
             found = [message for message in found if message.error() is None]
         if found:
             self._has_seen = True
-            self.batch = Batch(token, acquired + self._lease_us)
+            self.batch = Batch(token, acquired + self._lease_us - _ROUNDED_US)
         for message in errors:
             self._failed(message.error())
         return found
