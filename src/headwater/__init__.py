@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headwater.processing.sliding import sliding as sliding
     from headwater.processing.source import register as register
     from headwater.processing.top_n import top_n as top_n
+    from headwater.processing.totals import totals as totals
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
 
@@ -47,6 +48,7 @@ _HOMES = {
     "restore_log": "headwater.log.restore",
     "sliding": "headwater.processing.sliding",
     "top_n": "headwater.processing.top_n",
+    "totals": "headwater.processing.totals",
 }
 __all__ = [
     "App",
@@ -66,6 +68,7 @@ __all__ = [
     "restore_log",
     "sliding",
     "top_n",
+    "totals",
 ]
 
 

@@ -32,10 +32,14 @@ Keep = Callable[[pa.Table], Any]
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes."""
+    """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes.
+
+    `owner` is the column by which a row belongs to a partition, where the table's own key is a finer one than the operator's.
+    """
 
     kind: Kind
     fields: Sequence[pa.Field]
+    owner: str = H1
 
     @property
     def schema(self) -> pa.Schema:
@@ -228,7 +232,7 @@ class StateStore:
             for name, spec in self._specs.items():
                 table = StateTable(spec, self._held(version, name, folder), floor=version.floors.get(name, MIN_TIME))
                 floors[name].append(table.floor)
-                held[name].append((None, self._mine(table.rows())))
+                held[name].append((None, self._mine(table.rows(), spec.owner)))
         return State(
             {name: StateTable(spec, [(at, run) for at, run in held[name] if run.num_rows], floor=min(floors[name]))
              for name, spec in self._specs.items()}
@@ -252,9 +256,9 @@ class StateStore:
             advice="Restore the folder, or remove the operator's state and its checkpoint to have both rebuilt from the log.",
         )
 
-    def _mine(self, rows: pa.Table) -> pa.Table:
+    def _mine(self, rows: pa.Table, owner: str) -> pa.Table:
         return rows.filter(
-            pa.array(partition_of(runs.column(rows, H1), self._blank.partitions) == self._blank.partition)
+            pa.array(partition_of(runs.column(rows, owner), self._blank.partitions) == self._blank.partition)
         )
 
 
