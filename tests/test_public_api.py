@@ -21,7 +21,7 @@ from headwater.views.feed import Subscription
 
 NAMES = [
     "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",
-    "register", "restore_log", "sliding", "top_n", "totals",
+    "register", "restore_log", "sliding", "top_n", "totals", "true_time",
 ]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {
@@ -61,6 +61,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "mirror": "(self, to, *, topics=None, pattern=None, follow=False, stop=None, on_progress=None)",
         "group": "(self, name)",
         "groups": "(self)",
+        "heartbeat": "(self, topic, time, *, idle='0 seconds')",
+        "reached": "(self, topic)",
         "offsets": "(self, topic)",
         "offsets_at": "(self, topic, time, *, by='time')",
         "producer": "(self, *, id=None, linger_ms=20.0, retry_s=30.0)",
@@ -168,7 +170,7 @@ CODES = {
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
     "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned", "spark_unavailable", "checkpoint_conflict",
-    "invalid_app", "app_running",
+    "invalid_app", "app_running", "app_failed",
 }  # fmt: skip
 
 HEAVY = [

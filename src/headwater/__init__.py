@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headwater.processing.source import register as register
     from headwater.processing.top_n import top_n as top_n
     from headwater.processing.totals import totals as totals
+    from headwater.processing.true_time import true_time as true_time
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
 
@@ -49,6 +50,7 @@ _HOMES = {
     "sliding": "headwater.processing.sliding",
     "top_n": "headwater.processing.top_n",
     "totals": "headwater.processing.totals",
+    "true_time": "headwater.processing.true_time",
 }
 __all__ = [
     "App",
@@ -69,6 +71,7 @@ __all__ = [
     "sliding",
     "top_n",
     "totals",
+    "true_time",
 ]
 
 

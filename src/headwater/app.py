@@ -38,6 +38,7 @@ from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.processing.graph import (
     CHANGES,
     Graph,
+    Late,
     OutputMode,
     StageNode,
     TopicNode,
@@ -45,7 +46,7 @@ from headwater.processing.graph import (
     declared_schema,
     place_of,
 )
-from headwater.processing.status import AppStatus, StageStatus, read_status, write_status
+from headwater.processing.status import AppStatus, StageStatus, check_stages, read_status, write_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,10 +77,13 @@ class App:
         conf: Mapping[str, str] | None = None,
         state: str | os.PathLike[str] | None = None,
         views: str | None = None,
+        idle: str = "30 seconds",
     ) -> None:
         """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
 
         Without a `master` it is the one of `spark-submit`, otherwise `local[*]`: this machine.
+
+        Windows and joins wait for the partition whose event time is furthest behind; one that had no event for `idle` is not waited for.
 
         `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
         """
@@ -90,6 +94,7 @@ class App:
         self._conf = dict(conf or {})
         self.state = Path(state if state is not None else self._beside(f"apps/{name}"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
+        self._idle_us = duration_us(idle)
         self._functions: dict[Callable[..., Any], StageNode] = {}
         self._running: _Running | None = None
         self.views = Views(self)
@@ -152,11 +157,17 @@ class App:
         lateness: str = "0 seconds",
         mode: OutputMode = "append",
         trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
         **settings: Any,
     ) -> Callable[[F], F]:
         """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
 
-        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own.
+        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
+        of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
+        "correct" counts them in for so long as `corrections` says. `log_columns` are columns of the log that the inputs have as well, such
+        as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
         """
 
         def declare(function: F) -> F:
@@ -172,6 +183,9 @@ class App:
                     key=() if key is None else (key,),
                     mode=mode,
                     trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
                     settings=made,
                     where=place_of(function),
                 ),
@@ -188,11 +202,15 @@ class App:
         order: str | Sequence[str] | None = None,
         limit: int | None = None,
         trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
 
-        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order.
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late` and `log_columns` as
+        in `stream`.
         """
 
         def declare(function: F) -> F:
@@ -208,6 +226,9 @@ class App:
                     key=(key,) if isinstance(key, str) else tuple(key),
                     mode=mode,
                     trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
                     settings={"order": order, "limit": limit},
                     where=place_of(function),
                 ),
@@ -254,11 +275,13 @@ class App:
         available_now: bool = False,
         accept_new_checkpoint: Mapping[str, Restart] | None = None,
         watch: Watch | None = None,
+        check: bool = True,
     ) -> AppStatus:
         """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
 
         `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
-        wrote last, or "earliest", "latest". Returns the last status.
+        wrote last, or "earliest", "latest". Returns the last status; where stages had failed by then it raises `AppFailed`, unless
+        `check` is false.
         """
         running = _Running(self, self._launch(), watch)
         try:
@@ -273,7 +296,10 @@ class App:
                 raise
         finally:
             running.end()
-        return running.status()
+        status = running.status()
+        if check:
+            check_stages(status)
+        return status
 
     def use(self, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> None:
         """Runs elsewhere, or with other settings of Spark, than the script says: what `headwater run --master` does."""
@@ -307,8 +333,9 @@ class App:
 
     def _launch(self) -> Launch:
         settings = Settings(
-            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url
-        )
+            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url,
+            idle_us=self._idle_us,
+        )  # fmt: skip
         return Launch(self._graph, settings, spark=self._given_spark)
 
     def _open_view(self, name: str) -> View:
@@ -319,6 +346,8 @@ class App:
     def _add(self, function: Callable[..., Any], node: StageNode) -> None:
         self._graph.add_stage(node)
         self._functions[function] = node
+        for late in self._graph.late_stages(node):
+            self._graph.add_stage(late)
 
     def _names(self, inputs: Sequence[Input], where: str) -> tuple[str, ...]:
         return tuple(self._topic_of(each, where) for each in inputs)

@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     conf: Mapping[str, str]
     state: Path
     views: str
+    idle_us: int
 
 
 class Launch:
@@ -98,12 +99,13 @@ class Launch:
         stages = self._graph.order()
         for stage in stages:
             _make_output(log, stage, analysed[stage.name])
+            _check_late(log, stage)
         for name, restart in accept.items():
             _check_restart(self._graph.stages[name], analysed[name], restart)
         plans = []
         for stage in stages:
             plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
-        return Runner(spark, log, self._graph, plans, state=self._settings.state)
+        return Runner(spark, log, self._graph, plans, state=self._settings.state, idle_us=self._settings.idle_us)
 
     def look(self, runner: Runner) -> None:
         """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
@@ -211,7 +213,7 @@ class Launch:
         return Plan(
             stage=stage,
             analysed=analysed,
-            facts={topic: analysis.facts(topic) for topic in stage.inputs},
+            facts=analysis.inputs(stage),
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
             write=self._writer(log, stage, analysed, checkpoint, view),
@@ -346,6 +348,16 @@ def _check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> No
         raise InvalidApp(
             f"{stage.place} would write everything again that it has written before.",
             advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+        )
+
+
+def _check_late(log: Log, stage: StageNode) -> None:
+    """On Kafka Spark drops late rows by a watermark of its own, and nobody knows which."""
+    from headwater.processing.reading import is_local
+
+    if stage.late in ("topic", "correct") and not is_local(log):
+        raise InvalidApp(
+            f"{stage.place} has late={stage.late!r}, which needs a log in a folder.", advice="Leave late= out on Kafka."
         )
 
 

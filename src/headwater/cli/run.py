@@ -64,7 +64,7 @@ def run(
                 if serving is not None:
                     serving.show(status)
 
-            last = app.run(available_now=available_now, accept_new_checkpoint=accepted, watch=watch)
+            last = app.run(available_now=available_now, accept_new_checkpoint=accepted, watch=watch, check=False)
         finally:
             if serving is not None:
                 serving.close()

@@ -38,7 +38,7 @@ _TREE = re.compile(r"[│├└─ ]*")
 _UNDER = str.maketrans("├└─", "│  ")
 _GAP = 2
 _NAMES = ("stage", "to")
-_LEAST_FIRST = ("state rows", "to", "watermark", "last batch", "events", "restarts", "dead")
+_LEAST_FIRST = ("state rows", "to", "watermark", "last batch", "events", "restarts", "late", "dead")
 _STYLES = {
     "running": "green",
     "done": "green",
@@ -208,11 +208,14 @@ def _columns(stages: list[StageStatus]) -> dict[str, list[Text]]:
         "last batch": [Text(_batch(stage)) for stage in stages],
         "watermark": [Text(_clock(stage.watermark)) for stage in stages],
         "state rows": [Text(f"{stage.state_rows:,}") for stage in stages],
+        "late": [Text(f"{stage.late:,}") for stage in stages],
         "restarts": [Text(str(stage.restarts)) for stage in stages],
         "dead": [Text(str(stage.dead), style="yellow" if stage.dead else "") for stage in stages],
     }
     if not any(stage.restarts for stage in stages):
         del columns["restarts"]
+    if not any(stage.late for stage in stages):
+        del columns["late"]
     if not any(stage.dead for stage in stages):
         del columns["dead"]
     return columns

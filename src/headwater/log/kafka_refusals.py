@@ -31,7 +31,17 @@ class KafkaRefusals:
         )
 
     def reached(self, name: str, partition: int, *, offset: int) -> int:
-        _refuse(f"Kafka does not keep how far event time had come in topic {name!r}.", "It is found by reading.")
+        _refuse(
+            f"Kafka does not keep how far event time had come in topic {name!r}.",
+            "Read it without _late and _watermark; operators run on logs in a folder.",
+        )
+
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        _refuse("A topic on Kafka has no heartbeats.", "Append an event of your own whose time is the present.")
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Any]:
+        """There are none."""
+        return ()
 
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
         _refuse(

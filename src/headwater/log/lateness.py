@@ -34,14 +34,15 @@ def reached_after(chunk: Chunk, running: int) -> int:
     return int(after[-1]) if len(after) else running
 
 
-def is_late(chunk: Chunk, running: int) -> Any:
-    """Which events of a chunk are late; one without a time never is."""
+def is_late(chunk: Chunk, running: int, *, lateness_us: int | None = None) -> Any:
+    """Which events of a chunk are late, by the topic's lateness or another; one without a time never is."""
     if chunk.topic.time is None or not chunk.batch.num_rows:
         return np.zeros(chunk.batch.num_rows, bool)
     times = _times(chunk)
     before = np.r_[running, maxima(chunk, running)[:-1]]
     known = (times != NO_TIME) & (before != NO_TIME)
-    return known & (times < np.where(known, before, 0) - chunk.topic.lateness_us)
+    allowed = chunk.topic.lateness_us if lateness_us is None else lateness_us
+    return known & (times < np.where(known, before, 0) - allowed)
 
 
 def _times(chunk: Chunk) -> Any:

@@ -37,6 +37,7 @@ from headwater.log.gate import Gate
 from headwater.log.group_files import FileGroup, GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.head import Appended, is_marked_deleted, mark_deleted
+from headwater.log.heartbeats import Heartbeat, reached_by, read_heartbeats, tell_time
 from headwater.log.overload import Gauge
 from headwater.log.partition import Partition
 from headwater.log.partition_files import create_partition
@@ -224,7 +225,18 @@ class LocalStore(LocalStages, LocalCopies):
 
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         with self.gate:
-            return reached(self.handles, name, partition, offset)
+            told = read_heartbeats(self._disk, self.handles.partition(name, partition).folder)
+            return max(reached(self.handles, name, partition, offset), reached_by(told, offset))
+
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        with self.gate:
+            self._check_writable()
+            held = self.handles.usable_partition(name, partition)
+            return tell_time(self._disk, held, time, appended_before=appended_before)
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Heartbeat]:
+        with self.gate:
+            return read_heartbeats(self._disk, self.handles.partition(name, partition).folder)
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         if not self._is_real:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes
 from headwater.log.split import check_split
 from headwater.log.store import Store, TimeKind
@@ -216,6 +217,37 @@ class LogTopics:
         """The offsets each partition holds."""
         bounds = self._store.bounds([self.topic(topic).name])
         return {number: range(bound.first, bound.end) for (_, number), bound in bounds.items()}
+
+    def reached(self, topic: str) -> dict[int, int | None]:
+        """The greatest event time of each partition in µs, as lateness counts it; None where there is none yet."""
+        ends = {number: span.stop for number, span in self.offsets(topic).items()}
+        found = {number: self._store.reached(topic, number, offset=end) for number, end in ends.items()}
+        return {number: None if time == NO_TIME else time for number, time in found.items()}
+
+    def heartbeat(self, topic: str, time: datetime | str | int, *, idle: str | timedelta = "0 seconds") -> int:
+        """Says that event time has come to `time` in every partition of a topic to which nothing was appended for `idle`.
+
+        Whoever waits for events up to then goes on without them; what comes later and is older is late. Returns in how many
+        partitions that was news.
+        """
+        known, time_to = self.topic(topic), time_us(time)
+        now = self._clock()
+        if known.time is None:
+            raise InvalidInput(
+                f"Topic {topic!r} has no event time, so it needs no heartbeats.",
+                advice="Name its column of event time with time= when it is created.",
+            )
+        if time_to > now + known.future_us:
+            raise InvalidInput(
+                f"A heartbeat for topic {topic!r} lies further ahead than its future_max allows.",
+                advice="Use a time that has come.",
+            )
+        before = now + 1 - duration_us(idle)
+        return sum(
+            self._store.heartbeat(topic, number, time=time_to, appended_before=before)
+            for number, reached in self.reached(topic).items()
+            if reached is None or reached < time_to
+        )
 
     def offsets_at(self, topic: str, time: datetime | str | int, *, by: TimeKind = "time") -> dict[int, int]:
         """In each partition the first offset at or after a time; the end where there is none."""

@@ -22,6 +22,7 @@ from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.group import Committed, Owner, commit_offsets, not_owner
 from headwater.log.group_memory import MemoryGroup
+from headwater.log.heartbeats import Heartbeat, add_heartbeat, reached_by
 from headwater.log.lateness import reached_after
 from headwater.log.memory_partition import MemoryPartition
 from headwater.log.memory_reading import MemoryCursor, MemoryWaiter
@@ -229,11 +230,26 @@ class MemoryStore(MemoryStages):
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         with self._changed:
             held = self._partition(name, partition)
+            told = reached_by(held.heartbeats, offset)
             if offset >= held.end:
-                return held.running
+                return max(held.running, told)
             chunk = self.chunk_at(name, partition, offset)
             assert chunk.running is not None
-            return reached_after(chunk.slice(chunk.base_offset, offset), chunk.running)
+            return max(told, reached_after(chunk.slice(chunk.base_offset, offset), chunk.running))
+
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        with self._changed:
+            held = self._partition(name, partition)
+            if (held.end and held.appended >= appended_before) or self.reached(
+                name, partition, offset=held.end
+            ) >= time:
+                return False
+            add_heartbeat(held.heartbeats, Heartbeat(held.end, time))
+            return True
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Heartbeat]:
+        with self._changed:
+            return list(self._partition(name, partition).heartbeats)
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         return MemoryWaiter(self._changed)

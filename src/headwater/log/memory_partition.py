@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.log.frame import NO_TIME
+from headwater.log.heartbeats import Heartbeat
 from headwater.log.lateness import reached_after
 from headwater.log.store import Chunk
 
@@ -19,6 +20,7 @@ class MemoryPartition:
         self.bytes = 0
         self.appended = 0
         self.running = NO_TIME
+        self.heartbeats: list[Heartbeat] = []
         self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
 

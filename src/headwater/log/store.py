@@ -17,6 +17,7 @@ import pyarrow as pa
 from headwater.log.commit import OffsetPart
 from headwater.log.frame import Stamp
 from headwater.log.group import Group
+from headwater.log.heartbeats import Heartbeat
 from headwater.log.topic import Topic
 from headwater.model.errors import Diverged, EventsMissed, Repartitioned, TopicNotFound
 
@@ -249,7 +250,13 @@ class Store(Protocol):
         """The first offset whose event (or append) time is at or after `time`; the end if there is none."""
 
     def reached(self, name: str, partition: int, *, offset: int) -> int:
-        """The greatest event time before an offset, as lateness counts it (see `lateness`)."""
+        """The greatest event time before an offset, as lateness counts it (see `lateness`), or that a heartbeat told."""
+
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        """Event time has come so far in a partition, unless something was appended to it since; returns whether that is news."""
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Heartbeat]:
+        """The heartbeats of a partition in order (see `heartbeats`)."""
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         """Something to wait on for new events in these topics."""

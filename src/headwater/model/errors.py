@@ -305,3 +305,9 @@ class AppRunning(Conflict):
     """Another process runs this application."""
 
     code = "app_running"
+
+
+class AppFailed(HeadwaterError):
+    """A stage of an application failed for good."""
+
+    code = "app_failed"

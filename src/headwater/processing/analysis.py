@@ -27,6 +27,7 @@ from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import to_arrow_schema
 from headwater.processing.beats import NAME
 from headwater.processing.beats import SCHEMA as BEATS
+from headwater.processing.event_time import MARK
 from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
 from headwater.processing.table import Table
@@ -37,6 +38,24 @@ _STATELESS = {
     "Project", "Filter", "Generate", "EventTimeWatermark", "Union", "SubqueryAlias", "StreamingRelation", "ResolvedHint",
     "MapInPandas", "MapInArrow", "PythonMapInArrow", "BatchEvalPython", "ArrowEvalPython", "TypedFilter", "View",
 }  # fmt: skip
+_TIMED = {
+    "DeduplicateWithinWatermark",
+    "FlatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState",
+    "TransformWithState",
+    "TransformWithStateInPandas",
+}
+"""What may ask for the watermark, and drops what is before it."""
+
+LOG_COLUMNS = {
+    "_time": pa.field("_time", pa.timestamp("us", tz="UTC")),
+    "_appended": pa.field("_appended", pa.timestamp("us", tz="UTC")),
+    "_partition": pa.field("_partition", pa.int32()),
+    "_offset": pa.field("_offset", pa.int64()),
+    "_topic": pa.field("_topic", pa.string()),
+}
+"""What a stage can have of the log beside its inputs' own columns."""
+
 _RELATION = "StreamingRelation"
 _PATH = re.compile(r"FileSource\[(?:file:)?([^\]]+)\]")
 
@@ -52,12 +71,13 @@ class Facts(msgspec.Struct, frozen=True):
 
 class Analysed(msgspec.Struct, frozen=True):
     """What is known of a stage: the columns of its result, those it needs of each input, what keeps state in it, and which
-    operators of ours those are."""
+    operators of ours those are; and whether the result depends on the order of event times, so that late rows are left out."""
 
     schema: pa.Schema
     columns: Mapping[str, tuple[str, ...]]
     stateful: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    uses_time: bool = False
 
 
 def facts_of_topic(topic: Topic) -> Facts:
@@ -124,8 +144,23 @@ class Analysis:
         time, lateness = settings.get("time"), settings.get("lateness_us", 0)
         return Facts(self.stages[writer.name].schema, time, lateness)
 
+    def inputs(self, stage: StageNode) -> dict[str, Facts]:
+        """What the inputs of a stage look like, with the columns of the log that it asks for."""
+        for name in stage.log_columns:
+            if name not in LOG_COLUMNS:
+                raise InvalidApp(
+                    f"{stage.place} asks for {name!r}, which is no column of the log.",
+                    advice=f"Use some of {', '.join(LOG_COLUMNS)}.",
+                )
+        more = [LOG_COLUMNS[name] for name in stage.log_columns]
+        found = {topic: self.facts(topic) for topic in stage.inputs}
+        return {
+            topic: msgspec.structs.replace(facts, schema=pa.schema([*facts.schema, *more]))
+            for topic, facts in found.items()
+        }
+
     def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
-        facts = {topic: self.facts(topic) for topic in stage.inputs}
+        facts = self.inputs(stage)
         with building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS))) as made:
             result = apply(stage, [self._frame(folder, topic, fact) for topic, fact in facts.items()])
         operators = tuple(sorted(made.uids))
@@ -136,11 +171,14 @@ class Analysis:
             )
         self._check_mode(stage, result)
         schema = _checked_schema(stage, result)
+        uses_time = made.uses_time or self._uses_time(result)
+        _check_late(stage, uses_time=uses_time, operators=operators)
         if operators:
             everything = {topic: tuple(fact.schema.names) for topic, fact in facts.items()}
-            return Analysed(schema, everything, operators, operators)
+            return Analysed(schema, everything, operators, operators, uses_time)
         columns = self._pruned(stage, facts, folder, result)
-        return Analysed(schema, columns, tuple(sorted(set(self._stateful(result)))))
+        stateful = tuple(sorted(set(self._stateful(result))))
+        return Analysed(schema, columns, stateful, uses_time=uses_time)
 
     def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
@@ -193,12 +231,44 @@ class Analysis:
         return state.optimizer().execute(result._jdf.queryExecution().analyzed())
 
     def _stateful(self, result: DataFrame) -> Iterator[str]:
-        nodes = [result._jdf.queryExecution().analyzed()]
-        while nodes:
-            node = nodes.pop()
-            if node.nodeName().removeprefix("~") not in _STATELESS:
-                yield node.nodeName()
-            nodes += _children(node)
+        return (node.nodeName() for node in _nodes(result) if _kind(node) not in _STATELESS)
+
+    def _uses_time(self, result: DataFrame) -> bool:
+        """Whether Spark would drop late rows: where it groups by a time, compares rows by one, or joins streams that have one."""
+        for node in _nodes(result):
+            match _kind(node):
+                case "Aggregate" if any(map(_asks_time, _sequence(node.groupingExpressions()))):
+                    return True
+                case "Deduplicate" if any(map(_asks_time, _sequence(node.keys()))):
+                    return True
+                case "Join" if all(child.isStreaming() and _has_time(child) for child in _children(node)):
+                    return True
+                case kind if kind in _TIMED and any(map(_has_time, _children(node))):
+                    return True
+        return False
+
+
+def _nodes(result: DataFrame) -> Iterator[Any]:
+    """The nodes of a plan."""
+    nodes = [result._jdf.queryExecution().analyzed()]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += _children(node)
+
+
+def _kind(node: Any) -> str:
+    return str(node.nodeName().removeprefix("~"))
+
+
+def _asks_time(expression: Any) -> bool:
+    """Whether an expression uses an event time."""
+    return any(column.metadata().contains(MARK) for column in _sequence(expression.references().toSeq()))
+
+
+def _has_time(plan: Any) -> bool:
+    """Whether a column that a plan gives is an event time."""
+    return any(column.metadata().contains(MARK) for column in _sequence(plan.output()))
 
 
 def _leaves(node: Any, above: tuple[Any, ...]) -> Iterator[tuple[str, set[str] | None]]:
@@ -255,6 +325,20 @@ def _checked_schema(stage: StageNode, result: DataFrame) -> pa.Schema:
         raise InvalidApp(
             f"{stage.place} returns columns that the log cannot keep: {said}", advice="Cast them to another type."
         ) from None
+
+
+def _check_late(stage: StageNode, *, uses_time: bool, operators: Sequence[str]) -> None:
+    """Refuses a way with late events that a stage cannot go."""
+    if stage.late in ("topic", "correct") and not uses_time:
+        raise InvalidApp(
+            f"{stage.place} has late={stage.late!r}, but nothing comes too late for it: it has no window, join or operator by event time.",
+            advice="Leave late= out, or give its inputs an event time (time=) and group by a window of it.",
+        )
+    if stage.late == "correct" and (operators or stage.mode != "update"):
+        raise InvalidApp(
+            f'{stage.place} cannot correct what it gave: late="correct" is for windows in mode "update".',
+            advice='Use mode="update", whose later row of a key replaces the earlier one; or late="topic".',
+        )
 
 
 def _line(stage: StageNode, error: BaseException) -> str:

@@ -16,15 +16,16 @@ from pyspark.sql.types import TimestampType
 
 from headwater.log.frame import NO_TIME
 from headwater.model.errors import InvalidInput
+from headwater.processing.event_time import MARK
+from headwater.processing.operator import note_time
 from headwater.processing.runs import H1, H2
-
-_WATERMARK = "spark.watermarkDelayMs"
 
 
 def time_column(df: DataFrame, at: str | None) -> str:
-    """The column of event time: the one that is named, or the one that the input declares."""
+    """The column of event time: the one that is named, or the one that the input declares. Who asks works by it."""
+    note_time()
     if at is None:
-        declared = [field.name for field in df.schema if _WATERMARK in (field.metadata or {})]
+        declared = [field.name for field in df.schema if MARK in (field.metadata or {})]
         times = declared or [field.name for field in df.schema if isinstance(field.dataType, TimestampType)]
         if len(times) != 1:
             raise InvalidInput(

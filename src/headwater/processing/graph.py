@@ -21,6 +21,8 @@ from headwater.model.schema import to_arrow_schema
 
 StageKind = Literal["stream", "view", "sink"]
 OutputMode = Literal["append", "update", "complete"]
+Late = Literal["drop", "topic", "correct", "only"]
+"""What becomes of events that come later than their topic's lateness allows; `only` is for the stage that keeps them in a topic."""
 
 CHANGES = ".changes"
 """What follows a view's name in the topic of its changes."""
@@ -50,6 +52,9 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     mode: OutputMode = "append"
     trigger: str | None = None
+    late: Late | None = None
+    corrections_us: int = 0
+    log_columns: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
     where: str = ""
 
@@ -104,6 +109,27 @@ class Graph:
             raise InvalidApp(f"{node.place} has no inputs.", advice="Name the topics it reads: @app.stream(clicks, …).")
         self.stages[node.name] = node
         return node
+
+    def late_stages(self, stage: StageNode) -> list[StageNode]:
+        """The stages that keep what comes too late for a stage: one for each input, if it asks for that."""
+        if stage.late not in (None, "drop", "topic", "correct"):
+            raise InvalidApp(
+                f"{stage.place}: late={stage.late!r} is not known.", advice='Use "drop", "topic" or "correct".'
+            )
+        if (stage.late == "correct") != (stage.corrections_us > 0):
+            raise InvalidApp(
+                f'{stage.place}: late="correct" and corrections= belong together.',
+                advice='Say for how long: late="correct", corrections="1 hour".',
+            )
+        if stage.late != "topic":
+            return []
+        names = dict.fromkeys(stage.inputs, f"{stage.name}.late")
+        if len(names) > 1:
+            names = {topic: f"{name}.{topic}" for topic, name in names.items()}
+        return [
+            StageNode(name=name, kind="stream", inputs=(topic,), function=None, to=name, late="only", where=stage.where)
+            for topic, name in names.items()
+        ]
 
     def topic_names(self, stage: StageNode) -> list[str]:
         """The topics that a stage reads."""

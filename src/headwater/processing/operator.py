@@ -72,6 +72,8 @@ class Building:
         self.partitions = partitions
         self.beats = beats
         self.uids: set[str] = set()
+        self.uses_time = False
+        """Whether one of its operators works by event time, so that late rows are none of its business."""
 
     def uid(self, name: str, given: str | None) -> str:
         """A name for an operator's state: the one given, or the operator's and how many of them came before."""
@@ -96,6 +98,13 @@ def building(stage: Building) -> Iterator[Building]:
         yield stage
     finally:
         _building.reset(token)
+
+
+def note_time() -> None:
+    """An operator that is being made works by event time."""
+    stage = _building.get()
+    if stage is not None:
+        stage.uses_time = True
 
 
 def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = None) -> DataFrame:

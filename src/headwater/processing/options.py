@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from headwater.log.topic import check_name
-from headwater.model.clock import time_us
+from headwater.model.clock import duration_us, time_us
 from headwater.model.errors import HeadwaterError, InvalidInput, Unsupported
 from headwater.processing.offsets import EARLIEST, LATEST, Place, Places, parse_places
 
@@ -22,7 +22,7 @@ Use = Literal["stream", "batch"]
 
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "filter", "asOf", "pace",
+    "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -33,6 +33,7 @@ _BATCH_ONLY = {"endingOffsets": "a stream has no end", "asOf": "a table as of a 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """All options, read and checked as far as that needs no log. `columns` may hold "*"; `as_of` is a time or "latest".
 
+    `lateness_us` is that of the columns `_late` and `_watermark` where it is not the topic's own.
     `pace` is for applications: the folder in which a stream tells how far its batches go, and that it keeps a watermark.
     """
 
@@ -47,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ("*",)
     condition: str | None = None
     as_of: int | str | None = None
+    lateness_us: int | None = None
     pace: str | None = None
 
     def check_use(self, use: Use) -> None:
@@ -81,6 +83,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         columns=_columns(said.get("columns", "*")),
         condition=said.get("filter"),
         as_of=as_of if as_of is None or as_of == "latest" else _time("asOf", as_of, also='"latest" or '),
+        lateness_us=_duration("lateness", said.get("lateness")),
         pace=said.get("pace"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
@@ -139,6 +142,15 @@ def _time(option: str, text: str, *, also: str = "") -> int:
         raise InvalidInput(
             f"Option {option}={text!r} is not understood.",
             advice=f'Use {also}a time in ISO 8601, such as "2026-01-31T12:00:00Z".',
+        ) from None
+
+
+def _duration(option: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else duration_us(text)
+    except InvalidInput:
+        raise InvalidInput(
+            f"Option {option}={text!r} is no duration.", advice='Use one such as "10 minutes".'
         ) from None
 
 

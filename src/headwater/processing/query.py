@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
+from headwater.processing.event_time import telling_row
 from headwater.processing.offsets import cut
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
-from headwater.processing.reading import Range, Ranges, Selection, Whole, is_local, read_ranges, read_whole
+from headwater.processing.reading import Passing, Range, Ranges, Selection, Whole, is_local, read_ranges, read_whole
 from headwater.processing.session import check_reachable
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_arrow
@@ -47,6 +48,11 @@ class Query:
         options.check_use(self._use)
         check_reachable(options.log, self._master)
         return options
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the DataFrame."""
+        return list(self._schema.names)
 
     @cached_property
     def subscription(self) -> Subscription:
@@ -104,6 +110,8 @@ class Query:
         with crossing():
             if isinstance(wanted, (Range, Ranges)):
                 yield from self.rows(wanted.ranges if isinstance(wanted, Ranges) else (wanted,))
+            elif isinstance(wanted, Passing):
+                yield telling_row(to_arrow(self._schema), wanted.watermark)
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
@@ -113,4 +121,4 @@ class Query:
 
     @cached_property
     def _selection(self) -> Selection:
-        return Selection(to_arrow(self._schema), self.subscription.condition())
+        return Selection(to_arrow(self._schema), self.subscription.condition(), lateness_us=self.options.lateness_us)

@@ -13,11 +13,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from headwater.log.events import joined, output_schema, to_batch_of
+from headwater.log.frame import NO_TIME
+from headwater.log.lateness import reached_after
 from headwater.log.local import LocalStore
 from headwater.log.log import Log
 from headwater.log.store import Chunk
@@ -26,6 +29,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
+from headwater.processing.event_time import FIELDS, LATE, column_of
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
 
@@ -35,12 +39,15 @@ BATCH_BYTES_MIN = 32 << 20
 
 
 class Range(InputPartition):
-    """The events of a partition from `start` up to, and not with, `end`."""
+    """The events of a partition from `start` up to, and not with, `end`; `watermark` is that of their batch."""
 
-    def __init__(self, topic: Topic, partition: int, start: int, end: int, *, skips: bool) -> None:
+    def __init__(
+        self, topic: Topic, partition: int, start: int, end: int, *, skips: bool, watermark: int = NO_TIME
+    ) -> None:
         """`skips`: what retention removes before it is read is not missed."""
         self.topic, self.topic_id = topic.name, topic.id
         self.partition, self.start, self.end, self.skips = partition, start, end, skips
+        self.watermark = watermark
 
     def part(self, start: int, end: int) -> Range:
         """A part of it."""
@@ -62,6 +69,13 @@ class Ranges(InputPartition):
         return ", ".join(map(repr, self.ranges))
 
 
+class Passing(InputPartition):
+    """No events, only the watermark of a batch in which nothing but time has gone on."""
+
+    def __init__(self, watermark: int) -> None:
+        self.watermark = watermark
+
+
 class Whole(InputPartition):
     """A whole topic up to `ends`, to be read as a table: the newest row of each key as of an event time."""
 
@@ -79,11 +93,15 @@ class Selection:
     Deleted events are left out unless `_deleted` is among the columns.
     """
 
-    def __init__(self, schema: pa.Schema, condition: Condition | None) -> None:
+    def __init__(self, schema: pa.Schema, condition: Condition | None, *, lateness_us: int | None = None) -> None:
+        """`lateness_us` counts for `_late` instead of the topic's own."""
         self.schema = schema
+        self._lateness_us = lateness_us
+        self._of_time = [name for name in schema.names if name in FIELDS]
         self._filter = Filter(condition) if condition else None
         self._shows_deleted = DELETED.name in schema.names
-        self._names = list(dict.fromkeys([*schema.names, *(condition.columns if condition else ())]))
+        names = [name for name in schema.names if name not in FIELDS]
+        self._names = list(dict.fromkeys([*names, *(condition.columns if condition else ())]))
         self._wanted: tuple[Topic, pa.Schema] | None = None
 
     @property
@@ -91,12 +109,20 @@ class Selection:
         """The columns that it needs."""
         return self._names
 
-    def of_chunk(self, chunk: Chunk) -> pa.RecordBatch:
-        """What is selected of a chunk."""
+    @property
+    def needs_running(self) -> bool:
+        """Whether it asks how far event time had come before each chunk."""
+        return LATE in self._of_time
+
+    def of_chunk(self, chunk: Chunk, *, watermark: int = NO_TIME) -> pa.RecordBatch:
+        """What is selected of a chunk, in a batch with this watermark."""
         if self._wanted is None or self._wanted[0] is not chunk.topic:
             own = chunk.topic.schema
             self._wanted = chunk.topic, own if self._names == own.names else output_schema(chunk.topic, self._names)
         batch = to_batch_of(chunk, self._wanted[1])
+        for name in self._of_time:
+            column = column_of(name, chunk, watermark=watermark, lateness_us=self._lateness_us)
+            batch = batch.append_column(FIELDS[name], column)
         if not self._shows_deleted and DELETED.name in chunk.batch.schema.names:
             batch = batch.filter(pc.invert(chunk.batch.column(DELETED.name).fill_null(False)))
         return self.of_batch(batch, chunk.topic.name)
@@ -115,8 +141,12 @@ def is_local(log: Log) -> bool:
 
 def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
     """The rows of ranges, one after the other."""
-    chunks = (chunk for wanted in ranges for chunk in _chunks(wanted, log))
-    batches = (batch for chunk in chunks if (batch := selection.of_chunk(chunk)).num_rows)
+    selected = (
+        selection.of_chunk(chunk, watermark=wanted.watermark)
+        for wanted in ranges
+        for chunk in (_with_running(wanted, log) if selection.needs_running else _chunks(wanted, log))
+    )
+    batches = (batch for batch in selected if batch.num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
 
 
@@ -147,6 +177,23 @@ def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
             cursor = log.store.cursor(*place, offset=first)
             continue
         yield from chunks
+
+
+def _with_running(wanted: Range, log: Log) -> Iterator[Chunk]:
+    """The chunks of a range, cut where heartbeats were, each knowing how far event time had come before it."""
+    running = log.store.reached(wanted.topic, wanted.partition, offset=wanted.start)
+    beats = [beat for beat in log.store.heartbeats(wanted.topic, wanted.partition) if beat.offset > wanted.start]
+    for whole in _chunks(wanted, log):
+        running = max(running, NO_TIME if whole.running is None else whole.running)
+        while beats and beats[0].offset < whole.end_offset:
+            beat = beats.pop(0)
+            if beat.offset > whole.base_offset:
+                part, whole = whole.slice(whole.base_offset, beat.offset), whole.slice(beat.offset, whole.end_offset)
+                yield msgspec.structs.replace(part, running=running)
+                running = reached_after(part, running)
+            running = max(running, beat.time)
+        yield msgspec.structs.replace(whole, running=running)
+        running = reached_after(whole, running)
 
 
 def _check_same(log: Log, wanted: Range | Whole) -> Topic:

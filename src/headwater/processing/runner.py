@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,16 @@ from headwater.model.errors import Fenced, HeadwaterError
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
 from headwater.processing.border import told
+from headwater.processing.event_time import LATE, PASSED, with_time, without_late
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.java import how_it_ended
 from headwater.processing.marker import ends_of
 from headwater.processing.offsets import places_of
 from headwater.processing.operator import Building, building
 from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
+from headwater.processing.reading import is_local
 from headwater.processing.session import activate
-from headwater.processing.status import Rate, StageStatus, ends_in
+from headwater.processing.status import LATE_ROWS, Rate, StageStatus, ends_in
 from headwater.processing.table import Table
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -48,6 +51,7 @@ RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 LOOK_S = 0.2
 LAG_S = 2.0
+BEAT_S = 1.0
 BEGIN_S = 10.0
 BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
@@ -79,12 +83,17 @@ class Plan(msgspec.Struct, frozen=True):
 class Runner:
     """The stages of one application in one Spark session."""
 
-    def __init__(self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path, idle_us: int
+    ) -> None:
+        """`idle_us`: so long without an event, and a partition is not waited for any more."""
         self.spark = spark
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
         self._paces: list[str] = []
+        self._idle_us = idle_us
+        self._beat_at = 0.0
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -113,6 +122,7 @@ class Runner:
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
                 self._with_spark(stage.look)
+            self._beat()
             if on_look is not None:
                 on_look()
             if all(stage.status.state in ("failed", "done") for stage in self.stages):
@@ -148,11 +158,29 @@ class Runner:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
+    def _beat(self) -> None:
+        """Gives heartbeats to what stages wait for and nobody writes to: there time has come as far as in their other inputs."""
+        if time.monotonic() < self._beat_at or not is_local(self._log):
+            return
+        self._beat_at = time.monotonic() + BEAT_S
+        for stage in self.stages:
+            plan = stage.plan
+            topics = [topic for topic, facts in plan.facts.items() if facts.time is not None]
+            if plan.analysed.uses_time and topics:
+                with suppress(HeadwaterError):  # a topic that was deleted, a full disk: its stage tells it
+                    self._beat_for(topics)
+
+    def _beat_for(self, topics: Sequence[str]) -> None:
+        reached = [time for topic in topics for time in self._log.reached(topic).values() if time is not None]
+        for topic in topics if reached else ():
+            latest = self._log.clock() + self._log.topic(topic).future_us
+            self._log.heartbeat(topic, min(max(reached), latest), idle=timedelta(microseconds=self._idle_us))
+
     def frames(
         self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
     ) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
-        return [self._frame(plan, topic, skips, batch, pace) for topic in plan.stage.inputs]
+        return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
 
     def result(self, plan: Plan, skips: Skips) -> DataFrame:
         """What a stage's function makes of its inputs as streams."""
@@ -167,10 +195,11 @@ class Runner:
             return apply(plan.stage, self.frames(plan, skips, pace=pace))
 
     def _frame(
-        self, plan: Plan, topic: str, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
+        self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
     ) -> DataFrame | Table:
+        topic = plan.stage.inputs[number]
         facts = plan.facts[topic]
-        names = plan.analysed.columns[topic]
+        names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
         options = {
             "log": self._log.url,
             "topic": topic,
@@ -179,14 +208,39 @@ class Runner:
         }
         if pace is not None:
             options["pace"] = pace
+        if plan.stage.corrections_us:
+            options["lateness"] = f"{facts.lateness_us + plan.stage.corrections_us} microseconds"
         condition = skips.condition(topic)
         if condition:
             options["filter"] = condition
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            return self.spark.read.format("headwater").options(**options).load()
-        frame = with_watermark(self.spark.readStream.format("headwater").options(**options).load(), facts)
+            return without_late(self.spark.read.format("headwater").options(**options).load())
+        frame = self.spark.readStream.format("headwater").options(**options).load()
+        if plan.stage.late == "only":
+            return frame.where(LATE).drop(LATE)
+        if PASSED in names:
+            assert facts.time is not None
+            count, keeps = f"{LATE_ROWS} {number}", facts.is_table
+            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
+        else:
+            frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
+
+    def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
+        """The columns by which an input's late rows are told, and its watermark. Kafka does not keep what they are made of.
+
+        No row of a table comes too late: it is what later events are to find.
+        """
+        if facts.time is None or not is_local(self._log):
+            return []
+        if plan.stage.late == "only":
+            return [LATE]
+        if not plan.analysed.uses_time:
+            return []
+        if is_batch:
+            return [] if facts.is_table else [LATE]
+        return [LATE, PASSED]
 
     def writer(self, plan: Plan, result: DataFrame, write: Write | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""

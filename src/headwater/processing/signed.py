@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql.types import TimestampType
 
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
-from headwater.processing.columns import flags, in_fixed_order, time_column
+from headwater.processing.columns import flags, in_fixed_order
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
@@ -34,7 +35,10 @@ _ROWS, _KNOWN = "rows", "_known"
 def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str | None) -> DataFrame:
     """The rows of `df`, changes of a table with this key, with their `_sign`."""
     names = [key] if isinstance(key, str) else list(key)
-    operator = Signed(to_arrow(df.schema), names, None if at is None else time_column(df, at))
+    # The time says which change is the later, no more: one that the watermark has passed counts as well, so this does not note it.
+    if at is not None and (at not in df.columns or not isinstance(df.schema[at].dataType, TimestampType)):
+        raise InvalidInput(f"There is no column {at!r} with times (TIMESTAMP).", advice="Name another with at=.")
+    operator = Signed(to_arrow(df.schema), names, at)
     return operate(operator, [Input(df, names)], uid=None if uid is None else f"{uid}.rows")
 
 

@@ -15,12 +15,15 @@ from typing import Any, Literal
 import msgspec
 
 from headwater.model.clock import system_clock
+from headwater.model.errors import AppFailed
 from headwater.processing.graph import Graph, StageNode
 
 StageState = Literal["starting", "running", "waiting", "stopped", "failed", "done"]
 
 FILE = "status.json"
 RATE_OVER_S = 10.0
+LATE_ROWS = "late rows"
+"""So begins the name of a count of late rows in the progress of a query."""
 
 
 class StageStatus(msgspec.Struct, kw_only=True):
@@ -40,6 +43,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
     lag: int = 0
     watermark: str | None = None
     state_rows: int = 0
+    late: int = 0
     restarts: int = 0
     dead: int = 0
     error: str | None = None
@@ -56,6 +60,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
         if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
             self.epoch = int(progress["batchId"])
             self.events += rows
+            self.late += _late(progress)
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
@@ -109,6 +114,17 @@ def first_status(graph: Graph, log: str) -> AppStatus:
     return AppStatus(name=graph.name, log=log, pid=os.getpid(), started_us=now_us, at_us=now_us, stages=stages)
 
 
+def check_stages(status: AppStatus) -> None:
+    """`AppFailed` where stages of an application have failed."""
+    failed = [stage for stage in status.stages if stage.state == "failed"]
+    if failed:
+        told = "; ".join(f"stage {stage.name!r} ({stage.where}) failed: {stage.error}" for stage in failed)
+        raise AppFailed(
+            f"Application {status.name!r}: {told}",
+            advice="Start it again once that is mended: it goes on where it was.",
+        )
+
+
 def write_status(folder: Path, status: AppStatus) -> None:
     """Replaces the file in one step."""
     partial = folder / f"{FILE}.partial"
@@ -122,6 +138,12 @@ def read_status(folder: Path) -> AppStatus | None:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=AppStatus)
     except FileNotFoundError:
         return None
+
+
+def _late(progress: Mapping[str, Any]) -> int:
+    """How many rows of a batch came too late."""
+    found = progress.get("observedMetrics") or {}
+    return sum(int(counted["rows"] or 0) for name, counted in found.items() if name.startswith(LATE_ROWS))
 
 
 def _lag(source: Mapping[str, Any]) -> int:

@@ -32,10 +32,11 @@ from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
 from headwater.processing.beats import Pace
 from headwater.processing.border import crossing
+from headwater.processing.event_time import PASSED
 from headwater.processing.fetched import FetchingReader
 from headwater.processing.offsets import LATEST, WATERMARK, At, Offsets, share, to_json
 from headwater.processing.query import Query
-from headwater.processing.reading import Range
+from headwater.processing.reading import Passing, Range
 from headwater.processing.subscription import Subscription, taken_back
 
 FETCH_BYTES_MAX = 4 << 20
@@ -100,6 +101,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             before, after = Offsets.from_json(start), Offsets.from_json(end)
             topics = {topic.name: topic for topic in self._subscription.checked(after)}
             bounds = self._subscription.bounds(topics.values())
+            watermark = after.more.get(WATERMARK, NO_TIME)
             ranges: list[Range] = []
             for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
                 if after.places[at] > bounds[at].end:
@@ -107,7 +109,12 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                 if before.places[at] < after.places[at]:
                     first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
                     skips = not self._query.options.fails_on_loss
-                    ranges.append(Range(topics[at[0]], at[1], first, after.places[at], skips=skips))
+                    ranges.append(
+                        Range(topics[at[0]], at[1], first, after.places[at], skips=skips, watermark=watermark)
+                    )
+            if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
+                self.fetched = None if self._query.is_nested else list(self.read(Passing(watermark)))
+                return [Passing(watermark)]
             tasks = self._query.tasks(ranges)
             self.fetched = self._fetch(ranges) if len(tasks) == 1 else None
             return tasks
@@ -140,14 +147,15 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         return fetched
 
     def _paced(self, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
-        """The offsets, told to those who keep pace."""
+        """The offsets, with their watermark where it is asked for, told to those who keep pace."""
         pace = self._query.options.pace
-        if pace is None:
+        if pace is None and PASSED not in self._query.names:
             return offsets.to_json()
         before = offsets.more.get(WATERMARK, NO_TIME)
         more = {**offsets.more, WATERMARK: max(before, self._subscription.watermark(topics, offsets.places))}
         paced = msgspec.structs.replace(offsets, more=more).to_json()
-        Pace(pace).tell(sorted(offsets.topics), paced)
+        if pace is not None:
+            Pace(pace).tell(sorted(offsets.topics), paced)
         return paced
 
     def _ends(self) -> dict[At, int]:

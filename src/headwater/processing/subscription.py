@@ -22,6 +22,7 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, TopicNotFound
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.condition import Condition, parse_condition
+from headwater.processing.event_time import FIELDS, PASSED
 from headwater.processing.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
 from headwater.processing.options import Options
 
@@ -89,15 +90,17 @@ class Subscription:
         """The event time that is passed at these offsets: that of the partition furthest behind, less the lateness of its topic.
 
         An event that is late by the lateness exactly is not late, so it is the microsecond before that. A partition that never had an
-        event waits for nothing.
+        event or a heartbeat waits for nothing.
         """
-        lateness = {topic.name: topic.lateness_us for topic in topics}
+        given = self._options.lateness_us
+        lateness = {topic.name: topic.lateness_us if given is None else given for topic in topics}
         found = []
         for (name, number), bound in self._log.store.bounds(list(lateness)).items():
-            offset = places.get((name, number), 0)
-            if bound.end > 0:
-                reached = self._log.store.reached(name, number, offset=offset)
-                found.append(NO_TIME if reached == NO_TIME else reached - lateness[name] - 1)
+            reached = self._log.store.reached(name, number, offset=places.get((name, number), 0))
+            if reached != NO_TIME:
+                found.append(reached - lateness[name] - 1)
+            elif bound.end > 0:
+                return NO_TIME
         return min(found, default=NO_TIME)
 
     def incarnation(self) -> int:
@@ -179,7 +182,7 @@ class Subscription:
         return topics
 
     def _columns(self, topic: Topic) -> pa.Schema:
-        own = {name.lower(): name for name in [*topic.schema.names, *LOG_COLUMNS]}
+        own = {name.lower(): name for name in [*FIELDS, *LOG_COLUMNS, *topic.schema.names]}
         names: list[str] = []
         for name in self._options.columns:
             names += topic.schema.names if name == "*" else [own.get(name.lower(), name)]
@@ -188,12 +191,14 @@ class Subscription:
                 "Option columns names a column twice.", advice='"*" has all columns of the topic already.'
             )
         try:
-            schema = output_schema(topic, names)
+            found = output_schema(topic, [name for name in names if name not in FIELDS])
         except InvalidInput as error:
             raise InvalidInput(f"Option columns: {error.what}", advice=error.advice) from None
-        if DELETED.name not in names:
+        schema = pa.schema([FIELDS.get(name) or found.field(name) for name in names])
+        if DELETED.name not in names and PASSED not in names:
             return schema
-        return pa.schema([field.with_nullable(True) for field in schema])  # a deletion has its key, and nothing else
+        # A deletion has its key and nothing else, and a row that only tells the watermark has not even that.
+        return pa.schema([field.with_nullable(True) for field in schema])
 
     def _place(self, where: Place, at: At, bound: Bounds) -> int:
         if where == EARLIEST:

@@ -14,12 +14,13 @@ _GAPS = ("gap:",)
 _SPLITS = ("split:",)
 _REMOVAL = ("removal:",)
 _STAGES = ("stage:",)
+_HEARTBEATS = ("heartbeat:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES)
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS)
     return [point for point in _all_points() if not point.startswith(others)]
 
 
@@ -41,6 +42,11 @@ def group_points() -> list[str]:
 def stage_points() -> list[str]:
     """Every point that stages reach."""
     return _beginning(_STAGES)
+
+
+def heartbeat_points() -> list[str]:
+    """Every point of heartbeats."""
+    return _beginning(_HEARTBEATS)
 
 
 def copy_points() -> list[str]:

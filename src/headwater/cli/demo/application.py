@@ -108,7 +108,7 @@ def main() -> None:
         _say(msgspec.json.encode(status))
 
     try:
-        app.run(watch=watch)
+        app.run(watch=watch, check=False)
     finally:
         page.close()
 

@@ -1,0 +1,71 @@
+"""Event time in DataFrames: which rows come too late, and how far time has come.
+
+`_late` says of a row whether its time lies more than the lateness before the greatest time that its own partition had reached before
+it. `_watermark` is the same for all rows of a batch: the time that no row which is not late can lie before any more, the least of all
+partitions. Both come from what the log keeps with the events, so they are the same however batches are cut.
+
+Spark's own watermark is made of the greatest time in any partition: a partition that is behind loses rows by it, others when batches are
+cut another way, and one clock that runs ahead makes everything late. `with_time` gives Spark ours instead. Spark takes the greatest
+value of a column for its watermark, and knows times by a mark in the metadata of theirs: here the column is `_watermark`, and the mark is
+put on the event time. What is late is taken out before, so whatever windows, joins and our own operators do with the rest, they
+never drop a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headwater.log.frame import NO_TIME
+from headwater.log.lateness import is_late
+from headwater.log.store import Chunk
+
+LATE, PASSED = "_late", "_watermark"
+FIELDS = {
+    LATE: pa.field(LATE, pa.bool_()),
+    PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
+}
+MARK = "spark.watermarkDelayMs"
+"""By this key in a column's metadata Spark knows event times."""
+
+
+def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | None) -> pa.Array:
+    """`_late` or `_watermark` of the rows of a chunk, of which `running` is known."""
+    if name == LATE:
+        running = NO_TIME if chunk.running is None else chunk.running
+        return pa.array(is_late(chunk, running, lateness_us=lateness_us))
+    return _moments(watermark, chunk.batch.num_rows)
+
+
+def telling_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
+    """A row that is no event and only tells the watermark: of a batch in which nothing but time has gone on."""
+    columns = [_moments(watermark, 1) if field.name == PASSED else pa.nulls(1, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def without_late(frame: DataFrame) -> DataFrame:
+    """The rows of a DataFrame that is no stream without those that are late, where that is known."""
+    return frame.where(~F.col(LATE)).drop(LATE) if LATE in frame.columns else frame
+
+
+def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, drops: bool = True) -> DataFrame:
+    """A stream with `_late` and `_watermark` as Spark's stateful operators want it: without both, and without what is late.
+
+    How many rows that is stands in the query's progress, under `count_as`. With `drops=False` late rows stay.
+    """
+    # Spark moves no condition below what it counts; below the watermark it would, and then see only the rows that are let through.
+    counted = frame.withWatermark(PASSED, "0 seconds").observe(count_as, F.count_if(LATE).alias("rows"))
+    kept = counted.where(~F.col(LATE) if drops else F.col(LATE).isNotNull()).drop(LATE, PASSED)
+    columns: list[Any] = [F.col(f"`{name}`") for name in kept.columns if name != time]
+    marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
+    columns.insert(kept.columns.index(time), marked)
+    return kept.select(*columns)
+
+
+def _moments(watermark: int, count: int) -> pa.Array:
+    """The watermark, so many times; where Spark's begins, in 1970, while there is none."""
+    return pa.array(np.full(count, max(watermark, 0))).cast(FIELDS[PASSED].type)
