@@ -25,6 +25,8 @@ def make(queries=tuple(QUERIES), *, partitions=4):
     app = hw.App("nexmark", log=LOG, conf={"spark.sql.shuffle.partitions": "2"})
     inputs = {name: app.topic(name, **topic.declared(), partitions=partitions) for name, topic in TOPICS.items()}
     for name in queries:
+        if name not in QUERIES:
+            raise SystemExit(f"There is no query {name!r}: NEXMARK_QUERIES names some of {', '.join(QUERIES)}.")
         query = QUERIES[name]
         given = [inputs[each] for each in query.inputs]
         columns = LOG_COLUMNS.get(name, ())

@@ -1,7 +1,8 @@
 """The Nexmark queries that operators of ours answer, as functions from DataFrames to a DataFrame.
 
 Five have shapes that Spark's own streaming refuses: the winning bids of auctions, which may still rise, and what is computed over them
-(q4, q6, q9), and distinct counts (q15, q16). Two it can do (`native.py`), and ours keep less for: the last and the best of each key (q18, q19).
+(q4, q6, q9), and distinct counts (q15, q16). Two it can do (`native.py`), and ours keep less for them: the last and the best of each
+key (q18, q19).
 
 An auction's bids find it by its row at their time (`hw.lookup`), so nobody waits for more than the lateness, and what a bid is compared by
 is kept no longer than bids may ask for it. The module imports nothing of the example but `native`, which lies beside it.
@@ -54,9 +55,7 @@ def winning_bids(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     """q9: the winning bid of each auction, with the auction."""
     own = ("itemName", "description", "initialBid", "reserve", "dateTime", "expires", "seller", "category", "extra")
     won = winning(bids, auctions, *own)
-    return won.select(
-        F.col("auction").alias("id"), *own, "auction", "bidder", "price", "bid_dateTime", "bid_extra"
-    )
+    return won.select(F.col("auction").alias("id"), *own, "auction", "bidder", "price", "bid_dateTime", "bid_extra")
 
 
 def statistics_of_days(bids: DataFrame) -> DataFrame:
@@ -79,7 +78,9 @@ def last_bids(bids: DataFrame) -> DataFrame:
 def top_bids(bids: DataFrame) -> DataFrame:
     """q19: the ten highest bids of each auction; of equal prices the earlier is higher."""
     best = hw.top_n(bids, 10, by="auction", order=["price DESC", "dateTime"])
-    return best.select("auction", "bidder", "price", "channel", "url", "dateTime", "extra", F.expr("rank::bigint AS rank_number"))
+    return best.select(
+        "auction", "bidder", "price", "channel", "url", "dateTime", "extra", F.expr("rank::bigint AS rank_number")
+    )
 
 
 def ranked() -> list[Column]:
@@ -96,7 +97,9 @@ def counts() -> dict[str, tuple[str, str]]:
     """The aggregates over the columns of `ranked`."""
     ranks = ("total", *RANKS)
     found = {f"{rank}_bids": ("count", f"{rank}_bidder") for rank in ranks}
-    return found | {f"{rank}_{column}s": ("distinct", f"{rank}_{column}") for column in ("bidder", "auction") for rank in ranks}
+    return found | {
+        f"{rank}_{column}s": ("distinct", f"{rank}_{column}") for column in ("bidder", "auction") for rank in ranks
+    }
 
 
 OURS = {
