@@ -72,7 +72,8 @@ def statistics_of_channels(bids: DataFrame) -> DataFrame:
 
 def last_bids(bids: DataFrame) -> DataFrame:
     """q18: the last bid of each bidder for each auction."""
-    return hw.top_n(bids, 1, by=["auction", "bidder"], order="dateTime DESC").drop("rank")
+    last = hw.top_n(bids, 1, by=["auction", "bidder"], order="dateTime DESC")
+    return last.select("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
 
 
 def top_bids(bids: DataFrame) -> DataFrame:
