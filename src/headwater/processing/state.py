@@ -25,6 +25,9 @@ from headwater.processing import runs
 from headwater.processing.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind
 from headwater.processing.state_files import RunAt, StateFolder, Version
 
+OWNER = "_owner"
+"""In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
+
 KEY_FIELDS = [pa.field(H1, pa.int64()), pa.field(H2, pa.int64())]
 
 Keep = Callable[[pa.Table], Any]
@@ -32,14 +35,10 @@ Keep = Callable[[pa.Table], Any]
 
 
 class TableSpec(msgspec.Struct, frozen=True):
-    """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes.
-
-    `owner` is the column by which a row belongs to a partition, where the table's own key is a finer one than the operator's.
-    """
+    """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes."""
 
     kind: Kind
     fields: Sequence[pa.Field]
-    owner: str = H1
 
     @property
     def schema(self) -> pa.Schema:
@@ -232,7 +231,7 @@ class StateStore:
             for name, spec in self._specs.items():
                 table = StateTable(spec, self._held(version, name, folder), floor=version.floors.get(name, MIN_TIME))
                 floors[name].append(table.floor)
-                held[name].append((None, self._mine(table.rows(), spec.owner)))
+                held[name].append((None, self._mine(table.rows())))
         return State(
             {name: StateTable(spec, [(at, run) for at, run in held[name] if run.num_rows], floor=min(floors[name]))
              for name, spec in self._specs.items()}
@@ -256,7 +255,8 @@ class StateStore:
             advice="Restore the folder, or remove the operator's state and its checkpoint to have both rebuilt from the log.",
         )
 
-    def _mine(self, rows: pa.Table, owner: str) -> pa.Table:
+    def _mine(self, rows: pa.Table) -> pa.Table:
+        owner = OWNER if OWNER in rows.column_names else H1
         return rows.filter(
             pa.array(partition_of(runs.column(rows, owner), self._blank.partitions) == self._blank.partition)
         )

@@ -27,11 +27,11 @@ from headwater.processing.operator import Input, Time, hashed_parts, hashes, ope
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.signed import SIGN, signed
 from headwater.processing.sql import ask
-from headwater.processing.state import State, TableSpec
+from headwater.processing.state import OWNER, State, TableSpec
 from headwater.processing.types import to_arrow
 
 KINDS = ("count", "sum", "avg", "min", "max", "distinct")
-_TOTALS, _SEEN, _OWNER, _COUNT = "totals", "seen", "owner", "n"
+_TOTALS, _SEEN, _COUNT = "totals", "seen", "n"
 
 
 def totals(
@@ -81,8 +81,8 @@ class Totals:
         ]
         fields = [pa.field("rows", pa.int64()), *(field for sums in self._sums for field in sums.fields)]
         self._fields = fields + [pa.field(f"d{number}", pa.int64()) for number in range(self._distinct)]
-        seen = [pa.field(_OWNER, pa.int64()), pa.field(_COUNT, pa.int64())]
-        self.tables = {_TOTALS: TableSpec("keyed", self._fields), _SEEN: TableSpec("keyed", seen, owner=_OWNER)}
+        seen = [pa.field(OWNER, pa.int64()), pa.field(_COUNT, pa.int64())]
+        self.tables = {_TOTALS: TableSpec("keyed", self._fields), _SEEN: TableSpec("keyed", seen)}
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
         """The groups that changed."""
@@ -111,7 +111,7 @@ class Totals:
         """By how much each distinct count of each group grows or shrinks."""
         gained = np.zeros((len(keys), self._distinct), np.int64)
         for number in range(self._distinct):
-            hashed = {H1: rows.column(f"d{number}_1"), H2: rows.column(f"d{number}_2"), _OWNER: rows.column(H1)}
+            hashed = {H1: rows.column(f"d{number}_1"), H2: rows.column(f"d{number}_2"), OWNER: rows.column(H1)}
             is_value = hashed[H1].is_valid().to_numpy()
             values = pa.table(hashed).filter(pa.array(is_value))
             self._count_seen(state, values, keys.row[is_value], sign[is_value], gained[:, number])
@@ -132,8 +132,8 @@ class Totals:
         else:
             after[:] = 1  # that a value was there is enough where nothing is taken back
         np.add.at(gained, group[one_of_each], (after > 0).astype(np.int64) - (before > 0))
-        owner = values.column(_OWNER).take(pa.array(one_of_each))
-        put = pa.table({H1: pa.array(keys.h1), H2: pa.array(keys.h2), _OWNER: owner, _COUNT: pa.array(after)})
+        owner = values.column(OWNER).take(pa.array(one_of_each))
+        put = pa.table({H1: pa.array(keys.h1), H2: pa.array(keys.h2), OWNER: owner, _COUNT: pa.array(after)})
         state[_SEEN].put(put.filter(pa.array((after != before) & (after > 0))))
         state[_SEEN].remove(keys.only((after <= 0) & (before > 0)))
 
