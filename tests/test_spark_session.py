@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
+from headwater.processing.beats import BeatsSource
 from headwater.processing.session import check_java, check_reachable, make_session
 from headwater.processing.source import HeadwaterSource, RemoteSource, register
 from headwater.processing.worker_python import worker_python
@@ -96,7 +97,7 @@ def test_a_session_gets_the_source_for_its_master(master: str, kind: type) -> No
     registered: list[type] = []
     context, sources = SimpleNamespace(master=master), SimpleNamespace(register=registered.append)
     register(cast(SparkSession, SimpleNamespace(sparkContext=context, dataSource=sources)))
-    assert registered == [kind]
+    assert registered == [kind, BeatsSource]
     assert kind.name() == "headwater"
 
 

@@ -79,14 +79,15 @@ def test_an_application_is_killed_behind_a_batch_and_goes_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_examples_test_passes() -> None:
+@pytest.mark.parametrize(("example", "tests"), [("clickstream", 2), ("click_through", 1), ("tax_rates", 1)])
+def test_the_examples_tests_pass(example: str, tests: int) -> None:
     """As its users run it: beside the script, with a configuration that is not ours."""
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "test_clickstream.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", f"test_{example}.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    folder = ROOT / "examples" / "clickstream"
+    folder = ROOT / "examples" / example
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:]
-    assert "2 passed" in ended.stdout
+    assert f"{tests} passed" in ended.stdout
 
 
 @pytest.mark.slow

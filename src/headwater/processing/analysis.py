@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidApp
-from headwater.model.schema import to_arrow_schema
+from headwater.model.schema import DELETED, to_arrow_schema
 from headwater.processing.beats import NAME
 from headwater.processing.beats import SCHEMA as BEATS
 from headwater.processing.event_time import MARK
@@ -183,6 +183,8 @@ class Analysis:
     def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
         kept = facts.schema if columns is None else pa.schema([facts.schema.field(name) for name in columns])
+        if facts.is_table:
+            kept = kept.append(DELETED)
         frame = with_watermark(self._empty(folder / topic, kept), facts)
         return Table(topic, frame) if facts.is_table else frame
 

@@ -51,7 +51,7 @@ def lookup(
         raise InvalidInput(
             f"how={how!r}, ties={ties!r} make no sense.", advice='Use "left" or "inner"; "table" or "event".'
         )
-    changes = table.changes if isinstance(table, Table) else table
+    changes = table.versions if isinstance(table, Table) else table
     key = [on] if isinstance(on, str) else list(on)
     for name in key:
         if (

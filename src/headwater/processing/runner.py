@@ -25,12 +25,14 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
 from headwater.model.errors import Fenced, HeadwaterError
+from headwater.model.schema import DELETED
 from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
 from headwater.processing.border import told
@@ -60,6 +62,7 @@ GONE_S = 2.0
 
 _NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
 _BEGINNING = "Initializing"
+_TIME = "_time"
 _WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
 _DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
 _RAISED = re.compile(r"^(?:: )?(?:[\w.$]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
@@ -200,6 +203,7 @@ class Runner:
         topic = plan.stage.inputs[number]
         facts = plan.facts[topic]
         names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
+        names += [DELETED.name, _TIME] if facts.is_table else []
         options = {
             "log": self._log.url,
             "topic": topic,
@@ -215,8 +219,11 @@ class Runner:
             options["filter"] = condition
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            return without_late(self.spark.read.format("headwater").options(**options).load())
+            frame = without_late(self.spark.read.format("headwater").options(**options).load())
+            return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
         frame = self.spark.readStream.format("headwater").options(**options).load()
+        if facts.is_table:
+            frame = _with_times(frame, facts)
         if plan.stage.late == "only":
             return frame.where(LATE).drop(LATE)
         if PASSED in names:
@@ -440,6 +447,13 @@ def is_about_data(error: BaseException) -> bool:
     if _NO_MEMORY.search(text) or _WORKER_DIED.search(text):
         return False
     return "Traceback (most recent call last)" in text or _DATA_EXCEPTION.search(text) is not None
+
+
+def _with_times(versions: DataFrame, facts: Facts) -> DataFrame:
+    """The versions of a table's rows; a row was deleted when the log was told."""
+    if facts.time is not None:
+        versions = versions.withColumn(facts.time, F.coalesce(f"`{facts.time}`", _TIME))
+    return versions.drop(_TIME)
 
 
 def sentence(error: BaseException, stage: StageNode) -> str:

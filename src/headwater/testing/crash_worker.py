@@ -92,10 +92,13 @@ def worker_disk(order: Order) -> RealDisk:
 
 
 class Account:
-    """The worker's file: each line is written whole, with one call."""
+    """The worker's file: lines are written with one call; one that was cut when an earlier worker was killed is taken away."""
 
     def __init__(self, path: str) -> None:
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        told = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
+        if not told.endswith(b"\n"):
+            os.ftruncate(self._handle, told.rfind(b"\n") + 1)
 
     def add(self, *lines: dict[str, Any]) -> None:
         """Some lines at once."""
