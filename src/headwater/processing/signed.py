@@ -42,6 +42,17 @@ def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str 
     return operate(operator, [Input(df, names)], uid=None if uid is None else f"{uid}.rows")
 
 
+def check_facts(df: DataFrame, *, at: str | None) -> None:
+    """Refuses what only changes of a table have, where no key says that they are such."""
+    if DELETED.name in df.columns:
+        raise InvalidInput(
+            f"Rows with {DELETED.name} are changes of a table.",
+            advice=f"Say with key= what its key is; or drop the column {DELETED.name}.",
+        )
+    if at is not None:
+        raise InvalidInput("at= says which row of a key is the later one.", advice="Say with key= what the key is.")
+
+
 class Signed:
     """The operator."""
 

@@ -25,7 +25,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.columns import flags
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.runs import H1, H2, Keys
-from headwater.processing.signed import SIGN, signed
+from headwater.processing.signed import SIGN, check_facts, signed
 from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
@@ -53,10 +53,9 @@ def top_n(
         raise InvalidInput(f"There is no top {n!r}.", advice="Use 1 or more.")
     if RANK in df.columns:
         raise InvalidInput(f"There is a column {RANK!r} already.", advice="Rename it.")
-    if key is None and at is not None:
-        raise InvalidInput("at= says which row of a key is the later one.", advice="Say with key= what the key is.")
     group, orders = [by] if isinstance(by, str) else list(by), [order] if isinstance(order, str) else list(order)
     if key is None:
+        check_facts(df, at=at)
         return operate(TopN(to_arrow(df.schema), n, orders), [Input(df, group)], uid=uid)
     rows = signed(df, key, at=at, uid=uid)
     return operate(TopOfTable(to_arrow(rows.schema), n, orders), [Input(rows, group)], uid=uid)

@@ -25,7 +25,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.operator import Input, Time, hashed_parts, hashes, operate
 from headwater.processing.runs import H1, H2, Keys, column
-from headwater.processing.signed import SIGN, signed
+from headwater.processing.signed import SIGN, check_facts, signed
 from headwater.processing.sql import ask
 from headwater.processing.state import OWNER, State, TableSpec
 from headwater.processing.types import to_arrow
@@ -51,9 +51,9 @@ def totals(
     """
     group, schema = [by] if isinstance(by, str) else list(by), to_arrow(df.schema)
     aggregates = aggregates_of(wanted, schema, taken=[*group, DELETED.name], kinds=KINDS)
-    if key is None and at is not None:
-        raise InvalidInput("at= says which row of a key is the later one.", advice="Say with key= what the key is.")
-    if key is not None:
+    if key is None:
+        check_facts(df, at=at)
+    else:
         _check_retractable(aggregates, schema)
         df = signed(df, key, at=at, uid=uid)
     prepared = _prepared(df, group, aggregates)
