@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,8 +34,15 @@ def shuffled(random: Random, rows: list[dict[str, Any]], *, at: str, lateness_us
 def run_batches(
     operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """What all batches gave; the last one is followed by one in which all time has passed."""
-    partitions, given, before = random.randint(1, 3), [], NO_TIME
+    """What all batches gave."""
+    return [row for given in run_each(operator, random, folder, batches, watermarks) for row in given]
+
+
+def run_each(
+    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
+) -> Iterator[list[dict[str, Any]]]:
+    """What each batch gave; the last one is followed by one in which all time has passed."""
+    partitions, before = random.randint(1, 3), NO_TIME
     nothing = [rows.slice(0, 0) for rows in batches[0]]
     for epoch, (inputs, until) in enumerate([*zip(batches, watermarks, strict=True), (nothing, MAX_TIME)]):
         if random.random() < 0.2:
@@ -55,9 +62,8 @@ def run_batches(
                 found = operator.process(state, mine, Time(before, until))
                 result += found.select(operator.schema.names).cast(operator.schema).to_pylist()
                 store.save(state, epoch)
-        given += result
+        yield result
         before = until
-    return given
 
 
 def table_of(rows: list[dict[str, Any]], schema: pa.Schema, at: str, key: Sequence[str]) -> pa.Table:

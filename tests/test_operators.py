@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from headwater.log.frame import NO_TIME
+from headwater.processing.aggregate import aggregates_of
 from headwater.processing.dedupe import Dedupe
 from headwater.processing.lookup import Lookup
-from headwater.processing.sliding import Sliding, _aggregate
+from headwater.processing.sliding import Sliding
 from headwater.processing.top_n import TopN
 from operator_rig import UTC_US, cut, run_batches, shuffled, table_of
 
@@ -56,7 +57,7 @@ def test_each_event_has_the_aggregates_of_the_time_before_it(tmp_path: Path, see
         "n": "count", "total": ("sum", "v"), "mean": ("avg", "v"), "low": ("min", "v"), "high": ("max", "v"),
         "kinds": ("distinct", "v"), "middle": ("percentile", "v"),
     }  # fmt: skip
-    operator = Sliding(SCHEMA, "at", over, [_aggregate(name, want, SCHEMA) for name, want in wanted.items()])
+    operator = Sliding(SCHEMA, "at", over, aggregates_of(wanted, SCHEMA, taken=SCHEMA.names))
     batches, watermarks = cut(random, rows, SCHEMA, ["id"], at="at", lateness_us=lateness)
     given = run_batches(operator, random, tmp_path, batches, watermarks)
     assert sorted(map(repr, map(micros, given))) == sorted(repr(brute_force(event, events, over)) for event in events)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headwater.processing.sliding import sliding as sliding
     from headwater.processing.source import register as register
     from headwater.processing.top_n import top_n as top_n
+    from headwater.processing.totals import totals as totals
     from headwater.processing.true_time import true_time as true_time
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
@@ -48,6 +49,7 @@ _HOMES = {
     "restore_log": "headwater.log.restore",
     "sliding": "headwater.processing.sliding",
     "top_n": "headwater.processing.top_n",
+    "totals": "headwater.processing.totals",
     "true_time": "headwater.processing.true_time",
 }
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "restore_log",
     "sliding",
     "top_n",
+    "totals",
     "true_time",
 ]
 

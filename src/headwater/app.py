@@ -159,13 +159,15 @@ class App:
         trigger: str | None = None,
         late: Late | None = None,
         corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
         **settings: Any,
     ) -> Callable[[F], F]:
         """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
 
         The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
         of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
-        "correct" counts them in for so long as `corrections` says.
+        "correct" counts them in for so long as `corrections` says. `log_columns` are columns of the log that the inputs have as well, such
+        as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
         """
 
         def declare(function: F) -> F:
@@ -183,6 +185,7 @@ class App:
                     trigger=trigger,
                     late=late,
                     corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
                     settings=made,
                     where=place_of(function),
                 ),
@@ -201,11 +204,13 @@ class App:
         trigger: str | None = None,
         late: Late | None = None,
         corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
 
-        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late` as in `stream`.
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late` and `log_columns` as
+        in `stream`.
         """
 
         def declare(function: F) -> F:
@@ -223,6 +228,7 @@ class App:
                     trigger=trigger,
                     late=late,
                     corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
                     settings={"order": order, "limit": limit},
                     where=place_of(function),
                 ),

@@ -212,7 +212,7 @@ class Launch:
         return Plan(
             stage=stage,
             analysed=analysed,
-            facts={topic: analysis.facts(topic) for topic in stage.inputs},
+            facts=analysis.inputs(stage),
             checkpoint=str(checkpoint),
             start=json.loads(starts.read_text()) if starts.exists() else {},
             write=self._writer(log, stage, analysed, checkpoint, view),

@@ -47,6 +47,15 @@ _TIMED = {
 }
 """What may ask for the watermark, and drops what is before it."""
 
+LOG_COLUMNS = {
+    "_time": pa.field("_time", pa.timestamp("us", tz="UTC")),
+    "_appended": pa.field("_appended", pa.timestamp("us", tz="UTC")),
+    "_partition": pa.field("_partition", pa.int32()),
+    "_offset": pa.field("_offset", pa.int64()),
+    "_topic": pa.field("_topic", pa.string()),
+}
+"""What a stage can have of the log beside its inputs' own columns."""
+
 _RELATION = "StreamingRelation"
 _PATH = re.compile(r"FileSource\[(?:file:)?([^\]]+)\]")
 
@@ -135,8 +144,23 @@ class Analysis:
         time, lateness = settings.get("time"), settings.get("lateness_us", 0)
         return Facts(self.stages[writer.name].schema, time, lateness)
 
+    def inputs(self, stage: StageNode) -> dict[str, Facts]:
+        """What the inputs of a stage look like, with the columns of the log that it asks for."""
+        for name in stage.log_columns:
+            if name not in LOG_COLUMNS:
+                raise InvalidApp(
+                    f"{stage.place} asks for {name!r}, which is no column of the log.",
+                    advice=f"Use some of {', '.join(LOG_COLUMNS)}.",
+                )
+        more = [LOG_COLUMNS[name] for name in stage.log_columns]
+        found = {topic: self.facts(topic) for topic in stage.inputs}
+        return {
+            topic: msgspec.structs.replace(facts, schema=pa.schema([*facts.schema, *more]))
+            for topic, facts in found.items()
+        }
+
     def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
-        facts = {topic: self.facts(topic) for topic in stage.inputs}
+        facts = self.inputs(stage)
         with building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS))) as made:
             result = apply(stage, [self._frame(folder, topic, fact) for topic, fact in facts.items()])
         operators = tuple(sorted(made.uids))

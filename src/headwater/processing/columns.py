@@ -42,6 +42,11 @@ def times_of(rows: pa.Table, at: str) -> Any:
     return rows.column(at).cast(pa.int64()).fill_null(NO_TIME).to_numpy()
 
 
+def flags(rows: pa.Table, *, value: bool) -> pa.Array:
+    """The same truth for each row."""
+    return pa.array(np.full(rows.num_rows, value))
+
+
 def in_fixed_order(rows: pa.Table, at: str, *, by_key: bool = False) -> pa.Table:
     """Rows by time, and by everything else where that is the same; with `by_key` by their key before that."""
     keys = ([H1, H2] if by_key else []) + [at]

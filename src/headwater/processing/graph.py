@@ -54,6 +54,7 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str | None = None
     late: Late | None = None
     corrections_us: int = 0
+    log_columns: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
     where: str = ""
 

@@ -142,24 +142,34 @@ class _Kept(NamedTuple):
 
 def _hashed(each: Input, side: int, partitions: int) -> DataFrame:
     """The rows with the hashes of their key; their own columns have numbers, so that no name is in the way."""
+    h1, h2 = hashes(hashed_parts(each.frame, each.key))
+    columns = [F.col(f"`{name}`").alias(f"c{side}_{number}") for number, name in enumerate(each.frame.columns)]
+    return each.frame.select(F.lit(side).alias(_SIDE), h1.alias(H1), h2.alias(H2), *columns).withColumn(
+        _P, F.pmod(F.col(H1), F.lit(partitions)).cast("int")
+    )
+
+
+def hashed_parts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
+    """What is hashed of some columns, so that equal values have equal hashes, and null is a value."""
     parts: list[Column] = []
-    for name in each.key:
-        if name not in each.frame.columns:
+    for name in names:
+        if name not in frame.columns:
             raise InvalidInput(
-                f"There is no column {name!r} to be a key.", advice=f"Columns are {', '.join(each.frame.columns)}."
+                f"There is no column {name!r} to be a key.", advice=f"Columns are {', '.join(frame.columns)}."
             )
-        kind = each.frame.schema[name].dataType
+        kind = frame.schema[name].dataType
         if isinstance(kind, MapType):
             raise InvalidInput(f"Column {name!r} is a map, which is no key.", advice="Use a column of another type.")
         value = F.col(f"`{name}`")
         if isinstance(kind, (FloatType, DoubleType)):
             value = value + F.lit(0.0)  # -0.0 is 0.0
         parts += [value.isNull(), value]  # Spark's hash leaves nulls out
-    columns = [F.col(f"`{name}`").alias(f"c{side}_{number}") for number, name in enumerate(each.frame.columns)]
-    h1, h2 = F.xxhash64(*parts), F.xxhash64(F.lit(1), *parts)
-    return each.frame.select(F.lit(side).alias(_SIDE), h1.alias(H1), h2.alias(H2), *columns).withColumn(
-        _P, F.pmod(F.col(H1), F.lit(partitions)).cast("int")
-    )
+    return parts
+
+
+def hashes(parts: Sequence[Column]) -> tuple[Column, Column]:
+    """Two hashes, which together tell keys apart."""
+    return F.xxhash64(*parts), F.xxhash64(F.lit(1), *parts)
 
 
 def _united(frames: Sequence[DataFrame]) -> DataFrame:

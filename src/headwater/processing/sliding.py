@@ -9,8 +9,7 @@ State: `waiting`, rows that the watermark has not passed; `passed`, what later r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,27 +17,15 @@ from pyspark.sql import DataFrame
 
 from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput
+from headwater.processing.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.columns import time_column, times_of
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.runs import AT, H1, H2, Keys, column
+from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
 
-KINDS = ("count", "sum", "avg", "min", "max", "distinct", "percentile")
 _WAITING, _PASSED = "waiting", "passed"
-
-Wanted = str | tuple[Any, ...]
-"""An aggregate: "count", or one of `KINDS` and a column, and for a percentile which one (0 to 1)."""
-
-
-class Aggregate(NamedTuple):
-    """A column of the result."""
-
-    name: str
-    kind: str
-    column: str | None
-    share: float
-    type: pa.DataType
 
 
 def sliding(
@@ -60,9 +47,7 @@ def sliding(
         raise InvalidInput(
             f"A window of {over!r} holds nothing.", advice='Use a positive time, such as over="5 minutes".'
         )
-    if not wanted:
-        raise InvalidInput("No aggregate is asked for.", advice='Such as n="count" or total=("sum", "amount").')
-    aggregates = [_aggregate(name, want, schema) for name, want in wanted.items()]
+    aggregates = aggregates_of(wanted, schema, taken=schema.names)
     return operate(Sliding(schema, time_column(df, at), over_us, aggregates), [Input(df, key)], uid=uid)
 
 
@@ -114,15 +99,12 @@ class Sliding:
         state[_WAITING].put(kept.filter(pa.array(times > time.before)))
 
     def _compute(self, rows: pa.Table) -> pa.Table:
-        import duckdb
-
         columns = ", ".join(f'{self._sql(each)} over w as "{each.name}"' for each in self._aggregates)
         window = f'partition by k order by "at" range between {self._over} preceding and current row'
-        with duckdb.connect(config={"threads": 1}) as database:
-            database.register("rows", rows)
-            result = database.sql(
-                f'select * from (select "row", {columns} from rows window w as ({window})) where "row" >= 0 order by "row"'
-            ).to_arrow_table()
+        result = ask(
+            f'select * from (select "row", {columns} from rows window w as ({window})) where "row" >= 0 order by "row"',
+            rows=rows,
+        )
         return result.drop_columns(["row"]).cast(
             pa.schema([pa.field(each.name, each.type) for each in self._aggregates])
         )
@@ -136,33 +118,3 @@ class Sliding:
         if each.kind == "percentile":
             return f"quantile_cont({name}, {each.share})"
         return f"{each.kind}({name})"
-
-
-def _aggregate(name: str, want: Wanted, schema: pa.Schema) -> Aggregate:
-    parts: tuple[Any, ...] = (want,) if isinstance(want, str) else want
-    kind, *rest = parts
-    if kind not in KINDS:
-        raise InvalidInput(f"{name}: there is no aggregate {kind!r}.", advice=f"Use one of {', '.join(KINDS)}.")
-    if name in schema.names:
-        raise InvalidInput(f"There is a column {name!r} already.", advice="Give the aggregate another name.")
-    if kind == "count" and not rest:
-        return Aggregate(name, kind, None, 0.0, pa.int64())
-    if not rest or rest[0] not in schema.names:
-        raise InvalidInput(
-            f"{name}: {kind} of which column?", advice=f'Such as {name}=("{kind}", "{schema.names[0]}").'
-        )
-    share = float(rest[1]) if kind == "percentile" and len(rest) > 1 else 0.5
-    if not 0.0 <= share <= 1.0:
-        raise InvalidInput(f"{name}: {share} is no percentile.", advice="Use a number from 0 to 1, such as 0.95.")
-    return Aggregate(name, kind, rest[0], share, _type(kind, schema.field(rest[0]).type))
-
-
-def _type(kind: str, given: pa.DataType) -> pa.DataType:
-    types: Mapping[str, pa.DataType] = {
-        "count": pa.int64(), "distinct": pa.int64(), "avg": pa.float64(), "percentile": pa.float64(),
-    }  # fmt: skip
-    if kind == "sum":
-        if pa.types.is_integer(given):
-            return pa.int64()
-        return pa.decimal128(38, given.scale) if pa.types.is_decimal(given) else pa.float64()
-    return types.get(kind, given)

@@ -25,6 +25,9 @@ from headwater.processing import runs
 from headwater.processing.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind
 from headwater.processing.state_files import RunAt, StateFolder, Version
 
+OWNER = "_owner"
+"""In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
+
 KEY_FIELDS = [pa.field(H1, pa.int64()), pa.field(H2, pa.int64())]
 
 Keep = Callable[[pa.Table], Any]
@@ -253,8 +256,9 @@ class StateStore:
         )
 
     def _mine(self, rows: pa.Table) -> pa.Table:
+        owner = OWNER if OWNER in rows.column_names else H1
         return rows.filter(
-            pa.array(partition_of(runs.column(rows, H1), self._blank.partitions) == self._blank.partition)
+            pa.array(partition_of(runs.column(rows, owner), self._blank.partitions) == self._blank.partition)
         )
 
 

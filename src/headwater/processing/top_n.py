@@ -3,44 +3,66 @@
 What it gives are changes of a table whose key is the key and the `rank`: a row for each rank whose row is another one than before the
 batch. The best of equal rows is the first by all their columns, so the table is the same however batches are cut.
 
-State: `best`, the rows of each key that have a rank.
+Rows are facts, or with `key=` changes of a table: then a row replaces the earlier one of its key (see `signed`), what had fallen off the
+list may come back, and a rank that nobody has any more is given with `_deleted`.
+
+State: `best`, the rows of each key that have a rank; of a table that changes `rows`, all of them with their sign, so that a batch costs by
+the size of the groups it touches.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from headwater.model.errors import InvalidInput
+from headwater.model.schema import DELETED
+from headwater.processing.columns import flags
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.runs import H1, H2, Keys
+from headwater.processing.signed import SIGN, check_facts, signed
+from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
 
 RANK = "rank"
-_BEST = "best"
+_BEST, _ROWS = "best", "rows"
 _ORDER = re.compile(r"\s*(\S+)(?:\s+(asc|desc))?\s*", re.IGNORECASE)
 
 
 def top_n(
-    df: DataFrame, n: int, *, by: str | Sequence[str], order: str | Sequence[str], uid: str | None = None
+    df: DataFrame,
+    n: int,
+    *,
+    by: str | Sequence[str],
+    order: str | Sequence[str],
+    key: str | Sequence[str] | None = None,
+    at: str | None = None,
+    uid: str | None = None,
 ) -> DataFrame:
-    """The `n` first rows of each key `by` in an `order` such as "price DESC", with their `rank` from 1 on."""
+    """The `n` first rows of each key `by` in an `order` such as "price DESC", with their `rank` from 1 on.
+
+    With `key`, rows are changes of a table with that key: a row replaces the earlier one of its key, the later by `at` if that is given.
+    """
     if n < 1:
         raise InvalidInput(f"There is no top {n!r}.", advice="Use 1 or more.")
     if RANK in df.columns:
         raise InvalidInput(f"There is a column {RANK!r} already.", advice="Rename it.")
-    key = [by] if isinstance(by, str) else list(by)
-    operator = TopN(to_arrow(df.schema), n, [order] if isinstance(order, str) else list(order))
-    return operate(operator, [Input(df, key)], uid=uid)
+    group, orders = [by] if isinstance(by, str) else list(by), [order] if isinstance(order, str) else list(order)
+    if key is None:
+        check_facts(df, at=at)
+        return operate(TopN(to_arrow(df.schema), n, orders), [Input(df, group)], uid=uid)
+    rows = signed(df, key, at=at, uid=uid)
+    return operate(TopOfTable(to_arrow(rows.schema), n, orders), [Input(rows, group)], uid=uid)
 
 
 class TopN:
-    """The operator."""
+    """The operator over facts."""
 
     name = "top_n"
 
@@ -48,9 +70,8 @@ class TopN:
         self.settings = (n, tuple(order))
         self.schema = schema.insert(0, pa.field(RANK, pa.int32()))
         self._own = schema.names
-        fields = [pa.field(f"r{number}", field.type) for number, field in enumerate(schema)]
-        self.tables = {_BEST: TableSpec("keyed", [pa.field(RANK, pa.int32()), *fields])}
-        self._n, self._order = n, self._ordered(order)
+        self.tables = {_BEST: TableSpec("keyed", [pa.field(RANK, pa.int32()), *_numbered(schema)])}
+        self._n, self._order = n, ordered(order, self._own)
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
         """The ranks that have another row now."""
@@ -77,27 +98,86 @@ class TopN:
         return pa.table({RANK: changed.column("now"), **named})
 
     def _ranked(self, rows: pa.Table) -> pa.Table:
-        import duckdb
+        return ask(
+            f"select *, (row_number() over (partition by k order by {self._order}, {RANK} desc))::int as now"
+            f" from rows qualify now <= {self._n}",
+            rows=rows,
+        )
 
-        everything = ", ".join(f"r{number}" for number in range(len(self._own)))
-        order = f"{self._order}, {everything}, {RANK} desc"
-        with duckdb.connect(config={"threads": 1}) as database:
-            database.register("rows", rows)
-            return database.sql(
-                f"select *, (row_number() over (partition by k order by {order}))::int as now from rows qualify now <= {self._n}"
-            ).to_arrow_table()
 
-    def _ordered(self, order: Sequence[str]) -> str:
-        """The order in SQL, by our names of the columns; nulls come last."""
-        parts = []
-        for each in order:
-            found = _ORDER.fullmatch(each)
-            if found is None or found[1] not in self._own:
-                raise InvalidInput(
-                    f"There is no column to order by in {each!r}.",
-                    advice=f"Use a column and ASC or DESC; columns are {', '.join(self._own)}.",
-                )
-            parts.append(f"r{self._own.index(found[1])} {found[2] or 'asc'} nulls last")
-        if not parts:
-            raise InvalidInput("The best by which order?", advice='Such as order="price DESC".')
-        return ", ".join(parts)
+class TopOfTable:
+    """The operator over signed rows."""
+
+    name = "top_n"
+
+    def __init__(self, schema: pa.Schema, n: int, order: Sequence[str]) -> None:
+        own = pa.schema([field for field in schema if field.name != SIGN])
+        self.settings = (n, tuple(order), SIGN)
+        self.schema = own.insert(0, pa.field(RANK, pa.int32())).append(DELETED)
+        self._own = own.names
+        self.tables = {_ROWS: TableSpec("gathered", [pa.field(SIGN, pa.int64()), *_numbered(own)])}
+        self._n, self._order = n, ordered(order, self._own)
+        self._columns = ", ".join(f"r{number}" for number in range(len(own)))
+
+    def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
+        """The ranks that have another row now, or none."""
+        rows = inputs[0]
+        if not rows.num_rows:
+            return self.schema.empty_table()
+        keys, names = Keys.of(rows), [SIGN, *(f"r{number}" for number in range(len(self._own)))]
+        found, number = state[_ROWS].find(keys)
+        fresh = rows.select([SIGN, *self._own]).rename_columns(names)
+        known = (
+            found.select(names).append_column("k", pa.array(number)).append_column("fresh", flags(found, value=False))
+        )
+        given = fresh.append_column("k", pa.array(keys.row)).append_column("fresh", flags(rows, value=True))
+        changed = self._changed(pa.concat_tables([known, given.cast(known.schema)]))
+        state[_ROWS].keeps = self._kept
+        state[_ROWS].put(fresh.append_column(H1, rows.column(H1)).append_column(H2, rows.column(H2)))
+        named = {name: changed.column(f"r{at}") for at, name in enumerate(self._own)}
+        return pa.table({RANK: changed.column("now"), **named, DELETED.name: changed.column("gone")})
+
+    def _changed(self, rows: pa.Table) -> pa.Table:
+        """Each row has a rank before the batch and one after it, or none; a rank above the list's new length is nobody's."""
+        turn = f"partition by k order by {self._order}"
+        return ask(
+            f"""with one as (select k, {self._columns}, sum({SIGN}) as after, coalesce(sum({SIGN}) filter (not fresh), 0) as before
+                             from rows group by all),
+                ranked as (select *, sum(before) over ({turn} rows unbounded preceding) as was,
+                                     sum(after) over ({turn} rows unbounded preceding) as now,
+                                     sum(after) over (partition by k) as length from one)
+                select {self._columns}, now::int as now, false as gone from ranked
+                where after > 0 and now <= {self._n} and (before = 0 or was <> now)
+                union all
+                select {self._columns}, was::int, true from ranked where before > 0 and was <= {self._n} and was > length""",
+            rows=rows,
+        )
+
+    def _kept(self, rows: pa.Table) -> Any:
+        """A row that came and went is left out."""
+        kept = ask(
+            f"""select coalesce(s <> 0, false) as kept from (
+                select place, sum({SIGN}) over (partition by {H1}, {H2}, {self._columns}) as s from rows) order by place""",
+            rows=rows.append_column("place", pa.array(np.arange(rows.num_rows))),
+        )
+        return kept.column("kept")
+
+
+def ordered(order: Sequence[str], columns: Sequence[str]) -> str:
+    """The order in SQL, with columns by their numbers: nulls come last, and of equal rows the first by all columns is first."""
+    parts = []
+    for each in order:
+        found = _ORDER.fullmatch(each)
+        if found is None or found[1] not in columns:
+            raise InvalidInput(
+                f"There is no column to order by in {each!r}.",
+                advice=f"Use a column and ASC or DESC; columns are {', '.join(columns)}.",
+            )
+        parts.append(f"r{columns.index(found[1])} {found[2] or 'asc'} nulls last")
+    if not parts:
+        raise InvalidInput("The best by which order?", advice='Such as order="price DESC".')
+    return ", ".join([*parts, *(f"r{number}" for number in range(len(columns)))])
+
+
+def _numbered(schema: pa.Schema) -> list[pa.Field]:
+    return [pa.field(f"r{number}", field.type) for number, field in enumerate(schema)]
