@@ -206,7 +206,7 @@ def test_damage_is_found(tmp_path: Path, seed: int) -> None:
         place = random.choice([place for place in range(8, len(content)) if place not in padding])
         content[place] ^= 1 << random.randrange(8)
     path.write_bytes(content)
-    with pytest.raises(Damaged, match="is damaged.*--rebuild-state"):
+    with pytest.raises(Damaged, match=r"is damaged.*--rebuild-state"):
         read_all(store_in(tmp_path).load(0))
 
 

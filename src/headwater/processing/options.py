@@ -22,7 +22,7 @@ Use = Literal["stream", "batch"]
 
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "filter", "asOf", "pace",
+    "failOnDataLoss", "columns", "filter", "asOf", "pace", "stopOffsets",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -33,7 +33,8 @@ _BATCH_ONLY = {"endingOffsets": "a stream has no end", "asOf": "a table as of a 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """All options, read and checked as far as that needs no log. `columns` may hold "*"; `as_of` is a time or "latest".
 
-    `pace` is for applications: the folder in which a stream tells how far its batches go, and that it keeps a watermark.
+    `pace` is for applications: the folder in which a stream tells how far its batches go, and that it keeps a watermark. So is `stop`:
+    the offsets that another query has in its checkpoint, at which a stream that is run over what is there ends.
     """
 
     log: str
@@ -48,6 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     condition: str | None = None
     as_of: int | str | None = None
     pace: str | None = None
+    stop: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -82,6 +84,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         condition=said.get("filter"),
         as_of=as_of if as_of is None or as_of == "latest" else _time("asOf", as_of, also='"latest" or '),
         pace=said.get("pace"),
+        stop=said.get("stopOffsets"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

@@ -178,9 +178,7 @@ class StateStore:
         for name, table in state.tables.items():
             tables[name], fresh[name] = table.next_runs()
         floors = {name: table.floor for name, table in state.tables.items() if table.floor > MIN_TIME}
-        version = msgspec.structs.replace(
-            self._blank, epoch=epoch, tables=tables, floors=floors, watermark=watermark
-        )
+        version = msgspec.structs.replace(self._blank, epoch=epoch, tables=tables, floors=floors, watermark=watermark)
         self._folder.write(version, fresh)
         self._collect(epoch)
 
@@ -239,6 +237,13 @@ def _table(folder: StateFolder, version: Version, name: str, spec: TableSpec) ->
     return StateTable(spec, held, floor=version.floors.get(name, MIN_TIME))
 
 
+def held_runs(folder: StateFolder, version: Version, name: str) -> list[Run]:
+    """The runs of a table of a version, without what was taken of them."""
+    found = [folder.run(version, name, at) for at in version.tables.get(name, ())]
+    is_timed, floor = version.kinds[name] == "timed", version.floors.get(name, MIN_TIME)
+    return [run.above(floor) for run in found] if is_timed else found
+
+
 def write_whole(
     folder: StateFolder, version: Version, parts: Sequence[tuple[StateFolder, Version]], *, keeps: Keep | None = None
 ) -> None:
@@ -246,16 +251,16 @@ def write_whole(
     first = parts[0][1]
     tables = {}
     for name, kind in first.kinds.items():
-        held = [
-            run.above(each.floors.get(name, MIN_TIME)) if kind == "timed" else run
-            for there, each in parts
-            for run in (there.run(each, name, at) for at in each.tables.get(name, ()))
-        ]
+        held = [run for there, each in parts for run in held_runs(there, each, name)]
         tables[name] = runs.merged(held, kind, is_oldest=True, keeps=keeps)
     floors = {name: min(each.floors.get(name, MIN_TIME) for _, each in parts) for name in first.floors}
     known = [each.watermark for _, each in parts if each.watermark is not None]
     version = msgspec.structs.replace(
-        version, tables={name: [] for name in tables}, kinds=first.kinds, floors=floors, watermark=min(known, default=None)
+        version,
+        tables={name: [] for name in tables},
+        kinds=first.kinds,
+        floors=floors,
+        watermark=min(known, default=None),
     )
     folder.write(version, tables)
 

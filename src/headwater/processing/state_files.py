@@ -2,12 +2,12 @@
 
     <state>/<uid>/<partition>-of-<partitions>/<epoch, 12 digits>.state
 
-    magic "HWSTATE1"; parts of runs (Arrow streams, each at a multiple of 64); footer (JSON); its length u32; its crc32c u32; the magic again
+    magic "HWSTATE1"; parts of runs (Arrow streams, each at a multiple of 64); footer (JSON); its length u32; its crc32c u32; the magic
 
-The footer says whose state it is (operator, fingerprint, query), which version, where the parts of its own runs are and their checksums, and
-of which runs each table consists: those in this file, and those in files of earlier versions, which stay as long as a version that may be
-needed names them. A file is written under another name and renamed when it is on disk; one that exists is never changed, only replaced by
-the same, when Spark runs a batch again. Versions that are made before the first batch, when a state is rebuilt, have numbers below zero.
+The footer says whose state it is (operator, fingerprint, query), which version, where the parts of its own runs are and their checksums,
+and of which runs each table consists: those in this file, and those in files of earlier versions, which stay as long as a version that
+may be needed names them. A file is written under another name and renamed when it is on disk; one that exists is never changed, only
+replaced by the same, when Spark runs a batch again.
 
 A folder is one of this machine, whose files are mapped, or one of any file system that pyarrow knows by URL, from which parts are read as
 they are needed. A checksum is compared when a process needs a part for the first time.
@@ -36,7 +36,7 @@ ENDING, DRAFT = ".state", ".new"
 REBUILD = "Have it rebuilt from the log with `headwater run … --rebuild-state STAGE`, or put the folder back."
 _TAIL = struct.Struct("<II8s")
 _ALIGN = 64
-_FILES_OPEN_MAX = 512
+_FILES_OPEN_MAX = 64
 _PARTS_FETCHED_MAX = 32
 
 
@@ -87,16 +87,23 @@ class StateFolder:
         self._system, self._path = _file_system(url)
         self._is_local = isinstance(self._system, arrow_fs.LocalFileSystem)
 
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.url.rpartition("/")[2]
+
     def epochs(self) -> list[int]:
         """The versions that are there, from old to new."""
         found = (_epoch_of(name) for name in self.names() if name.endswith(ENDING))
         return sorted(epoch for epoch in found if epoch is not None)
 
-    def names(self) -> list[str]:
+    def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
         with _told(self.url):
-            selector = arrow_fs.FileSelector(self._path, allow_not_found=True)
-            return sorted(info.base_name for info in self._system.get_file_info(selector))
+            found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
+            return sorted(
+                info.base_name for info in found if not folders_only or info.type == arrow_fs.FileType.Directory
+            )
 
     def version(self, epoch: int) -> Version:
         """What the file of a version says."""
@@ -254,9 +261,7 @@ def _written(write: Any, version: Version, runs: Mapping[str, Iterable[pa.Table]
             write(bytes(padding))
             write(content)
             start, position = position + padding, position + padding + content.size
-            found.append(
-                Section(start, content.size, crc32c(content), rows.num_rows, int(order[0]), int(order[-1]))
-            )
+            found.append(Section(start, content.size, crc32c(content), rows.num_rows, int(order[0]), int(order[-1])))
         if found:
             sections[name] = found
             tables[name].append(RunAt(version.epoch, sum(section.rows for section in found)))
@@ -280,7 +285,7 @@ def _name_of(epoch: int) -> str:
 
 def _epoch_of(name: str) -> int | None:
     digits = name.removesuffix(ENDING)
-    return int(digits) if digits.removeprefix("-").isdigit() else None
+    return int(digits) if digits.isdigit() else None
 
 
 def _sync_folder(path: str) -> None:

@@ -13,6 +13,7 @@ The rows of a small batch are read where it is planned, and handed to Spark with
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is what this run reads."""
         with crossing():
-            self._target = self._ends()
+            stop = self._query.options.stop
+            self._target = self._ends() if stop is None else Offsets.from_json(json.loads(stop)).places
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends, so that Spark's progress shows the lag."""
@@ -145,10 +147,20 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         if pace is None:
             return offsets.to_json()
         before = offsets.more.get(WATERMARK, NO_TIME)
-        more = {**offsets.more, WATERMARK: max(before, self._subscription.watermark(topics, offsets.places))}
+        reached = max(before, self._subscription.watermark(topics, offsets.places), self._stopped(offsets.places))
+        more = {**offsets.more, WATERMARK: reached}
         paced = msgspec.structs.replace(offsets, more=more).to_json()
         Pace(pace).tell(sorted(offsets.topics), paced)
         return paced
+
+    def _stopped(self, places: Mapping[At, int]) -> int:
+        """The watermark that the other query had at these offsets, if it is they that this one ends at."""
+        stop = self._query.options.stop
+        if stop is None:
+            return NO_TIME
+        other = Offsets.from_json(json.loads(stop))
+        is_there = all(places.get(at) == offset for at, offset in other.places.items())
+        return int(other.more.get(WATERMARK, NO_TIME)) if is_there else NO_TIME
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}
