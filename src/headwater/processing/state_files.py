@@ -186,7 +186,7 @@ class StateFolder:
             info = self._system.get_file_info(path)
             if info.type != arrow_fs.FileType.File:
                 raise Damaged(f"Version {epoch} of the state in {self.url} is missing.", advice=REBUILD)
-            return _file(None if self._is_local else self._system, path, info.size, info.mtime_ns)
+            return _file(self.url, path, info.size, info.mtime_ns)
 
 
 class _File:
@@ -239,9 +239,10 @@ class _File:
 
 
 @lru_cache(maxsize=_FILES_OPEN_MAX)
-def _file(system: Any, path: str, size: int, mtime: int | None) -> _File:
+def _file(folder: str, path: str, size: int, mtime: int | None) -> _File:
     """The size and the time tell whether a file is still the one that was seen before."""
-    return _File(system, path, size)
+    system, _ = _file_system(folder)
+    return _File(None if isinstance(system, arrow_fs.LocalFileSystem) else system, path, size)
 
 
 @lru_cache(maxsize=_PARTS_FETCHED_MAX)
