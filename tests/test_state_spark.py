@@ -239,10 +239,15 @@ def test_keys_of_every_type_are_told_apart(spark: SparkSession) -> None:
 
 def same(key: Any) -> tuple[Any, ...]:
     """A key as Python compares it."""
-    return tuple(
-        "nan" if isinstance(part, float) and math.isnan(part) else bytes(part) if isinstance(part, bytearray) else part
-        for part in key
-    )
+    return tuple(_plain(part) for part in key)
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, float) and math.isnan(part):
+        return "nan"
+    if isinstance(part, datetime):
+        return part.replace(tzinfo=None)
+    return bytes(part) if isinstance(part, bytearray) else part
 
 
 @pytest.mark.parametrize("kind", ["MAP<STRING, INT>", "ARRAY<INT>", "STRUCT<x: INT>"])
