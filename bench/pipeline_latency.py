@@ -36,19 +36,11 @@ _SOURCE, _TARGET = "in", "out"
 
 def latency(rig: Rig, options: Options) -> list[Figure]:
     """Ours beside the connector."""
-    payload = make_payload(WARM_EVENTS + EVENTS_PER_S * (SECONDS_QUICK if options.quick else SECONDS))
-    first = make_payload(FIRST_EVENTS)
+    seconds = SECONDS_QUICK if options.quick else SECONDS
+    payload, first = _payload(seconds), make_payload(FIRST_EVENTS)
 
     def ours() -> tuple[float, float]:
-        with _new_log(rig, first) as url:
-            app = hw.App("latency", log=url, spark=rig.spark)
-            app.stream(app.topic(_SOURCE), to=_TARGET, key="key")(_passed)
-            app.start()
-            try:
-                _wait(lambda: app.status().stages[0].events >= FIRST_EVENTS)
-                return measure_latency(_sender(url), (open_receiver, (url,)), payload, events_per_s=EVENTS_PER_S)
-            finally:
-                app.stop()
+        return app_latency(rig, passed, seconds=seconds)
 
     def alone() -> tuple[float, float]:
         with _new_log(rig, first) as url:
@@ -79,6 +71,23 @@ def latency(rig: Rig, options: Options) -> list[Figure]:
     return figures
 
 
+def app_latency(rig: Rig, function: Callable[[DataFrame], DataFrame], *, seconds: int) -> tuple[float, float]:
+    """p50 and p99 in milliseconds of events through a function of an application."""
+    with _new_log(rig, make_payload(FIRST_EVENTS)) as url:
+        app = hw.App("latency", log=url, spark=rig.spark)
+
+        def stage(events: DataFrame) -> DataFrame:
+            return function(events)
+
+        app.stream(app.topic(_SOURCE), to=_TARGET, key="key")(stage)
+        app.start()
+        try:
+            _wait(lambda: app.status().stages[0].events >= FIRST_EVENTS)
+            return measure_latency(_sender(url), (open_receiver, (url,)), _payload(seconds), events_per_s=EVENTS_PER_S)
+        finally:
+            app.stop()
+
+
 def open_receiver(folder: str) -> Callable[[], list[bytes]]:
     """As that of `log_headwater`, for the topic of an application, which has a schema."""
     reader = hw.open_log(folder).reader(_TARGET, start="latest")
@@ -102,12 +111,17 @@ def _sender(url: str) -> End:
     return (log_headwater.open_sender, (url, "fsync", _SOURCE))
 
 
-def _passed(events: DataFrame) -> DataFrame:
+def passed(events: DataFrame) -> DataFrame:
+    """What a stage without state does."""
     return events.select("key", "value").where(F.length("value") > 0)
 
 
 def _stage(events: DataFrame) -> DataStreamWriter:
-    return _passed(events).writeStream
+    return passed(events).writeStream
+
+
+def _payload(seconds: int) -> Payload:
+    return make_payload(WARM_EVENTS + EVENTS_PER_S * seconds)
 
 
 def _measured(rig: Rig, sink: DataStreamWriter, sender: End, receiver: End, payload: Payload) -> tuple[float, float]:

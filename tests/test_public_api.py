@@ -166,7 +166,7 @@ FIELDS = {
 
 CODES = {
     "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict",
-    "event_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
+    "event_too_large", "key_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
     "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned", "spark_unavailable", "checkpoint_conflict",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as arrow_fs
 import pytest
 
-from headwater.model.errors import Conflict, Damaged, InvalidInput, StorageError, Unsupported
+from headwater.model.errors import Conflict, Damaged, FormatTooNew, InvalidInput, KeyTooLarge, StorageError, Unsupported
+from headwater.processing import runs, state_files
 from headwater.processing.runs import AT, H1, H2, Found, Keys, column, tidied
 from headwater.processing.state import State, StateStore, TableSpec, check_uid, fingerprint_of
 
@@ -19,7 +26,7 @@ SPECS = {"last": TableSpec("keyed", VALUE), "all": TableSpec("gathered", VALUE),
 
 
 def store_in(
-    folder: Path, *, partition: int = 0, partitions: int = 1, query: str = "q", fingerprint: str = "f"
+    folder: Path | str, *, partition: int = 0, partitions: int = 1, query: str = "q", fingerprint: str = "f"
 ) -> StateStore:
     return StateStore(
         str(folder), uid="op", query=query, fingerprint=fingerprint, partition=partition, partitions=partitions, specs=SPECS
@@ -79,8 +86,13 @@ def check_same(state: State, model: Model, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_tables_equal_plain_python_through_versions_and_repeated_batches(tmp_path: Path, seed: int) -> None:
-    """Each batch is run once or twice, from the same version; partitions change in number now and then."""
+def test_tables_equal_plain_python_through_versions_and_repeated_batches(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is run once or twice, from the same version; partitions change in number now and then, and parts are small."""
+    if seed % 3:
+        monkeypatch.setattr(runs, "PART_BYTES", 300)
+        monkeypatch.setattr(runs, "SMALL_ROWS", 10)
     random, model, until, partitions = Random(seed), Model(), 0, 1
     for epoch in range(40):
         after = until + random.randint(0, 20)
@@ -143,7 +155,7 @@ class RoutedTable:
         return pa.concat_tables(table.rows() for table in self.tables)
 
 
-def filled(folder: Path, epochs: int = 3, **more: object) -> None:
+def filled(folder: Path | str, epochs: int = 3, **more: object) -> None:
     for epoch in range(epochs):
         store = store_in(folder, **more)
         state = store.load(epoch - 1)
@@ -200,8 +212,13 @@ def test_damage_is_found(tmp_path: Path, seed: int) -> None:
         place = random.choice([place for place in range(8, len(content)) if place not in padding])
         content[place] ^= 1 << random.randrange(8)
     path.write_bytes(content)
-    with pytest.raises(Damaged, match="damaged"):
-        store_in(tmp_path).load(0)
+    with pytest.raises(Damaged, match=r"is damaged.*--rebuild-state"):
+        read_all(store_in(tmp_path).load(0))
+
+
+def read_all(state: State) -> None:
+    for table in state.tables.values():
+        table.rows()
 
 
 def test_hostile_names_and_places(tmp_path: Path) -> None:
@@ -221,6 +238,100 @@ def test_a_url_of_pyarrow_serves_as_well(tmp_path: Path) -> None:
     filled(Path(url.replace("file://", "")), 2)
     store = StateStore(url, uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=SPECS)
     assert store.load(1)["last"].rows().num_rows == 41
+
+
+def test_file_systems_that_cannot_be_mapped_serve_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are read by ranges then, drafts are moved; damage is found, another number of partitions goes on."""
+
+    def elsewhere(url: str) -> tuple[Any, str]:
+        return arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem()), url.removeprefix("far://")
+
+    monkeypatch.setattr(state_files, "_file_system", elsewhere)
+    monkeypatch.setattr(runs, "PART_BYTES", 300)
+    filled("far://there", 8)
+    loaded = [store_in("far://there", partition=number, partitions=2).load(7) for number in range(2)]
+    assert sum(state["last"].rows().num_rows for state in loaded) == 47
+    for epoch in (8, 9):
+        for number in range(2):
+            store = store_in("far://there", partition=number, partitions=2)
+            store.save(store.load(epoch - 1), epoch)
+    assert {path.name for path in tmp_path.glob("there/op/*")} == {"00000-of-00002", "00001-of-00002"}
+    assert not list(tmp_path.rglob("*.new"))
+    for path in tmp_path.rglob("*.state"):
+        path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(Damaged):
+        store_in("far://there", partition=0, partitions=2).load(9)
+
+
+def test_a_newer_format_is_told(tmp_path: Path) -> None:
+    filled(tmp_path, 1)
+    [path] = tmp_path.rglob("*.state")
+    path.write_bytes(path.read_bytes().replace(state_files.MAGIC, b"HWSTATE9"))
+    with pytest.raises(FormatTooNew, match="newer Headwater"):
+        store_in(tmp_path).load(0)
+
+
+def test_what_somebody_else_left_unfinished_is_swept(tmp_path: Path) -> None:
+    """Of earlier versions: one of this version may still be written by a task that Spark runs twice."""
+    filled(tmp_path, 2)
+    [folder] = tmp_path.glob("op/*")
+    (folder / "000000000001.state.1-a.new").write_bytes(b"x")
+    (folder / "000000000002.state.1-b.new").write_bytes(b"x")
+    (folder / "000000000003.state.1-c.new").write_bytes(b"x")
+    store = store_in(tmp_path)
+    store.save(store.load(1), 2)
+    assert sorted(path.name[:12] for path in folder.glob("*.new")) == ["000000000002", "000000000003"]
+
+
+def test_a_state_larger_than_memory_is_found_in_and_merged(tmp_path: Path) -> None:
+    """What is allocated goes with the parts and the batch, not with the rows that are kept."""
+    script = f"import test_state; print(test_state.most_allocated({str(tmp_path)!r}))"
+    root = Path(__file__).parent.parent
+    paths = os.pathsep.join(map(str, (root / "src", root / "tests")))
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    kept = sum(path.stat().st_size for path in tmp_path.rglob("*.state"))
+    assert kept > 30 << 20
+    assert int(told.stdout) < kept / 4, f"{told.stdout} of {kept}"
+
+
+def most_allocated(folder: str) -> int:
+    """How many bytes Arrow and NumPy hold at most, while many small batches change a large state."""
+    runs.PART_BYTES, runs.SMALL_ROWS = 1 << 17, 5_000  # type: ignore[misc]
+    specs, random = {"last": TableSpec("keyed", [pa.field("v", pa.string())])}, np.random.default_rng(1)
+    store = StateStore(folder, uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=specs)
+    for epoch in range(70):
+        if epoch == 20:
+            tracemalloc.start()
+        fresh = np.arange(epoch * 20_000, epoch * 20_000 + 20_000)
+        keys = fresh if epoch < 20 else random.choice(400_000, 5_000, replace=False)
+        state = store.load(epoch - 1)
+        rows = pa.table({H1: keys * 7919, H2: keys, "v": pa.repeat("x" * 50, len(keys))})
+        assert state["last"].find(Keys.of(rows))[0].num_rows == (0 if epoch < 20 else len(keys))
+        state["last"].put(rows)
+        store.save(state, epoch)
+    return pa.default_memory_pool().max_memory() + tracemalloc.get_traced_memory()[1]
+
+
+def test_a_key_that_explodes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of a key are in one part, however many; what no task could hold is refused with what to do."""
+    monkeypatch.setattr(runs, "PART_BYTES", 1 << 16)
+    store = store_in(tmp_path)
+    state = store.load(-1)
+    one = np.full(1_000_000, 7)
+    state["all"].put(pa.table({H1: one, H2: one, "v": np.arange(1_000_000)}))
+    state["all"].put(pa.table({**hashes(list(range(50))), "v": pa.array(range(50))}))
+    store.save(state, 0)
+    keys = Keys.of(pa.table({H1: one[:1], H2: one[:1]}))
+    assert store_in(tmp_path).load(0)["all"].find(keys)[0].num_rows == 1_000_000
+    monkeypatch.setattr(runs, "FOUND_BYTES_MAX", 10 << 20)
+    with pytest.raises(KeyTooLarge, match=r"one key alone has 1,000,000 rows.*finer key or a shorter time"):
+        store_in(tmp_path).load(0)["all"].find(keys)
 
 
 def test_fingerprints_differ() -> None:

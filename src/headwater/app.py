@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from headwater.launch import Launch, Restart, Settings
+from headwater.launch import Launch, Restart, Settings, check_partitions
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us, system_clock
@@ -51,6 +51,7 @@ from headwater.processing.status import AppStatus, StageStatus, check_stages, re
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headwater.processing.rebuild import Rebuild
     from headwater.processing.runner import Runner
     from headwater.views.view import View
 
@@ -76,6 +77,7 @@ class App:
         master: str | None = None,
         conf: Mapping[str, str] | None = None,
         state: str | os.PathLike[str] | None = None,
+        state_partitions: int = 4,
         views: str | None = None,
         idle: str = "30 seconds",
     ) -> None:
@@ -86,13 +88,18 @@ class App:
         Windows and joins wait for the partition whose event time is furthest behind; one that had no event for `idle` is not waited for.
 
         `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
+        `state` may be a URL that `pyarrow.fs` knows: what operators remember is there then, and checkpoints stay beside the log.
+        `state_partitions` is how many parts that has, one task for each; another number goes on from what there is.
         """
         self._graph = Graph(name)
         self._url = os.fspath(log)
         self._given_spark = spark
         self._master = master
         self._conf = dict(conf or {})
-        self.state = Path(state if state is not None else self._beside(f"apps/{name}"))
+        is_url = state is not None and "://" in os.fspath(state)
+        self._operators_url = os.fspath(state).rstrip("/") if state is not None and is_url else None
+        self._state_partitions = check_partitions(state_partitions)
+        self.state = Path(state if state is not None and not is_url else self._beside(f"apps/{name}"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
         self._idle_us = duration_us(idle)
         self._functions: dict[Callable[..., Any], StageNode] = {}
@@ -110,6 +117,11 @@ class App:
         return self._url
 
     @property
+    def operators_url(self) -> str | None:
+        """Where what operators remember is, if that is not beside the checkpoints."""
+        return None if self._operators_url is None else f"{self._operators_url}/{self.name}"
+
+    @property
     def graph(self) -> Graph:
         """What was declared."""
         return self._graph
@@ -124,7 +136,7 @@ class App:
         other = copy.copy(self)
         other._url = os.fspath(log)
         other._given_spark, other._master, other._conf = None, master, {**self._conf, **(conf or {})}
-        other.state = Path(other._beside(f"apps/{self.name}"))
+        other.state, other._operators_url = Path(other._beside(f"apps/{self.name}")), None
         other._views_url = f"sqlite:///{other._beside('views.db')}"
         other._running, other.views = None, Views(other)
         return other
@@ -274,18 +286,20 @@ class App:
         *,
         available_now: bool = False,
         accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        rebuild_state: Mapping[str, Rebuild] | None = None,
         watch: Watch | None = None,
         check: bool = True,
     ) -> AppStatus:
         """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
 
         `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
-        wrote last, or "earliest", "latest". Returns the last status; where stages had failed by then it raises `AppFailed`, unless
-        `check` is false.
+        wrote last, or "earliest", "latest". `rebuild_state` says for a stage whose operators have lost their state, or got other settings,
+        that it is made anew from the log before the stage goes on: `{"enriched": "all"}`, or "kept" for the events that retention has
+        left. Returns the last status; where stages had failed by then it raises `AppFailed`, unless `check` is false.
         """
         running = _Running(self, self._launch(), watch)
         try:
-            running.start(accept_new_checkpoint)
+            running.start(accept_new_checkpoint, rebuild_state)
             if available_now:
                 running.runner.run_to_the_end(on_look=running.look)
             else:
@@ -306,13 +320,18 @@ class App:
         self._master = master or self._master
         self._conf |= conf or {}
 
-    def start(self, *, accept_new_checkpoint: Mapping[str, Restart] | None = None) -> None:
+    def start(
+        self,
+        *,
+        accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        rebuild_state: Mapping[str, Rebuild] | None = None,
+    ) -> None:
         """Starts all stages and returns; a thread looks after them. For notebooks and tests; a program that ends stops it."""
         if self._running is not None:
             raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
         running = _Running(self, self._launch(), None)
         try:
-            running.start(accept_new_checkpoint)
+            running.start(accept_new_checkpoint, rebuild_state)
         except BaseException:
             running.end()
             raise
@@ -334,7 +353,7 @@ class App:
     def _launch(self) -> Launch:
         settings = Settings(
             log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url,
-            idle_us=self._idle_us,
+            idle_us=self._idle_us, operators=self.operators_url, state_partitions=self._state_partitions,
         )  # fmt: skip
         return Launch(self._graph, settings, spark=self._given_spark)
 
@@ -444,8 +463,8 @@ class _Running:
         assert self._runner is not None
         return self._runner
 
-    def start(self, accept: Mapping[str, Restart] | None) -> None:
-        self._runner = self._launch.start(accept=accept)
+    def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
+        self._runner = self._launch.start(accept=accept, rebuild=rebuild)
 
     def supervise_in_background(self) -> None:
         self.runner.start()

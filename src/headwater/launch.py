@@ -14,10 +14,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.processing.analysis import Analysed, Analysis, Facts
+    from headwater.processing.rebuild import Rebuild
     from headwater.processing.runner import Plan, Runner
     from headwater.processing.runner import Write as WriteBatch
     from headwater.views.catalog import Plan as ViewPlan
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headwater.views.store import ViewStore
 
 SPARK_LOG = "spark.log"
+STATE_PARTITIONS_MAX = 1_000
 
 Restart = Literal["marker", "earliest", "latest"]
 """Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
@@ -55,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     state: Path
     views: str
     idle_us: int
+    operators: str | None = None
+    state_partitions: int = 4
 
 
 class Launch:
@@ -80,11 +84,13 @@ class Launch:
         analysed = self._analysis(self._session(keep_log=False), log).run()
         return {name: _notes(self._graph.stages[name], found) for name, found in analysed.items()}
 
-    def start(self, *, accept: Mapping[str, Restart] | None = None) -> Runner:
+    def start(
+        self, *, accept: Mapping[str, Restart] | None = None, rebuild: Mapping[str, Rebuild] | None = None
+    ) -> Runner:
         """Makes what is missing and returns the stages, ready to run."""
         from headwater.processing.runner import Runner
 
-        self._graph.check_names(accept or {})
+        self._graph.check_names({**(accept or {}), **(rebuild or {})})
         accept = checked_restarts(accept or {})
         self._take_lock()
         log = open_log(self._settings.log)
@@ -104,7 +110,9 @@ class Launch:
         plans = []
         for stage in stages:
             plans.append(self._plan(log, stage, analysed[stage.name], analysis, accept.get(stage.name)))
-        return Runner(spark, log, self._graph, plans, state=self._settings.state, idle_us=self._settings.idle_us)
+        runner = Runner(spark, log, self._graph, plans, state=self._settings.state, idle_us=self._settings.idle_us)
+        self._rebuild(runner, plans, rebuild or {})
+        return runner
 
     def look(self, runner: Runner) -> None:
         """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
@@ -120,6 +128,13 @@ class Launch:
             self._closing.pop()()
 
     # Parts
+
+    def _rebuild(self, runner: Runner, plans: Sequence[Plan], wanted: Mapping[str, Rebuild]) -> None:
+        from headwater.processing.rebuild import rebuild
+
+        for plan in plans:
+            if plan.stage.name in wanted:
+                self.notes.append(rebuild(runner, plan, wanted[plan.stage.name], folder=self._settings.state))
 
     def _take_lock(self) -> None:
         state = self._settings.state
@@ -201,19 +216,25 @@ class Launch:
         self, log: Log, stage: StageNode, analysed: Analysed, analysis: Analysis, restart: Restart | None
     ) -> Plan:
         from headwater.processing.runner import Plan
+        from headwater.processing.state_files import StateFolder
 
         view = self._view_plan(log, stage, analysed) if stage.kind == "view" else None
         generation = 1 if view is None else view.definition.generation
         name = stage.name if generation == 1 else f"{stage.name}.{generation}"
         checkpoint = self._settings.state / "checkpoints" / name
         starts = self._settings.state / "starts" / f"{name}.json"
+        elsewhere = self._settings.operators
+        operators = f"{checkpoint}/operators" if elsewhere is None else f"{elsewhere}/{name}"
         if restart is not None:
             self._begin_again(log, stage, f"{self._graph.name}.{name}", checkpoint, starts, restart)
+            StateFolder(operators).remove_all()
         return Plan(
             stage=stage,
             analysed=analysed,
             facts=analysis.inputs(stage),
             checkpoint=str(checkpoint),
+            operators=operators,
+            state_partitions=self._settings.state_partitions,
             start=json.loads(starts.read_text()) if starts.exists() else {},
             write=self._writer(log, stage, analysed, checkpoint, view),
         )
@@ -400,6 +421,15 @@ def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
     reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
     state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
     return [f"gives {to_ddl(analysed.schema)}", f"reads {reads}", state]
+
+
+def check_partitions(count: Any) -> int:
+    """How many partitions the state of an operator may have; `InvalidApp`."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= STATE_PARTITIONS_MAX:
+        raise InvalidApp(
+            f"state_partitions={count!r} is no number of partitions.", advice=f"Use 1 to {STATE_PARTITIONS_MAX}."
+        )
+    return count
 
 
 def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:

@@ -29,6 +29,7 @@ from headwater.cli.produce import produce
 from headwater.cli.queues import queues
 from headwater.cli.run import plan, run, status
 from headwater.cli.sql import sql
+from headwater.cli.state import state
 from headwater.cli.tail import tail
 from headwater.cli.topics import topics
 from headwater.cli.views import views
@@ -53,6 +54,7 @@ app.add_typer(topics, name="topics")
 app.add_typer(queues, name="queues")
 app.add_typer(groups, name="groups")
 app.add_typer(views, name="views")
+app.add_typer(state, name="state")
 app.command()(produce)
 app.command()(tail)
 app.command()(lag)

@@ -15,6 +15,7 @@ from headwater.model.errors import InvalidApp
 
 if TYPE_CHECKING:
     from headwater.launch import Restart
+    from headwater.processing.rebuild import Rebuild
     from headwater.processing.status import AppStatus
 
 PORT = 8642
@@ -39,6 +40,13 @@ def run(
             help="For a stage whose checkpoint is gone: begin from marker (behind what it wrote last), earliest or latest.",
         ),
     ] = None,
+    rebuild_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            help="For a stage whose operators lost their state: make it anew from the log. STAGE=kept: from what retention left.",
+        ),
+    ] = None,
     page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the page; the next free one if it is taken.")] = PORT,
     master: Master = None,
@@ -52,7 +60,7 @@ def run(
 
     app = load_app(script)
     app.use(master=master, conf=_settings(conf or []))
-    accepted = _accepted(accept_new_checkpoint or [])
+    accepted, rebuilt = _accepted(accept_new_checkpoint or []), _rebuilt(rebuild_state or [])
     with open_screen(first_status(app.graph, app.log_url)) as screen, _ended_by_signals(screen.tell):
         serving = StatusPage(app, port=port) if page and not available_now else None
         try:
@@ -64,7 +72,13 @@ def run(
                 if serving is not None:
                     serving.show(status)
 
-            last = app.run(available_now=available_now, accept_new_checkpoint=accepted, watch=watch, check=False)
+            last = app.run(
+                available_now=available_now,
+                accept_new_checkpoint=accepted,
+                rebuild_state=rebuilt,
+                watch=watch,
+                check=False,
+            )
         finally:
             if serving is not None:
                 serving.close()
@@ -114,6 +128,19 @@ def _accepted(given: list[str]) -> dict[str, Restart]:
             )
         pairs[stage] = start.removeprefix("from ")
     return checked_restarts(pairs)
+
+
+def _rebuilt(given: list[str]) -> dict[str, Rebuild]:
+    pairs = dict[str, Rebuild]()
+    for each in given:
+        stage, equals, how = each.partition("=")
+        if equals and how != "kept":
+            raise InvalidApp(
+                f"--rebuild-state {each!r} says not how.",
+                advice="Write the stage alone, or stage=kept: from the events that retention has left.",
+            )
+        pairs[stage] = "kept" if equals else "all"
+    return pairs
 
 
 def _settings(given: list[str]) -> dict[str, str]:

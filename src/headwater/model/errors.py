@@ -11,6 +11,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── SchemaConflict       a schema change that old events would not survive
     │   ├── InvalidApp           an application's script cannot run as it is
     │   ├── EventTooLarge        one event above the topic's `event_bytes_max`
+    │   ├── KeyTooLarge          a key has more rows in an operator's state than a batch can work on
     │   └── Unsupported          this log cannot do that
     ├── NotFound
     │   ├── LogNotFound          no log at that URL
@@ -311,3 +312,9 @@ class AppFailed(HeadwaterError):
     """A stage of an application failed for good."""
 
     code = "app_failed"
+
+
+class KeyTooLarge(InvalidInput):
+    """A key has more rows in an operator's state than a batch can work on."""
+
+    code = "key_too_large"

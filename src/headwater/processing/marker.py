@@ -2,8 +2,9 @@
 
     metadata                {"id": "<the query's id>"}: made once, kept for as long as the checkpoint lives
     offsets/<batch id>      "v1", a line with the batch's settings, then one line for each source: where the batch ends in it
+    commits/<batch id>      is there when the batch is done
 
-Both are private to Spark; this module is the only one that reads them here, and `test_spark_sink` pins what it finds. A batch
+All are private to Spark; this module is the only one that reads them here, and `test_spark_sink` pins what it finds. A batch
 that is run again has the same file, so it has the same marker. Paths may be local or any URL that `pyarrow.fs` knows.
 """
 
@@ -44,6 +45,15 @@ def ends_of(checkpoint: str, batch_id: int) -> list[Any]:
     return [_value(end) for end in ends if end]
 
 
+def committed(checkpoint: str) -> int | None:
+    """The last batch that a query has done, all of it; None where there is none."""
+    system, path = _place(checkpoint)
+    selector = pafs.FileSelector(f"{path}/commits", allow_not_found=True)
+    return max(
+        (int(file.base_name) for file in system.get_file_info(selector) if file.base_name.isdigit()), default=None
+    )
+
+
 def _value(end: str) -> Any:
     if end == _NO_OFFSET:
         return None
@@ -55,18 +65,23 @@ def _value(end: str) -> Any:
 
 def _read(checkpoint: str, name: str) -> bytes:
     try:
-        if "://" in checkpoint or checkpoint.startswith("file:"):
-            url = checkpoint if "://" in checkpoint else "file://" + checkpoint.removeprefix("file:")
-            system, path = pafs.FileSystem.from_uri(url)
-        else:
-            system, path = pafs.LocalFileSystem(), checkpoint
-        with system.open_input_stream(f"{path.rstrip('/')}/{name}") as stream:
+        system, path = _place(checkpoint)
+        with system.open_input_stream(f"{path}/{name}") as stream:
             return bytes(stream.read())
     except FileNotFoundError:
         raise NotFound(
             f"There is no {name} in the checkpoint {checkpoint}.",
             advice="It was deleted while the query ran; nothing was written. Stop the query, and put it back.",
         ) from None
+
+
+def _place(checkpoint: str) -> tuple[pafs.FileSystem, str]:
+    if "://" in checkpoint or checkpoint.startswith("file:"):
+        url = checkpoint if "://" in checkpoint else "file://" + checkpoint.removeprefix("file:")
+        system, path = pafs.FileSystem.from_uri(url)
+    else:
+        system, path = pafs.LocalFileSystem(), checkpoint
+    return system, path.rstrip("/")
 
 
 def _not_understood(checkpoint: str, name: str) -> InvalidInput:

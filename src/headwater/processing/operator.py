@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, FloatType, MapType, StructType
+from pyspark.sql.types import AtomicType, DoubleType, FloatType, StructType
 
 from headwater.log.frame import NO_TIME
 from headwater.model.errors import InvalidInput
@@ -158,8 +158,11 @@ def hashed_parts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
                 f"There is no column {name!r} to be a key.", advice=f"Columns are {', '.join(frame.columns)}."
             )
         kind = frame.schema[name].dataType
-        if isinstance(kind, MapType):
-            raise InvalidInput(f"Column {name!r} is a map, which is no key.", advice="Use a column of another type.")
+        if not isinstance(kind, AtomicType):  # Spark's hash leaves out nulls inside of them, so different ones are one
+            raise InvalidInput(
+                f"Column {name!r} is {kind.simpleString()}, which is no key.",
+                advice="Use its parts, as columns of their own.",
+            )
         value = F.col(f"`{name}`")
         if isinstance(kind, (FloatType, DoubleType)):
             value = value + F.lit(0.0)  # -0.0 is 0.0
@@ -219,7 +222,7 @@ def _in_batch(operator: Operator, schemas: Sequence[pa.Schema], table: pa.Table 
     )  # fmt: skip
     state = store.load(epoch - 1)
     result = operator.process(state, _inputs(rows, schemas), Time(before, until))
-    store.save(state, epoch)
+    store.save(state, epoch, watermark=until if until > NO_TIME else None)
     return result
 
 

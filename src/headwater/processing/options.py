@@ -22,7 +22,7 @@ Use = Literal["stream", "batch"]
 
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-    "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima",
+    "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -34,8 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """All options, read and checked as far as that needs no log. `columns` may hold "*"; `as_of` is a time or "latest".
 
     `lateness_us` is that of the columns `_late` and `_watermark` where it is not the topic's own.
-    `pace` and `maxima` are for applications: the folder in which a stream tells how far its batches go, and that it keeps a watermark;
-    and the one in which tasks tell how far event time has come, where the log does not keep it.
+    `pace`, `maxima` and `stop` are for applications: the folder in which a stream tells how far its batches go, and that it keeps a
+    watermark; the one in which tasks tell how far event time has come, where the log does not keep it; and the offsets that another query
+    has in its checkpoint, at which a stream that is run over what is there ends.
     """
 
     log: str
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     lateness_us: int | None = None
     pace: str | None = None
     maxima: str | None = None
+    stop: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -88,6 +90,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         lateness_us=_duration("lateness", said.get("lateness")),
         pace=said.get("pace"),
         maxima=said.get("maxima"),
+        stop=said.get("stopOffsets"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

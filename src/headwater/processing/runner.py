@@ -57,6 +57,9 @@ LAG_S = 2.0
 BEGIN_S = 10.0
 BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
+REPLAY_EVENTS = 1_000_000
+"""So many events of an input are in one batch of a run that replays what another query has read."""
+
 GONE_S = 2.0
 """So long after a call to a dead JVM failed its process may still look alive."""
 
@@ -79,8 +82,12 @@ class Plan(msgspec.Struct, frozen=True):
     analysed: Analysed
     facts: Mapping[str, Facts]
     checkpoint: str
+    operators: str
+    state_partitions: int
     start: Mapping[str, str] = {}
     write: Callable[[], Write] | None = None
+    stop: Mapping[str, str] = {}
+    """For each input the offsets at which a run over what is there ends; without them, those that are there."""
 
 
 class Runner:
@@ -172,10 +179,10 @@ class Runner:
             return apply(plan.stage, self.frames(plan, skips))
         pace = tempfile.mkdtemp(prefix="headwater-pace-")
         self._paces.append(pace)
-        partitions = 4
+        partitions = plan.state_partitions
         options = {"pace": pace, "partitions": str(partitions)}
         beats = self.spark.readStream.format(BEATS).options(**options).load()
-        with building(Building(f"{plan.checkpoint}/operators", partitions=partitions, beats=lambda: beats)):
+        with building(Building(plan.operators, partitions=partitions, beats=lambda: beats)):
             return apply(plan.stage, self.frames(plan, skips, pace=pace))
 
     def _frame(
@@ -197,6 +204,8 @@ class Runner:
             options["maxima"] = maxima_of(plan.checkpoint, number)
         if plan.stage.corrections_us:
             options["lateness"] = f"{facts.lateness_us + plan.stage.corrections_us} microseconds"
+        if topic in plan.stop:
+            options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
         condition = skips.condition(topic)
         if condition:
             options["filter"] = condition

@@ -1,8 +1,12 @@
-"""Runs: sorted Arrow tables that together are one table of an operator's state.
+"""Runs: rows in order that together are one table of an operator's state.
 
-A table grows by runs. What a batch changes is one small run; older and larger ones stay as they are, mapped from their files, so a batch
-costs by what it changes and not by what is there. Runs of about the same size are merged, so that there are few of them: of sizes
-that differ by `GROWTH` times at least, about log(rows) many.
+A table grows by runs. What a batch changes is one small run; older and larger ones stay as they are in their files, so a batch costs by
+what it changes and not by what is there. Runs of about the same size are merged, so that there are few of them: of sizes that differ
+by `GROWTH` times at least, about log(rows) many.
+
+A run consists of parts of about `PART_BYTES`, each an Arrow table that is opened when it is needed: looking for keys opens the parts
+that may have them, and merging goes on part by part, so neither needs the whole run in memory. All rows with the same `_h1` (or `_at`)
+are in one part, however many there are.
 
 Three kinds of tables, by what a row means:
 - **keyed**: rows are in the order of their key (two 64-bit hashes, `_h1` and `_h2`); what the newest run holds of a key replaces all
@@ -16,11 +20,14 @@ Thread-safety: none is needed; a table belongs to one task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+
+from headwater.model.errors import KeyTooLarge
 
 Kind = Literal["keyed", "gathered", "timed"]
 Array = Any
@@ -29,6 +36,76 @@ Array = Any
 H1, H2, AT, GONE = "_h1", "_h2", "_at", "_gone"
 GROWTH = 4
 MIN_TIME = -(2**63)
+PART_BYTES = 8 << 20
+SMALL_ROWS = 65_536
+"""So many rows, or fewer, are merged at once."""
+
+FOUND_BYTES_MAX = 2 << 30
+"""So much of a table one batch of one state partition may need at once."""
+
+
+class Part(NamedTuple):
+    """Neighbouring rows of a run: the first and the last value of what they are ordered by, how many, and how to get at them."""
+
+    first: int
+    last: int
+    rows: int
+    table: Callable[[], pa.Table]
+
+
+class Run:
+    """Rows in order, as parts that are opened one by one."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.parts = tuple(part for part in parts if part.rows)
+        self.num_rows = sum(part.rows for part in self.parts)
+        self._firsts = np.array([part.first for part in self.parts], np.int64)
+        self._lasts = np.array([part.last for part in self.parts], np.int64)
+
+    @classmethod
+    def of(cls, rows: pa.Table, kind: Kind) -> Run:
+        """Rows in memory, in any order."""
+        if not rows.num_rows:
+            return cls(())
+        rows = in_order(rows, kind)
+        order = column(rows, order_of(kind))
+        return cls([Part(int(order[0]), int(order[-1]), rows.num_rows, lambda: rows)])
+
+    def with_keys(self, h1: Array) -> Iterator[tuple[Part, int, int]]:
+        """The parts that may have some of these hashes, which are in order, and which of them: from, to."""
+        low, high = np.searchsorted(h1, self._firsts, "left"), np.searchsorted(h1, self._lasts, "right")
+        for number in np.flatnonzero(low < high).tolist():
+            yield self.parts[number], int(low[number]), int(high[number])
+
+    def slices(self, kind: Kind, low: int, high: int | None) -> list[pa.Table]:
+        """The rows whose order is `low` at least, and below `high`."""
+        found = []
+        for part in self.parts:
+            if part.last < low or (high is not None and part.first >= high):
+                continue
+            rows = part.table()
+            order = column(rows, order_of(kind))
+            start = int(np.searchsorted(order, low, "left"))
+            end = len(order) if high is None else int(np.searchsorted(order, high, "left"))
+            found.append(rows.slice(start, end - start))
+        return found
+
+    def above(self, floor: int) -> Run:
+        """A timed run without what lies at or before a time."""
+        return Run(_above(part, floor) for part in self.parts if part.last > floor)
+
+
+def order_of(kind: Kind) -> str:
+    """The column that parts are cut by."""
+    return AT if kind == "timed" else H1
+
+
+def _above(part: Part, floor: int) -> Part:
+    if part.first > floor:
+        return part
+    times = column(part.table(), AT)
+    start = int(np.searchsorted(times, floor, "right"))
+    return Part(int(times[start]), part.last, part.rows - start, lambda: part.table().slice(start))
 
 
 class Keys(NamedTuple):
@@ -54,6 +131,10 @@ class Keys(NamedTuple):
     def only(self, mask: Array) -> Keys:
         """Some of them."""
         return Keys(self.h1[mask], self.h2[mask], np.zeros(0, np.int64))
+
+    def part(self, start: int, end: int) -> Keys:
+        """Neighbouring ones."""
+        return Keys(self.h1[start:end], self.h2[start:end], self.row[:0])
 
     def __len__(self) -> int:
         return len(self.h1)
@@ -117,65 +198,104 @@ Found = tuple[pa.Table, Array]
 """Rows, and for each the number of its key among those that were asked for."""
 
 
-def find_keyed(runs: Sequence[pa.Table], keys: Keys) -> Found | None:
-    """What the newest run that knows a key holds of it; runs from old to new."""
-    missing, numbers, parts = keys, np.arange(len(keys)), []
+def find(runs: Sequence[Run], kind: Kind, keys: Keys) -> Found | None:
+    """What a table holds of keys. Runs are from old to new; of a keyed table the newest that knows a key counts."""
+    missing, numbers, parts, needed = keys, np.arange(len(keys)), list[Found](), 0
     for run in reversed(runs):
-        if not len(missing):
-            break
-        start, end = spans(run, missing)
-        place, number = positions(start, end)
-        found = run.take(pa.array(place))
-        is_there = ~column(found, GONE)
-        parts.append((found.filter(pa.array(is_there)), numbers[number[is_there]]))
-        missing, numbers = missing.only(end == start), numbers[end == start]
-    return _together(parts)
-
-
-def find_gathered(runs: Sequence[pa.Table], keys: Keys) -> Found | None:
-    """What all runs hold of keys, older before newer."""
-    parts = []
-    for run in runs:
-        place, number = positions(*spans(run, keys))
-        parts.append((run.take(pa.array(place)), number))
-    return _together(parts)
-
-
-def _together(parts: Sequence[Found]) -> Found | None:
+        is_missing = np.ones(len(missing), bool)
+        for part, low, high in run.with_keys(missing.h1):
+            rows = part.table()
+            start, end = spans(rows, missing.part(low, high))
+            needed += _size(rows, int((end - start).sum()))
+            if needed > FOUND_BYTES_MAX:
+                raise _too_large(needed, end - start)
+            place, number = positions(start, end)
+            parts.append((rows.take(pa.array(place)), numbers[low + number]))
+            is_missing[low:high] = end == start
+        if kind == "keyed":
+            missing, numbers = missing.only(is_missing), numbers[is_missing]
     if not parts:
         return None
-    return pa.concat_tables(rows for rows, _ in parts), np.concatenate([numbers for _, numbers in parts])
+    rows, found = pa.concat_tables(rows for rows, _ in reversed(parts)), np.concatenate([n for _, n in reversed(parts)])
+    if kind != "keyed":
+        return rows, found
+    is_there = ~column(rows, GONE)
+    return rows.filter(pa.array(is_there)), found[is_there]
 
 
-def between(runs: Sequence[pa.Table], after: int, until: int) -> pa.Table | None:
+def _size(rows: pa.Table, count: int) -> int:
+    return count * rows.nbytes // max(1, rows.num_rows)
+
+
+def _too_large(needed: int, counts: Array) -> KeyTooLarge:
+    return KeyTooLarge(
+        f"A batch needs {needed / 1e9:.1f} GB or more of an operator's state at once; one key alone has {int(counts.max()):,} rows.",
+        advice=f"A state partition takes {FOUND_BYTES_MAX / 1e9:.1f} GB of it. Use a finer key or a shorter time; "
+        "`headwater state show` tells what is kept.",
+    )
+
+
+def between(runs: Sequence[Run], after: int, until: int) -> pa.Table | None:
     """The rows of a timed table with `after` < time <= `until`."""
-    parts = []
-    for run in runs:
-        times = column(run, AT)
-        start, end = np.searchsorted(times, (after, until), "right").tolist()
-        parts.append(run.slice(start, max(0, end - start)))
+    if after >= until:
+        return None
+    parts = [rows for run in runs for rows in run.above(after).slices("timed", MIN_TIME, _behind(until))]
     return in_order(pa.concat_tables(parts), "timed") if parts else None
 
 
-def above(runs: Sequence[pa.Table], floor: int) -> list[pa.Table]:
-    """Timed runs without what lies at or before a time; those that are empty then are left out."""
-    kept = [run.slice(int(np.searchsorted(column(run, AT), floor, "right"))) for run in runs]
-    return [run for run in kept if run.num_rows]
+def _behind(time: int) -> int | None:
+    return time + 1 if time < 2**63 - 1 else None
 
 
-def merge(runs: Sequence[pa.Table], kind: Kind, *, is_oldest: bool) -> pa.Table:
-    """Neighbouring runs as one. With `is_oldest` no older run is left that a missing key could be in."""
-    rows = pa.concat_tables(runs)
+def merged(
+    runs: Sequence[Run], kind: Kind, *, is_oldest: bool, keeps: Callable[[pa.Table], Any] | None = None
+) -> Iterator[pa.Table]:
+    """Neighbouring runs as one, piece by piece. With `is_oldest` no older run is left that a missing key could be in."""
+    fences = sorted({part.first for run in runs for part in run.parts})
+    if sum(run.num_rows for run in runs) <= SMALL_ROWS:
+        fences = fences[:1]
+    for low, high in pairwise([*fences, None]):
+        assert low is not None
+        rows = _merge([run.slices(kind, low, high) for run in runs], kind, is_oldest=is_oldest)
+        if keeps is not None:
+            rows = rows.filter(keeps(rows))
+        if rows.num_rows:
+            yield rows
+
+
+def _merge(runs: Sequence[Sequence[pa.Table]], kind: Kind, *, is_oldest: bool) -> pa.Table:
+    rows = pa.concat_tables(piece for run in runs for piece in run)
     if kind != "keyed":
         return in_order(rows, kind)
     newest = Keys.of(rows)
-    run = np.repeat(np.arange(len(runs)), [run.num_rows for run in runs])
+    run = np.repeat(np.arange(len(runs)), [sum(piece.num_rows for piece in run) for run in runs])
     last = np.full(len(newest), -1)
     np.maximum.at(last, newest.row, run)
     keeps = run == last[newest.row]
     if is_oldest:
         keeps &= ~column(rows, GONE)
     return in_order(rows.filter(pa.array(keeps)), kind)
+
+
+def in_parts(pieces: Iterable[pa.Table], kind: Kind) -> Iterator[pa.Table]:
+    """Rows in order, in tables of about the size of a part; rows of the same order stay together."""
+    waiting, size = list[pa.Table](), 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += piece.nbytes
+        if size >= PART_BYTES:
+            yield from _cut(pa.concat_tables(waiting).combine_chunks(), kind, size)
+            waiting, size = [], 0
+    if waiting:
+        yield from _cut(pa.concat_tables(waiting).combine_chunks(), kind, size)
+
+
+def _cut(rows: pa.Table, kind: Kind, size: int) -> Iterator[pa.Table]:
+    order = column(rows, order_of(kind))
+    wanted = np.linspace(0, len(order), size // PART_BYTES + 1, dtype=np.int64)[1:-1]
+    starts = np.unique(np.searchsorted(order, order[wanted], "left"))
+    for start, end in pairwise([0, *starts[starts > 0].tolist(), len(order)]):
+        yield rows.slice(start, end - start)
 
 
 def tidied(sizes: Sequence[int]) -> int:

@@ -5,7 +5,10 @@ the same version and writes the same one. When batch N runs, N-1 is committed, s
 
 What is loaded must be what was saved last: by this operator, with these settings and columns (the fingerprint), by this query, in the
 version before. Anything else is refused with what to do about it; nothing is guessed. The number of partitions may be another one: then
-each new partition takes its rows out of all old ones.
+each new partition writes the version before for itself, with its rows out of all old ones, and goes on from that; the old ones stay until
+two batches more have been saved. A kill on the way leaves what there was.
+
+Nothing is in memory as a whole: rows are looked for where they may be, and runs are merged part by part (see `runs`).
 
 Thread-safety: none; a state belongs to one task.
 """
@@ -13,7 +16,7 @@ Thread-safety: none; a state belongs to one task.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,8 +25,8 @@ import pyarrow as pa
 
 from headwater.model.errors import Conflict, Damaged, InvalidInput
 from headwater.processing import runs
-from headwater.processing.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind
-from headwater.processing.state_files import RunAt, StateFolder, Version
+from headwater.processing.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind, Run
+from headwater.processing.state_files import REBUILD, RunAt, StateFolder, Version
 
 OWNER = "_owner"
 """In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
@@ -50,23 +53,20 @@ class TableSpec(msgspec.Struct, frozen=True):
 class StateTable:
     """One table: what earlier versions hold, and what this batch adds."""
 
-    def __init__(
-        self, spec: TableSpec, held: Sequence[tuple[RunAt | None, pa.Table]] = (), *, floor: int = MIN_TIME
-    ) -> None:
+    def __init__(self, spec: TableSpec, held: Sequence[tuple[RunAt, Run]] = (), *, floor: int = MIN_TIME) -> None:
         self.spec = spec
         self.floor = floor
         self.keeps: Keep | None = None
-        self._held = list(held)
-        self._fresh: list[pa.Table] = []
+        self._held = [(at, run) for at, run in held if spec.kind != "timed" or _reaches(run, floor)]
+        self._fresh: list[Run] = []
 
     def __len__(self) -> int:
         """How many rows there are; some may have been replaced by others."""
         return sum(run.num_rows for run in self._runs())
 
     def find(self, keys: Keys) -> runs.Found:
-        """The rows of keys, and for each the number of its key."""
-        find = runs.find_keyed if self.spec.kind == "keyed" else runs.find_gathered
-        return find(self._runs(), keys) or (self.empty(), np.zeros(0, np.int64))
+        """The rows of keys, and for each the number of its key; `KeyTooLarge` where a batch cannot hold them."""
+        return runs.find(self._runs(), self.spec.kind, keys) or (self.empty(), np.zeros(0, np.int64))
 
     def put(self, rows: pa.Table) -> None:
         """Adds rows. In a keyed table they replace what there was of their keys."""
@@ -74,7 +74,7 @@ class StateTable:
             rows = rows.append_column(GONE, pa.repeat(pa.scalar(False), rows.num_rows))
         rows = rows.select(self.spec.schema.names).cast(self.spec.schema)
         if rows.num_rows:
-            self._fresh.append(runs.in_order(rows, self.spec.kind))
+            self._fresh.append(Run.of(rows, self.spec.kind))
 
     def remove(self, keys: Keys) -> None:
         """Forgets keys of a keyed table."""
@@ -100,43 +100,44 @@ class StateTable:
         return self.empty() if found is None else found
 
     def rows(self) -> pa.Table:
-        """Everything that is in it."""
+        """Everything that is in it, in memory."""
+        return pa.concat_tables([self.empty(), *self.pieces()])
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Everything that is in it, in its order, piece by piece."""
         held = self._runs()
         if self.spec.kind == "timed":
-            held = runs.above(held, self.floor)
-        if not held:
-            return self.empty()
-        return runs.merge(held, self.spec.kind, is_oldest=True)
+            held = [run.above(self.floor) for run in held]
+        return runs.merged(held, self.spec.kind, is_oldest=True)
 
     def empty(self) -> pa.Table:
         """No rows, with the right columns."""
         return self.spec.schema.empty_table()
 
-    def next_runs(self, epoch: int) -> tuple[list[RunAt], pa.Table | None]:
-        """The runs of the version that comes now, and the one of them that is new."""
-        held, fresh = self._held, list(self._fresh)
-        if self.spec.kind == "timed":
-            held = [(at, run) for at, run in held if runs.above([run], self.floor)]
-            fresh = runs.above(fresh, self.floor)
-        homeless = [run for at, run in held if at is None]
-        held = [(at, run) for at, run in held if at is not None]
-        fresh = homeless + fresh
+    def next_runs(self) -> tuple[list[RunAt], Iterable[pa.Table]]:
+        """The runs that the version which comes now has from earlier ones, and the rows of its own."""
+        held, fresh, kind = self._held, self._fresh, self.spec.kind
+        if kind == "timed":
+            held = [(at, run) for at, run in held if _reaches(run, self.floor)]
+            fresh = [run.above(self.floor) for run in fresh if _reaches(run, self.floor)]
         if not fresh:
-            return [at for at, _ in held if at is not None], None
-        own = runs.merge(fresh, self.spec.kind, is_oldest=not held)
-        count = runs.tidied([*(run.num_rows for _, run in held), own.num_rows]) - 1
-        if count > 0:
-            merged, held = [run for _, run in held[-count:]], held[:-count]
-            if self.spec.kind == "timed":
-                merged = runs.above(merged, self.floor)
-            own = runs.merge([*merged, own], self.spec.kind, is_oldest=not held)
-            if self.keeps is not None:
-                own = own.filter(self.keeps(own))
-        kept = [at for at, _ in held if at is not None]
-        return ([*kept, RunAt(epoch, own.num_rows)], own) if own.num_rows else (kept, None)
+            return [at for at, _ in held], ()
+        own = list(runs.merged(fresh, kind, is_oldest=not held))
+        count = runs.tidied([*(run.num_rows for _, run in held), sum(piece.num_rows for piece in own)]) - 1
+        if count <= 0:
+            return [at for at, _ in held], own
+        older, held = [run for _, run in held[-count:]], held[:-count]
+        if kind == "timed":
+            older = [run.above(self.floor) for run in older]
+        newest = Run.of(pa.concat_tables([self.empty(), *own]), kind)
+        return [at for at, _ in held], runs.merged([*older, newest], kind, is_oldest=not held, keeps=self.keeps)
 
-    def _runs(self) -> list[pa.Table]:
+    def _runs(self) -> list[Run]:
         return [run for _, run in self._held] + self._fresh
+
+
+def _reaches(run: Run, floor: int) -> bool:
+    return any(part.last > floor for part in run.parts)
 
 
 class State:
@@ -158,108 +159,123 @@ class StateStore:
     ) -> None:  # fmt: skip
         self._root = f"{url}/{uid}"
         self._folder = StateFolder(f"{self._root}/{folder_name(partition, partitions)}")
-        self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {})
+        kinds = {name: spec.kind for name, spec in specs.items()}
+        self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {}, kinds)
         self._specs = specs
 
     def load(self, before: int) -> State:
-        """The state of version `before`; nothing at all where a query begins (-1)."""
+        """The state of version `before`; nothing at all where a query begins (-1).
+
+        Where there are partitions of another number, the version is written anew for this one first, out of all of them.
+        """
         if before < 0:
             return State({name: StateTable(spec) for name, spec in self._specs.items()})
-        if before in self._folder.epochs():
-            version = self._checked(self._folder.version(before), self._folder)
-            return State(
-                {name: StateTable(spec, self._held(version, name), floor=version.floors.get(name, MIN_TIME))
-                 for name, spec in self._specs.items()}
-            )  # fmt: skip
-        return self._rescaled(before)
+        if before not in self._folder.epochs():
+            self._rescale(before)
+        version = self._checked(self._folder.version(before), self._folder)
+        return State({name: _table(self._folder, version, name, spec) for name, spec in self._specs.items()})
 
-    def save(self, state: State, epoch: int) -> None:
+    def save(self, state: State, epoch: int, *, watermark: int | None = None) -> None:
         """Saves the version of a batch, and removes what no batch will ask for again."""
         tables, fresh = {}, {}
         for name, table in state.tables.items():
-            tables[name], run = table.next_runs(epoch)
-            if run is not None:
-                fresh[name] = run
+            tables[name], fresh[name] = table.next_runs()
         floors = {name: table.floor for name, table in state.tables.items() if table.floor > MIN_TIME}
-        version = msgspec.structs.replace(self._blank, epoch=epoch, tables=tables, floors=floors)
+        version = msgspec.structs.replace(self._blank, epoch=epoch, tables=tables, floors=floors, watermark=watermark)
         self._folder.write(version, fresh)
         self._collect(epoch)
 
     def _collect(self, epoch: int) -> None:
         there = self._folder.epochs()
-        if epoch - 1 not in there:
-            return
-        needed = self._folder.version(epoch - 1).needs | {epoch}
-        for old in there:
-            if old < epoch and old not in needed:
-                self._folder.remove(old)
-
-    def _held(
-        self, version: Version, name: str, folder: StateFolder | None = None
-    ) -> list[tuple[RunAt | None, pa.Table]]:
-        found: list[tuple[RunAt | None, pa.Table]] = []
-        for at in version.tables.get(name, ()):
-            run = (folder or self._folder).rows(name, at.epoch)
-            if run.num_rows != at.rows:
-                raise Damaged(
-                    f"Version {at.epoch} of the state in {self._folder.url} is not the one that version {version.epoch} was made with.",
-                    advice="Restore the folder, or remove the operator's state to have it rebuilt from the log.",
-                )
-            found.append((at, run))
-        return found
+        if epoch - 1 in there:
+            needed = self._folder.version(epoch - 1).needs | {epoch}
+            self._folder.remove(old for old in there if old < epoch and old not in needed)
+        self._folder.sweep(epoch)
+        if self._blank.partition == 0:
+            for folders in layouts(self._root, but=self._blank.partitions).values():
+                if all(old <= epoch - 2 for folder in folders for old in folder.epochs()):
+                    for folder in folders:
+                        folder.remove_all()
 
     def _checked(self, version: Version, folder: StateFolder) -> Version:
         ours = self._blank
         if version.fingerprint != ours.fingerprint:
             raise Conflict(
                 f"The state in {folder.url} was made by operator {version.uid!r} with other settings or columns.",
-                advice="Give the changed operator another uid=, or remove its state to have it rebuilt from the log.",
+                advice=f"Undo the change; or give the changed operator another uid=. {REBUILD}",
             )
         if version.query != ours.query:
             raise Conflict(
                 f"The state in {folder.url} belongs to another query ({version.query}).",
-                advice="Each query needs a state of its own: give it another state= or uid=, or restore its checkpoint.",
+                advice=f"Each query needs a state of its own: give it another state= or uid=, or restore its checkpoint. {REBUILD}",
             )
         return version
 
-    def _rescaled(self, before: int) -> State:
-        """The rows of this partition out of the partitions of another number of them."""
-        held: dict[str, list[tuple[RunAt | None, pa.Table]]] = {name: [] for name in self._specs}
-        floors: dict[str, list[int]] = {name: [] for name in self._specs}
-        for folder in self._others(before):
-            version = self._checked(folder.version(before), folder)
-            for name, spec in self._specs.items():
-                table = StateTable(spec, self._held(version, name, folder), floor=version.floors.get(name, MIN_TIME))
-                floors[name].append(table.floor)
-                held[name].append((None, self._mine(table.rows())))
-        return State(
-            {name: StateTable(spec, [(at, run) for at, run in held[name] if run.num_rows], floor=min(floors[name]))
-             for name, spec in self._specs.items()}
+    def _rescale(self, before: int) -> None:
+        """Writes this partition's version out of the partitions of another number of them, which stay until it is safe."""
+        complete = (
+            folders
+            for partitions, folders in layouts(self._root, but=self._blank.partitions).items()
+            if len(folders) == partitions and all(before in folder.epochs() for folder in folders)
+        )
+        folders = next(complete, None)
+        if folders is None:
+            raise Damaged(
+                f"Version {before} of the state of operator {self._blank.uid!r} is missing in {self._root}.",
+                advice=REBUILD,
+            )
+        versions = [self._checked(folder.version(before), folder) for folder in folders]
+        write_whole(
+            self._folder, msgspec.structs.replace(self._blank, epoch=before), list(zip(folders, versions, strict=True)),
+            keeps=self._mine,
         )  # fmt: skip
 
-    def _others(self, before: int) -> Iterable[StateFolder]:
-        """The partitions of another number of them, all of which have a version."""
-        found: dict[int, list[StateFolder]] = {}
-        for name in StateFolder(self._root).names():
-            number, _, count = name.partition("-of-")
-            if not (number.isdigit() and count.isdigit()):
-                continue
-            folder = StateFolder(f"{self._root}/{name}")
-            if before in folder.epochs():
-                found.setdefault(int(count), []).append(folder)
-        for partitions, folders in found.items():
-            if len(folders) == partitions:
-                return folders
-        raise Damaged(
-            f"Version {before} of the state of operator {self._blank.uid!r} is missing in {self._root}.",
-            advice="Restore the folder, or remove the operator's state and its checkpoint to have both rebuilt from the log.",
-        )
+    def _mine(self, rows: pa.Table) -> Any:
+        ours, owner = self._blank, OWNER if OWNER in rows.column_names else H1
+        return pa.array(partition_of(runs.column(rows, owner), ours.partitions) == ours.partition)
 
-    def _mine(self, rows: pa.Table) -> pa.Table:
-        owner = OWNER if OWNER in rows.column_names else H1
-        return rows.filter(
-            pa.array(partition_of(runs.column(rows, owner), self._blank.partitions) == self._blank.partition)
-        )
+
+def _table(folder: StateFolder, version: Version, name: str, spec: TableSpec) -> StateTable:
+    held = [(at, folder.run(version, name, at)) for at in version.tables.get(name, ())]
+    return StateTable(spec, held, floor=version.floors.get(name, MIN_TIME))
+
+
+def held_runs(folder: StateFolder, version: Version, name: str) -> list[Run]:
+    """The runs of a table of a version, without what was taken of them."""
+    found = [folder.run(version, name, at) for at in version.tables.get(name, ())]
+    is_timed, floor = version.kinds[name] == "timed", version.floors.get(name, MIN_TIME)
+    return [run.above(floor) for run in found] if is_timed else found
+
+
+def write_whole(
+    folder: StateFolder, version: Version, parts: Sequence[tuple[StateFolder, Version]], *, keeps: Keep | None = None
+) -> None:
+    """Writes a version that needs no other, of the rows that some partitions have together; each key is in one of them."""
+    first = parts[0][1]
+    tables = {}
+    for name, kind in first.kinds.items():
+        held = [run for there, each in parts for run in held_runs(there, each, name)]
+        tables[name] = runs.merged(held, kind, is_oldest=True, keeps=keeps)
+    floors = {name: min(each.floors.get(name, MIN_TIME) for _, each in parts) for name in first.floors}
+    known = [each.watermark for _, each in parts if each.watermark is not None]
+    version = msgspec.structs.replace(
+        version,
+        tables={name: [] for name in tables},
+        kinds=first.kinds,
+        floors=floors,
+        watermark=min(known, default=None),
+    )
+    folder.write(version, tables)
+
+
+def layouts(root: str, *, but: int | None = None) -> dict[int, list[StateFolder]]:
+    """The folders of an operator's partitions, by how many partitions there are to be; `but` leaves one number out."""
+    found: dict[int, list[StateFolder]] = {}
+    for name in StateFolder(root).names():
+        number, _, count = name.partition("-of-")
+        if number.isdigit() and count.isdigit() and int(count) != but:
+            found.setdefault(int(count), []).append(StateFolder(f"{root}/{name}"))
+    return found
 
 
 def partition_of(h1: Any, partitions: int) -> Any:

@@ -2,23 +2,25 @@
 
     <state>/<uid>/<partition>-of-<partitions>/<epoch, 12 digits>.state
 
-    magic "HWSTATE1"; runs of rows (Arrow streams, each at a multiple of 64); footer (JSON); its length u32; its crc32c u32; the magic again
+    magic "HWSTATE1"; parts of runs (Arrow streams, each at a multiple of 64); footer (JSON); its length u32; its crc32c u32; the magic
 
-The footer says whose state it is (operator, fingerprint, query), which version, and of which runs each table consists: those in this
-file, and those in files of earlier versions, which stay as long as a version that may be needed names them. A file is written under
-another name and renamed when it is on disk; one that exists is never changed, only replaced by the same, when Spark runs a batch again.
+The footer says whose state it is (operator, fingerprint, query), which version, where the parts of its own runs are and their checksums,
+and of which runs each table consists: those in this file, and those in files of earlier versions, which stay as long as a version that
+may be needed names them. A file is written under another name and renamed when it is on disk; one that exists is never changed, only
+replaced by the same, when Spark runs a batch again.
 
-A folder is one of this machine, whose files are mapped, or one of any file system that pyarrow knows by URL, from which files are read
-whole. Checksums are compared when a process sees a file for the first time.
+A folder is one of this machine, whose files are mapped, or one of any file system that pyarrow knows by URL, from which parts are read as
+they are needed. A checksum is compared when a process needs a part for the first time.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -26,13 +28,16 @@ import pyarrow as pa
 import pyarrow.fs as arrow_fs
 from crc32c import crc32c
 
-from headwater.model.errors import Damaged, StorageError, Unsupported
+from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unsupported
+from headwater.processing.runs import Kind, Part, Run, column, in_parts, order_of
 
 MAGIC = b"HWSTATE1"
-ENDING = ".state"
+ENDING, DRAFT = ".state", ".new"
+REBUILD = "Have it rebuilt from the log with `headwater run … --rebuild-state STAGE`, or put the folder back."
 _TAIL = struct.Struct("<II8s")
 _ALIGN = 64
-_FILES_OPEN_MAX = 512
+_FILES_OPEN_MAX = 64
+_PARTS_FETCHED_MAX = 32
 
 
 class RunAt(msgspec.Struct, frozen=True, array_like=True):
@@ -43,11 +48,14 @@ class RunAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """A run's bytes in its file."""
+    """A part's bytes in its file, and what its rows are ordered by."""
 
     start: int
     length: int
     crc: int
+    rows: int
+    first: int
+    last: int
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -60,8 +68,10 @@ class Version(msgspec.Struct, frozen=True):
     partitions: int
     epoch: int
     tables: Mapping[str, Sequence[RunAt]]
+    kinds: Mapping[str, Kind] = {}
     floors: Mapping[str, int] = {}
-    sections: Mapping[str, Section] = {}
+    watermark: int | None = None
+    sections: Mapping[str, Sequence[Section]] = {}
 
     @property
     def needs(self) -> set[int]:
@@ -77,88 +87,190 @@ class StateFolder:
         self._system, self._path = _file_system(url)
         self._is_local = isinstance(self._system, arrow_fs.LocalFileSystem)
 
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.url.rpartition("/")[2]
+
     def epochs(self) -> list[int]:
         """The versions that are there, from old to new."""
-        return sorted(int(name.removesuffix(ENDING)) for name in self.names() if _is_version(name))
+        found = (_epoch_of(name) for name in self.names() if name.endswith(ENDING))
+        return sorted(epoch for epoch in found if epoch is not None)
 
-    def names(self) -> list[str]:
+    def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
         with _told(self.url):
-            selector = arrow_fs.FileSelector(self._path, allow_not_found=True)
-            return sorted(info.base_name for info in self._system.get_file_info(selector))
+            found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
+            return sorted(
+                info.base_name for info in found if not folders_only or info.type == arrow_fs.FileType.Directory
+            )
 
     def version(self, epoch: int) -> Version:
         """What the file of a version says."""
-        return self._file(epoch)[0]
+        return self._file(epoch).version
 
-    def rows(self, name: str, epoch: int) -> pa.Table:
-        """The run of a table that stands in the file of a version."""
-        version, content = self._file(epoch)
-        section = version.sections[name]
-        return pa.ipc.open_stream(content.slice(section.start, section.length)).read_all()
+    def size(self, epoch: int) -> int:
+        """The bytes of a version's own file."""
+        return self._file(epoch).size
 
-    def write(self, version: Version, runs: Mapping[str, pa.Table]) -> None:
-        """Writes a version with the runs that are new in it."""
-        pieces, sections = [MAGIC], {}
-        position = len(MAGIC)
-        for name, rows in runs.items():
-            padding = -position % _ALIGN
-            content = _serialised(rows)
-            sections[name] = Section(position + padding, content.size, crc32c(content))
-            pieces += [bytes(padding), content]
-            position += padding + content.size
-        footer = msgspec.json.encode(msgspec.structs.replace(version, sections=sections))
-        pieces += [footer, _TAIL.pack(len(footer), crc32c(footer), MAGIC)]
+    def run(self, version: Version, name: str, at: RunAt) -> Run:
+        """A run that a version has of a table."""
+        file = self._file(at.epoch)
+        found = Run(
+            Part(section.first, section.last, section.rows, partial(file.part, name, section))
+            for section in file.version.sections.get(name, ())
+        )
+        if found.num_rows != at.rows:
+            raise Damaged(
+                f"Version {at.epoch} of the state in {self.url} is not the one that version {version.epoch} was made with.",
+                advice=REBUILD,
+            )
+        return found
+
+    def write(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Version:
+        """Writes a version with the runs that are new in it, piece by piece; a run without rows is none."""
         with _told(self.url):
-            self._put(_name_of(version.epoch), pieces)
+            self._system.create_dir(self._path, recursive=True)
+            path = f"{self._path}/{_name_of(version.epoch)}"
+            draft = f"{path}.{os.getpid()}-{uuid.uuid4().hex[:8]}{DRAFT}"
+            with self._opened(draft) as write:
+                version = _written(write, version, runs)
+            if self._is_local:
+                os.replace(draft, path)
+                _sync_folder(self._path)
+            else:
+                self._system.move(draft, path)
+        return version
 
-    def remove(self, epoch: int) -> None:
-        """Removes the file of a version, if it is there."""
+    def remove(self, epochs: Iterable[int]) -> None:
+        """Removes the files of versions, if they are there."""
+        for epoch in epochs:
+            self._delete(_name_of(epoch))
+
+    def sweep(self, before: int) -> None:
+        """Removes what was begun of earlier versions by somebody who died."""
+        for name in self.names():
+            epoch = _epoch_of(name.partition(".")[0] + ENDING) if name.endswith(DRAFT) else None
+            if epoch is not None and epoch < before:
+                self._delete(name)
+
+    def remove_all(self) -> None:
+        """Removes the folder and everything in it."""
         with _told(self.url):
             try:
-                self._system.delete_file(f"{self._path}/{_name_of(epoch)}")
+                self._system.delete_dir(self._path)
             except FileNotFoundError:
                 pass
 
-    def _put(self, name: str, pieces: Sequence[Any]) -> None:
-        path = f"{self._path}/{name}"
-        self._system.create_dir(self._path, recursive=True)
-        if not self._is_local:  # a file of an object store is there when it is whole
+    def _delete(self, name: str) -> None:
+        with _told(self.url):
+            try:
+                self._system.delete_file(f"{self._path}/{name}")
+            except FileNotFoundError:
+                pass
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
+        if not self._is_local:
             with self._system.open_output_stream(path) as stream:
-                for piece in pieces:
-                    stream.write(piece)
+                yield stream.write
             return
-        draft = f"{path}.{os.getpid()}.new"
-        with open(draft, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
+        with open(path, "wb") as file:
+            yield file.write
             file.flush()
             os.fdatasync(file.fileno())
-        os.replace(draft, path)
-        folder = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
-    def _file(self, epoch: int) -> tuple[Version, pa.Buffer]:
+    def _file(self, epoch: int) -> _File:
         path = f"{self._path}/{_name_of(epoch)}"
         with _told(self.url):
             info = self._system.get_file_info(path)
             if info.type != arrow_fs.FileType.File:
-                raise Damaged(
-                    f"Version {epoch} of the state in {self.url} is missing.",
-                    advice="Restore the folder, or remove the operator's state to have it rebuilt from the log.",
-                )
-            return _read(self._system if not self._is_local else None, path, info.size, info.mtime_ns)
+                raise Damaged(f"Version {epoch} of the state in {self.url} is missing.", advice=REBUILD)
+            return _file(self.url, path, info.size, info.mtime_ns)
 
 
-def _name_of(epoch: int) -> str:
-    return f"{epoch:012d}{ENDING}"
+class _File:
+    """A file of a version, opened: mapped, or read by ranges."""
+
+    def __init__(self, system: Any, path: str, size: int) -> None:
+        self.path, self.size = path, size
+        self._system = system
+        self._mapped: pa.Buffer | None = pa.memory_map(path).read_buffer() if system is None and size else None
+        self._parts: dict[int, pa.Table] = {}
+        self.version = self._footer()
+
+    def part(self, table: str, section: Section) -> pa.Table:
+        """The rows of a part. Mapped ones stay at hand, and cost nothing; of others a few do."""
+        if self._system is not None:
+            return _fetched(self, table, section)
+        found = self._parts.get(section.start)
+        if found is None:
+            found = self._parts[section.start] = self.checked(table, section)
+        return found
+
+    def checked(self, table: str, section: Section) -> pa.Table:
+        """The rows of a part, whose checksum is right."""
+        content = self._bytes(section.start, section.length)
+        if content.size != section.length or crc32c(content) != section.crc:
+            raise _damaged(self.path, f"the rows of table {table!r} do not match their checksum")
+        return pa.ipc.open_stream(content).read_all()
+
+    def _bytes(self, start: int, length: int) -> pa.Buffer:
+        if self._mapped is not None:
+            return self._mapped.slice(start, length)
+        with self._system.open_input_file(self.path) as file:
+            return file.read_buffer(length) if file.seek(start) >= 0 else pa.py_buffer(b"")
+
+    def _footer(self) -> Version:
+        if self.size < len(MAGIC) + _TAIL.size:
+            raise _damaged(self.path, "it is too short")
+        length, crc, magic = _TAIL.unpack(self._bytes(self.size - _TAIL.size, _TAIL.size).to_pybytes())
+        start = self.size - _TAIL.size - length
+        if magic != MAGIC and self._bytes(0, len(MAGIC)).to_pybytes() == magic:
+            raise FormatTooNew(
+                f"State file {self.path} was written by a newer Headwater.", advice="Run the version that wrote it."
+            )
+        if magic != MAGIC or start < len(MAGIC):
+            raise _damaged(self.path, "its end is not that of a state file")
+        footer = self._bytes(start, length)
+        if crc32c(footer) != crc:
+            raise _damaged(self.path, "its footer does not match its checksum")
+        return msgspec.json.decode(footer, type=Version)
 
 
-def _is_version(name: str) -> bool:
-    return name.endswith(ENDING) and name.removesuffix(ENDING).isdigit()
+@lru_cache(maxsize=_FILES_OPEN_MAX)
+def _file(folder: str, path: str, size: int, mtime: int | None) -> _File:
+    """The size and the time tell whether a file is still the one that was seen before."""
+    system, _ = _file_system(folder)
+    return _File(None if isinstance(system, arrow_fs.LocalFileSystem) else system, path, size)
+
+
+@lru_cache(maxsize=_PARTS_FETCHED_MAX)
+def _fetched(file: _File, table: str, section: Section) -> pa.Table:
+    return file.checked(table, section)
+
+
+def _written(write: Any, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Version:
+    write(MAGIC)
+    position = len(MAGIC)
+    tables = {name: list(held) for name, held in version.tables.items()}
+    sections: dict[str, list[Section]] = {}
+    for name, pieces in runs.items():
+        kind, found = version.kinds[name], list[Section]()
+        for rows in in_parts(pieces, kind):
+            padding, content, order = -position % _ALIGN, _serialised(rows), column(rows, order_of(kind))
+            write(bytes(padding))
+            write(content)
+            start, position = position + padding, position + padding + content.size
+            found.append(Section(start, content.size, crc32c(content), rows.num_rows, int(order[0]), int(order[-1])))
+        if found:
+            sections[name] = found
+            tables[name].append(RunAt(version.epoch, sum(section.rows for section in found)))
+    version = msgspec.structs.replace(version, tables=tables, sections=sections)
+    footer = msgspec.json.encode(version)
+    write(footer)
+    write(_TAIL.pack(len(footer), crc32c(footer), MAGIC))
+    return version
 
 
 def _serialised(rows: pa.Table) -> pa.Buffer:
@@ -168,28 +280,21 @@ def _serialised(rows: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-@lru_cache(maxsize=_FILES_OPEN_MAX)
-def _read(system: Any, path: str, size: int, mtime: int) -> tuple[Version, pa.Buffer]:
-    """A file, checked; the size and the time tell whether it is still the one that was seen before."""
-    if system is None:
-        content = pa.memory_map(path).read_buffer()
-    else:
-        with system.open_input_file(path) as file:
-            content = file.read_buffer()
-    if content.size < len(MAGIC) + _TAIL.size:
-        raise _damaged(path, "it is too short")
-    length, crc, magic = _TAIL.unpack(content.slice(content.size - _TAIL.size).to_pybytes())
-    start = content.size - _TAIL.size - length
-    if magic != MAGIC or start < len(MAGIC):
-        raise _damaged(path, "its end is not that of a state file")
-    footer = content.slice(start, length)
-    if crc32c(footer) != crc:
-        raise _damaged(path, "its footer does not match its checksum")
-    version = msgspec.json.decode(footer, type=Version)
-    for name, section in version.sections.items():
-        if crc32c(content.slice(section.start, section.length)) != section.crc:
-            raise _damaged(path, f"the rows of table {name!r} do not match their checksum")
-    return version, content
+def _name_of(epoch: int) -> str:
+    return f"{epoch:012d}{ENDING}"
+
+
+def _epoch_of(name: str) -> int | None:
+    digits = name.removesuffix(ENDING)
+    return int(digits) if digits.isdigit() else None
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @lru_cache(maxsize=64)
@@ -206,10 +311,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _damaged(path: str, what: str) -> Damaged:
-    return Damaged(
-        f"State file {path} is damaged: {what}.",
-        advice="Restore it, or remove the operator's state to have it rebuilt from the log.",
-    )
+    return Damaged(f"State file {path} is damaged: {what}.", advice=REBUILD)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ The rows of a small batch are read where it is planned, and handed to Spark with
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is what this run reads."""
         with crossing():
-            self._target = self._ends()
+            stop = self._query.options.stop
+            self._target = self._ends() if stop is None else Offsets.from_json(json.loads(stop)).places
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends, so that Spark's progress shows the lag."""
@@ -162,7 +164,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         elif maxima is not None:
             known = maxima.reached(begin.places, from_json(begin.more.get(REACHED, {})), self._read_again)
             told, reached = {REACHED: reached_json(known)}, {at: time for at, (_, time) in known.items()}
-        more = {**offsets.more, **told, WATERMARK: max(before, self._subscription.watermark(topics, reached))}
+        passed = self._subscription.watermark(topics, reached)
+        more = {**offsets.more, **told, WATERMARK: max(before, passed, self._stopped(offsets.places))}
         paced = msgspec.structs.replace(offsets, more=more).to_json()
         if pace is not None:
             Pace(pace).tell(sorted(offsets.topics), paced)
@@ -171,6 +174,15 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def _read_again(self, at: At, start: int, end: int, running: int) -> int:
         topic = next(topic for topic in self._subscription.topics() if topic.name == at[0])
         return reached_in(Range(topic, at[1], start, end, skips=True), self._query.log, running)
+
+    def _stopped(self, places: Mapping[At, int]) -> int:
+        """The watermark that the other query had at these offsets, if it is they that this one ends at."""
+        stop = self._query.options.stop
+        if stop is None:
+            return NO_TIME
+        other = Offsets.from_json(json.loads(stop))
+        is_there = all(places.get(at) == offset for at, offset in other.places.items())
+        return int(other.more.get(WATERMARK, NO_TIME)) if is_there else NO_TIME
 
     def _ends(self) -> dict[At, int]:
         return {at: bound.end for at, bound in self._subscription.bounds(self._subscription.topics()).items()}

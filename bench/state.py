@@ -1,0 +1,115 @@
+"""The figures of our own operators and their state: `python -m bench.state` writes `bench/results/state.json`.
+
+Rates are those of a stream from a topic through an operator to a sink that does nothing, held against Spark's own state in Python, or
+against our own stream without an operator. Latency is that of an application with an operator beside one without. `--only growth` runs
+one group, `--quick` shrinks everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+import headwater as hw
+from bench.harness import Figure, Options, Pair, Target, main, measure, measure_each
+from bench.pipeline_latency import EVENTS_PER_S, SECONDS, SECONDS_QUICK, app_latency, passed
+from bench.pipeline_rates import no_op
+from bench.state_growth import growth
+from bench.state_rig import TABLE, TOPIC, StateRig, counted, counted_by_spark, events_of
+
+SPARK_SHARE = 20
+"""Spark's state is measured with so many times fewer events: a rate, and minutes are enough."""
+
+ALL = "user_id,page,kind,amount,at"
+OVER = "5 minutes"
+
+
+def counter(rig: StateRig, options: Options) -> list[Figure]:
+    """Rows counted by 100,000 keys."""
+    events = events_of(options)
+    few = events // SPARK_SHARE
+
+    def ours() -> float:
+        return rig.rate(rig.operated(rig.log(events), counted, {TOPIC: "user_id"}), events)
+
+    def peer() -> float:
+        return rig.rate(counted_by_spark(rig.stream(rig.log(few), TOPIC, "user_id")), few)
+
+    pair = measure(options, _warm(options.wants("ours"), ours), _warm(options.wants("peer"), peer))
+    what = "a stream counted by 100,000 keys, the counts that changed to a no-op sink"
+    return [Figure("counter", what, "events/s", pair, "transformWithStateInPandas", Target(">=", 10))]
+
+
+def operators(rig: StateRig, options: Options) -> list[Figure]:
+    """Lookups and sliding aggregates, beside the same events read and nothing done."""
+    events = events_of(options)
+    url = rig.with_table(events)
+
+    def read() -> float:
+        return rig.rate(no_op(rig.stream(url, TOPIC, ALL)), events)
+
+    def looked_up(bids: DataFrame, rates: DataFrame) -> DataFrame:
+        return hw.lookup(bids, rates, "user_id", at="at", table_at="since")
+
+    def slid(bids: DataFrame) -> DataFrame:
+        return hw.sliding(bids, by="user_id", over=OVER, at="at", n="count", total=("sum", "amount"))
+
+    def beside(function: Callable[..., DataFrame], topics: dict[str, str]) -> Pair:
+        def run() -> float:
+            return rig.rate(rig.operated(url, function, topics), events)
+
+        return measure(options, _warm(options.wants("ours"), run), _warm(options.wants("peer"), read))
+
+    lookups = beside(looked_up, {TOPIC: ALL, TABLE: "user_id,rate,since"})
+    slidings = beside(slid, {TOPIC: ALL})
+    noop, what = "ours, the same events to a no-op sink", "each event with the row that its user's rate was at its time"
+    return [
+        Figure("lookup", what, "events/s", lookups, noop, Target(">=", 0.15)),
+        Figure(
+            "sliding",
+            f"each event with count and sum of its user's {OVER}",
+            "events/s",
+            slidings,
+            noop,
+            Target(">=", 0.2),
+        ),
+    ]
+
+
+def latency(rig: StateRig, options: Options) -> list[Figure]:
+    """An application with an operator beside one without."""
+    seconds = SECONDS_QUICK if options.quick else SECONDS
+
+    def ours() -> tuple[float, float]:
+        return app_latency(rig, lambda events: counted(passed(events), "key", passes=True), seconds=seconds)
+
+    def peer() -> tuple[float, float]:
+        return app_latency(rig, passed, seconds=seconds)
+
+    pairs = measure_each(options, ours, peer, better="lower")
+    what = f"one event at {EVENTS_PER_S}/s: topic, a stage that counts by key in our state, topic, reader"
+    targets = (Target("<=", 1.3), None)
+    return [
+        Figure(f"latency_{name}", what, "ms", pair, "ours without state", target)
+        for name, pair, target in zip(("p50", "p99"), pairs, targets, strict=True)
+    ]
+
+
+def _warm(is_wanted: bool, run: Callable[[], float]) -> Callable[[], float]:
+    """Runs once before it is measured: the first one pays for compiling, and for filling the topics."""
+    if is_wanted:
+        run()
+    return run
+
+
+if __name__ == "__main__":
+    with StateRig() as rig:
+        benches = {
+            "counter": lambda options: counter(rig, options),
+            "operators": lambda options: operators(rig, options),
+            "latency": lambda options: latency(rig, options),
+            "growth": growth,
+        }
+        status = main("state", benches)
+    raise SystemExit(status)
