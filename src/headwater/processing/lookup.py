@@ -23,6 +23,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.columns import time_column, times_of
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.runs import AT, H1, H2, Keys, column
+from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow
@@ -129,21 +130,18 @@ class Lookup:
         state[_VERSIONS].put(pa.table({H1: rows.column(H1), H2: rows.column(H2), "at": times, "gone": gone, **columns}))
 
     def _join(self, due: pa.Table, versions: pa.Table) -> pa.Table:
-        import duckdb
-
         columns = ", ".join(f"c{number}" for number in range(len(self._looked)))
         picked = "".join(f", v.c{number}" for number in range(len(self._looked)))
         order = f"gone, {columns}" if columns else "gone"
         sooner = ">=" if self._ties == "table" else ">"
         last = f'select *, true as found from versions qualify row_number() over (partition by k, "at" order by {order}) = 1'
         is_met = "where v.found and not v.gone" if self._how == "inner" else ""
-        with duckdb.connect(config={"threads": 1}) as database:
-            database.register("due", due)
-            database.register("versions", versions)
-            joined = database.sql(
-                f'select due."row", v.gone{picked} from due asof left join ({last}) v on due.k = v.k and due."at" {sooner} v."at" '
-                f'{is_met} order by due."row"'
-            ).to_arrow_table()
+        joined = ask(
+            f'select due."row", v.gone{picked} from due asof left join ({last}) v on due.k = v.k and due."at" {sooner} v."at" '
+            f'{is_met} order by due."row"',
+            due=due,
+            versions=versions,
+        )
         if self._deletes and self._how == "left":
             joined = _without_gone(joined)
         return joined
