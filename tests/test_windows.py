@@ -1,15 +1,17 @@
-"""Windows in SQL on a stream: tumbling, hopping and session, over shuffled and late events, as DuckDB gives them for the whole topic."""
+"""Windows on a stream: tumbling, hopping and session in SQL, as DuckDB gives them for the whole topic; by event and by processing time."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headwater as hw
-from test_event_time import LATENESS_S, SCHEMA, fill, told
+from test_event_time import LATENESS_S, NOON, SCHEMA, fill, told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -77,3 +79,33 @@ def test_windows_in_sql(spark: SparkSession, tmp_path: Path) -> None:
                 expected = database.execute(question, {"watermark": watermark}).fetchall()
                 found = [(row["begin"], row["who"], row["n"]) for row in log.read(kind).to_pylist()]
                 assert sorted(found) == sorted(expected) and len(found) > 10, kind
+
+
+def by_event(clicks: DataFrame) -> DataFrame:
+    return clicks.groupBy(F.window("at", "30 seconds").alias("w")).count().select("w.start", "count")
+
+
+def by_arrival(clicks: DataFrame) -> DataFrame:
+    return clicks.groupBy(F.window("_appended", "30 seconds").alias("w")).count().select("w.start", "count")
+
+
+@pytest.mark.covers("concept: event time or processing time")
+def test_an_outage_is_a_spike_by_processing_time_only(spark: SparkSession, tmp_path: Path) -> None:
+    """A click each second for two minutes; those of the second half minute and the third arrive together, when the line is up again."""
+    url, now = str(tmp_path / "log"), NOON
+    with hw.open_log(url, clock=lambda: int(now.timestamp() * 1_000_000)) as log:
+        log.create_topic("clicks", SCHEMA, key="who", time="at", lateness="2 minutes")
+        for second in range(120):
+            now = NOON + timedelta(seconds=90 if 30 <= second < 90 else second)
+            log.append("clicks", [{"id": second, "who": f"w{second % 5}", "at": NOON + timedelta(seconds=second)}])
+        app = hw.App("outage", log=url, spark=spark)
+        clicks = app.topic("clicks")
+        app.view(clicks, key="start")(by_event)
+        app.view(clicks, key="start", log_columns=["_appended"])(by_arrival)
+        app.run(available_now=True)
+        found = {}
+        for name in ("by_event", "by_arrival"):
+            with app.views[name] as view:
+                rows = view.rows(order="start").to_pylist()
+                found[name] = [((row["start"] - NOON) // timedelta(seconds=30), row["count"]) for row in rows]
+        assert found == {"by_event": [(0, 30), (1, 30), (2, 30), (3, 30)], "by_arrival": [(0, 30), (3, 90)]}

@@ -21,19 +21,15 @@ import copy
 import importlib.util
 import os
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
-
 from headwater.launch import Launch, Restart, Settings, check_partitions
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
-from headwater.model.clock import duration_us, system_clock
+from headwater.model.clock import duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.processing.graph import (
     CHANGES,
@@ -46,23 +42,18 @@ from headwater.processing.graph import (
     declared_schema,
     place_of,
 )
-from headwater.processing.status import AppStatus, StageStatus, check_stages, read_status, write_status
+from headwater.processing.status import AppStatus, check_stages, read_status
+from headwater.running import Running, Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.processing.rebuild import Rebuild
-    from headwater.processing.runner import Runner
     from headwater.views.view import View
 
 F = TypeVar("F", bound=Callable[..., Any])
 Input = TopicNode | str | Callable[..., Any]
 """What a stage reads: what `app.topic` returned, the function of another stage, or the name of a topic."""
-
-Watch = Callable[[AppStatus], None]
-"""Called while an application runs, every second or so, with its status."""
-
-_REPORT_S = 1.0
 
 
 class App:
@@ -103,7 +94,7 @@ class App:
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
         self._idle_us = duration_us(idle)
         self._functions: dict[Callable[..., Any], StageNode] = {}
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self.views = Views(self)
 
     @property
@@ -297,7 +288,7 @@ class App:
         that it is made anew from the log before the stage goes on: `{"enriched": "all"}`, or "kept" for the events that retention has
         left. Returns the last status; where stages had failed by then it raises `AppFailed`, unless `check` is false.
         """
-        running = _Running(self, self._launch(), watch)
+        running = self._run(watch)
         try:
             running.start(accept_new_checkpoint, rebuild_state)
             if available_now:
@@ -329,7 +320,7 @@ class App:
         """Starts all stages and returns; a thread looks after them. For notebooks and tests; a program that ends stops it."""
         if self._running is not None:
             raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
-        running = _Running(self, self._launch(), None)
+        running = self._run(None)
         try:
             running.start(accept_new_checkpoint, rebuild_state)
         except BaseException:
@@ -349,6 +340,9 @@ class App:
     def status(self) -> AppStatus | None:
         """What each stage does now, or did when the application last ran; None where it never did."""
         return self._running.status() if self._running is not None else read_status(self.state)
+
+    def _run(self, watch: Watch | None) -> Running:
+        return Running(self._launch(), name=self.name, log=self.log_url, state=self.state, watch=watch)
 
     def _launch(self) -> Launch:
         settings = Settings(
@@ -444,66 +438,3 @@ class Views:
                 advice=f"Its views: {', '.join(self) or 'none'}.",
             )
         return self._app._open_view(name)
-
-
-class _Running:
-    """An application that runs: its launch, its stages, and the status that others read."""
-
-    def __init__(self, app: App, launch: Launch, watch: Watch | None) -> None:
-        self._app = app
-        self._launch = launch
-        self._watch = watch
-        self._started_us = system_clock()
-        self._reported = 0.0
-        self._thread: threading.Thread | None = None
-        self._runner: Runner | None = None
-
-    @property
-    def runner(self) -> Runner:
-        assert self._runner is not None
-        return self._runner
-
-    def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
-        self._runner = self._launch.start(accept=accept, rebuild=rebuild)
-
-    def supervise_in_background(self) -> None:
-        self.runner.start()
-        self._thread = threading.Thread(
-            target=self.runner.supervise, kwargs={"on_look": self.look}, name="headwater-app", daemon=True
-        )
-        self._thread.start()
-
-    def look(self) -> None:
-        self._launch.look(self.runner)
-        if time.monotonic() - self._reported >= _REPORT_S:
-            self._report()
-
-    def end(self) -> None:
-        try:
-            if self._runner is not None:
-                self._runner.stop()
-                if self._thread is not None:
-                    self._thread.join()
-                self._report()
-        finally:
-            self._launch.close()
-
-    def status(self) -> AppStatus:
-        """How it is at this moment: a copy, which does not change any more."""
-        stages: list[StageStatus] = [] if self._runner is None else [replace(each) for each in self._runner.statuses]
-        return AppStatus(
-            name=self._app.name,
-            log=self._app.log_url,
-            pid=os.getpid(),
-            started_us=self._started_us,
-            at_us=system_clock(),
-            notes=self._launch.notes,
-            stages=stages,
-        )
-
-    def _report(self) -> None:
-        self._reported = time.monotonic()
-        status = self.status()
-        write_status(self._app.state, status)
-        if self._watch is not None:
-            self._watch(status)
