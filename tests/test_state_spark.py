@@ -124,6 +124,7 @@ class Auction:
         }
 
 
+@pytest.mark.covers("Flink")
 def test_another_number_of_partitions_goes_on_from_the_state(tmp_path: Path, spark: SparkSession) -> None:
     """And the state may be anywhere that pyarrow knows; checkpoints stay where they are."""
     auction, place = Auction(tmp_path, spark, 1), f"file://{tmp_path}/elsewhere"
@@ -139,6 +140,7 @@ def test_another_number_of_partitions_goes_on_from_the_state(tmp_path: Path, spa
         auction.app(state_partitions=0)
 
 
+@pytest.mark.covers("Pistachio", "Samza")
 def test_lost_state_is_refused_and_rebuilt_from_the_log(tmp_path: Path, spark: SparkSession) -> None:
     """Whoever rebuilds it is killed first: the state is refused as before. In the end nothing was given twice."""
     auction = Auction(tmp_path, spark, 2)
