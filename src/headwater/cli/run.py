@@ -127,7 +127,7 @@ def _accepted(given: list[str]) -> dict[str, Restart]:
 
 
 def _rebuilt(given: list[str]) -> dict[str, Rebuild]:
-    pairs = dict[str, Rebuild]()
+    pairs: dict[str, Rebuild] = {}
     for each in given:
         stage, equals, how = each.partition("=")
         if equals and how != "kept":
