@@ -9,8 +9,11 @@ import pyarrow as pa
 import pytest
 
 from commands import Command, refused
+from headwater.app import App
 from headwater.processing.runs import AT, H1, H2
 from headwater.processing.state import StateStore, TableSpec
+from headwater.processing.state_files import StateFolder
+from headwater.processing.status import AppStatus
 
 SPECS = {
     "waiting": TableSpec("timed", [pa.field("word", pa.string())]),
@@ -72,6 +75,31 @@ def test_a_script_leads_to_its_state(command: Command, operators: Path, tmp_path
     (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('shop', log='./data')\n")
     (one,) = json.loads(command("state", "list", "app.py", "--json").out)
     assert one["operator"] == "counter-1"
+
+
+def test_a_way_to_rebuild_that_is_not_known_is_refused(command: Command, tmp_path: Path) -> None:
+    """Before Spark is started."""
+    (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('shop', log='./data')\n")
+    refused(command("run", "app.py", "--rebuild-state", "busy=never"), "invalid_app", "busy=never", "stage=kept")
+
+
+def test_stages_to_be_rebuilt_are_handed_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are meant: from all events, or from those that are kept."""
+    asked: list[object] = []
+
+    def run(app: App, **settings: object) -> AppStatus:
+        asked.append(settings["rebuild_state"])
+        return AppStatus(name=app.name, log="", pid=0, started_us=0, at_us=0, notes=[], stages=[])
+
+    monkeypatch.setattr(App, "run", run)
+    (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('shop', log='./data')\n")
+    command("run", "app.py", "--no-page", "--rebuild-state", "busy", "--rebuild-state", "idle=kept")
+    assert asked == [{"busy": "all", "idle": "kept"}]
+
+
+def test_nothing_is_removed_where_nothing_is(tmp_path: Path) -> None:
+    """Whoever begins a checkpoint anew removes the state first, and there may be none."""
+    StateFolder(str(tmp_path / "nowhere")).remove_all()
 
 
 def test_damage_is_told_beside_the_others(command: Command, operators: Path) -> None:
