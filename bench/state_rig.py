@@ -43,8 +43,6 @@ class StateRig(Rig):
             "spark.driver.memory": "4g",
             "spark.local.dir": str(self.folder / "spark"),
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
-            # Spark's own state cannot be copied into a checkpoint by the file system that writes no checksums.
-            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
         }
         spark = make_session("bench", f"local[{CORES}]", settings)
         self._stack.callback(stop_session, spark)

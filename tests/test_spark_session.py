@@ -139,3 +139,12 @@ def alive(pid: int, name: str) -> bool:
     except OSError:
         return False
     return f"({name})" in status and ") Z " not in status and os.path.exists(f"/proc/{pid}")
+
+
+def test_the_state_of_spark_can_be_copied_into_a_checkpoint(spark: SparkSession) -> None:
+    """Spark's RocksDB asks Hadoop for its own local file system; with another one its snapshots stay where they are, in silence."""
+    jvm = spark._jvm
+    assert jvm is not None
+    settings = spark._jsparkSession.sessionState().newHadoopConf()
+    local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)
+    assert local.getClass().getSimpleName() == "LocalFileSystem"

@@ -6,8 +6,8 @@ The settings and why (each can be replaced by `conf`, and by what `spark-submit`
 - adaptive execution off for streams: it merges partitions, and ours are explicit;
 - state in RocksDB with changelog checkpoints: a batch then writes what changed, not everything;
 - batches without data stay on, as Spark has them: without them a window that the watermark has closed waits for the next event;
-- a local Spark binds 127.0.0.1 only, runs this Python in its workers (see `worker_python`), has four shuffle partitions, as a topic
-  has by default, and writes files without a second one that holds their checksum: a batch writes two, before and after;
+- a local Spark binds 127.0.0.1 only, runs this Python in its workers (see `worker_python`), and has four shuffle partitions, as a topic
+  has by default;
 - UTC, because the log's times are in UTC; no web page unless asked for; errors are logged, warnings are not.
 """
 
@@ -48,7 +48,6 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 
 
