@@ -97,7 +97,7 @@ def was_killed(child: Child[int]) -> bool:
 
 
 def die_at(folder: Path, point: str) -> None:
-    """A backup that is killed at a point. One that has no segment to copy that was closed meanwhile may pass it by; then another is begun."""
+    """A backup that is killed at a point. One for which no segment was closed meanwhile may pass it by; then another is begun."""
     for _ in range(50):
         await_lines(folder, len(stored_lines(folder)) + 10)
         if was_killed(Child(lambda: back_up(folder, CrashingDisk(point)))):
