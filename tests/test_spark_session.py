@@ -147,4 +147,4 @@ def test_the_state_of_spark_can_be_copied_into_a_checkpoint(spark: SparkSession)
     assert jvm is not None
     settings = spark._jsparkSession.sessionState().newHadoopConf()
     local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)
-    assert local.getClass().getSimpleName() == "LocalFileSystem"
+    assert jvm.java.lang.Class.forName("org.apache.hadoop.fs.LocalFileSystem").isInstance(local)

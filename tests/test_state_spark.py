@@ -68,7 +68,7 @@ class Auction:
 
     def run(self, *, rebuild: dict[str, Any] | None = None, **settings: Any) -> str | None:
         """What the stage failed with, if it did."""
-        status = self.app(**settings).run(available_now=True, rebuild_state=rebuild)
+        status = self.app(**settings).run(available_now=True, rebuild_state=rebuild, check=False)
         return status.stages[0].error if status.stages[0].state == "failed" else None
 
     def kill_rebuilding(self) -> None:
