@@ -62,15 +62,7 @@ class Rig:
     def spark(self) -> SparkSession:
         """Spark with the connector."""
         jars = maven.fetch_jars("spark-kafka-connector-4.2.0", _CONNECTOR_JARS, alone=True)
-        settings = {
-            "spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar"))),
-            "spark.driver.memory": "4g",
-            "spark.local.dir": str(self.folder / "spark"),
-            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
-        }
-        spark = make_session("bench", f"local[{CORES}]", settings)
-        self._stack.callback(stop_session, spark)
-        return spark
+        return self._session({"spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))})
 
     @cached_property
     def kafka(self) -> KafkaSide:
@@ -135,6 +127,17 @@ class Rig:
     def whole_s(self, writer: DataStreamWriter) -> float:
         """Run a query over everything that is there; all seconds that it takes, from its start to its end."""
         return self._run(writer)[1]
+
+    def _session(self, more: dict[str, str]) -> SparkSession:
+        settings = {
+            "spark.driver.memory": "4g",
+            "spark.local.dir": str(self.folder / "spark"),
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            **more,
+        }
+        spark = make_session("bench", f"local[{CORES}]", settings)
+        self._stack.callback(stop_session, spark)
+        return spark
 
     def _run(self, writer: DataStreamWriter) -> tuple[StreamingQuery, float]:
         start = time.perf_counter()

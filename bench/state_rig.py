@@ -19,11 +19,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import headwater as hw
 from bench.harness import Options
 from bench.pipeline_events import TIME, USERS, make_events
-from bench.pipeline_rig import CORES, TOPIC, Rig
+from bench.pipeline_rig import TOPIC, Rig
 from headwater.processing.beats import NAME as BEATS
 from headwater.processing.operator import Building, Input, Time, building, operate
 from headwater.processing.runs import H1, H2, Keys, column
-from headwater.processing.session import make_session, stop_session
 from headwater.processing.state import State, TableSpec
 
 PARTITIONS = 4
@@ -39,14 +38,7 @@ class StateRig(Rig):
     @cached_property
     def spark(self) -> SparkSession:
         """Spark as an application has it."""
-        settings = {
-            "spark.driver.memory": "4g",
-            "spark.local.dir": str(self.folder / "spark"),
-            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
-        }
-        spark = make_session("bench", f"local[{CORES}]", settings)
-        self._stack.callback(stop_session, spark)
-        return spark
+        return self._session({})
 
     def operated(self, url: str, function: Callable[..., DataFrame], topics: dict[str, str]) -> DataStreamWriter:
         """A function with an operator of ours over topics (and the columns it needs of each), to a sink that does nothing."""

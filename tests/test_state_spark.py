@@ -124,7 +124,6 @@ class Auction:
         }
 
 
-@pytest.mark.covers("Flink")
 def test_another_number_of_partitions_goes_on_from_the_state(tmp_path: Path, spark: SparkSession) -> None:
     """And the state may be anywhere that pyarrow knows; checkpoints stay where they are."""
     auction, place = Auction(tmp_path, spark, 1), f"file://{tmp_path}/elsewhere"

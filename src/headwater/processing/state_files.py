@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.fs as arrow_fs
 from crc32c import crc32c
 
+from headwater.log.disk import RealDisk
 from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unsupported
 from headwater.processing.runs import Kind, Part, Run, column, in_parts, order_of
 
@@ -137,7 +138,7 @@ class StateFolder:
                 version = _written(write, version, runs)
             if self._is_local:
                 os.replace(draft, path)
-                _sync_folder(self._path)
+                RealDisk().sync_folder(self._path)
             else:
                 self._system.move(draft, path)
         return version
@@ -287,14 +288,6 @@ def _name_of(epoch: int) -> str:
 def _epoch_of(name: str) -> int | None:
     digits = name.removesuffix(ENDING)
     return int(digits) if digits.isdigit() else None
-
-
-def _sync_folder(path: str) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @lru_cache(maxsize=64)
