@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests and Spark start Python processes by the hundred: without bytecode each would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
+# Test modules run in so many processes, each with services and a Spark of its own; most of them wait for something half of the time.
+WORKERS ?= 2
+SIDE_BY_SIDE = --numprocesses $(WORKERS) --dist loadfile
 # `required` makes a missing service a failure instead of a skipped test.
 export HEADWATER_SERVICES ?= optional
 
@@ -17,10 +20,10 @@ demo: environment ## make the environment and run the best example so far
 	@$(BIN)/headwater demo
 
 test: environment lint ## everything: style, types, layers, and all tests with the services they need
-	$(BIN)/pytest -m "not bench"
+	$(BIN)/pytest -m "not bench" $(SIDE_BY_SIDE) --durations 40
 
 check: environment lint ## what to run before a commit: style, types, layers and the fast tests
-	$(BIN)/pytest -m "not slow and not service and not bench" --timeout 60
+	$(BIN)/pytest -m "not slow and not service and not bench" --timeout 60 $(SIDE_BY_SIDE)
 
 lint: environment
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from bench import machine
+from bench.draw import draw
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that is measured compiles everything again
 
@@ -154,11 +155,20 @@ def measure_each(
 ) -> list[Pair]:
     """Like `measure` for runs that return several figures at once; one pair of samples for each."""
     sides = {"ours": ours if options.wants("ours") else None, "peer": peer if options.wants("peer") else None}
-    runs: dict[str, list[tuple[tuple[float, ...], bool]]] = {"ours": [], "peer": []}
+    found = measure_sides(options, {name: side for name, side in sides.items() if side}, better=better)
+    count = max(len(samples) for samples in found.values())
+    ours_found, peer_found = (found.get(name, [None] * count) for name in sides)
+    return list(zip(ours_found, peer_found, strict=True))
+
+
+def measure_sides(
+    options: Options, sides: Mapping[str, Callable[[], tuple[float, ...]]], *, better: Better = "higher"
+) -> dict[str, list[Sample]]:
+    """Run any number of sides in turns; for each side a sample of each of its figures."""
+    runs: dict[str, list[tuple[tuple[float, ...], bool]]] = {name: [] for name in sides}
     for attempt in range(2 * options.runs):
         for name, side in sides.items():
-            enough = attempt >= options.runs and any(quiet for _, quiet in runs[name])
-            if side is None or enough:
+            if attempt >= options.runs and any(quiet for _, quiet in runs[name]):
                 continue
             os.sync()  # what the other side left for the disk to do is not to be paid by this one
             gc.collect()
@@ -167,8 +177,9 @@ def measure_each(
                 values = side()
             gc.unfreeze()
             runs[name].append((values, watched.quiet))
-    count = max(len(values) for side in runs.values() for values, _ in side)
-    return [(_sample(runs["ours"], index, better), _sample(runs["peer"], index, better)) for index in range(count)]
+    return {
+        name: [_sample(of_side, index, better) for index in range(len(of_side[0][0]))] for name, of_side in runs.items()
+    }
 
 
 @dataclass
@@ -197,9 +208,9 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def main(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None = None) -> int:
-    """The command line of one bench file: run, print, write."""
-    options = _options(name, benches, arguments)
+def main(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None = None, *, runs: int = RUNS) -> int:
+    """The command line of one bench file: run, print, write. `runs` is how often where nobody says it."""
+    options = _options(name, benches, arguments, runs)
     chosen = {key: bench for key, bench in benches.items() if not options.only or key in options.only}
     console = Console(stderr=True)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that folders are removed then too
@@ -226,7 +237,7 @@ def main(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None =
 
 
 def write(name: str, rows: list[dict[str, Any]], *, whole: bool) -> None:
-    """Write the rows and the machine; with `whole` false only the rows measured now replace their old selves."""
+    """Write the rows, their picture and the machine; with `whole` false only the rows measured now replace their old selves."""
     path = RESULTS / f"{name}.json"
     if not whole and path.exists():
         fresh = {row["name"]: row for row in rows}
@@ -234,25 +245,25 @@ def write(name: str, rows: list[dict[str, Any]], *, whole: bool) -> None:
         rows = kept + list(fresh.values())
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    (RESULTS / "machine.json").write_text(json.dumps(machine.describe(), indent=1, ensure_ascii=False) + "\n")
+    described = machine.describe()
+    (RESULTS / "machine.json").write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n")
+    path.with_suffix(".svg").write_text(draw(name, rows, described))
 
 
-def _options(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None) -> Options:
+def _options(name: str, benches: dict[str, Bench], arguments: Sequence[str] | None, runs: int) -> Options:
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=f"Writes bench/results/{name}.json.")
     names = list(benches)
     parser.add_argument("--only", metavar="NAME", nargs="+", default=[], choices=names, help=f"of {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="small and inexact; prints, writes nothing")
     parser.add_argument("--side", choices=["both", "ours", "peer"], default="both", help="one alone writes nothing")
-    parser.add_argument("--runs", type=int, help=f"runs per side, the best counts (default {RUNS}, quick {RUNS_QUICK})")
+    parser.add_argument("--runs", type=int, help=f"runs per side, the best counts (default {runs}, quick {RUNS_QUICK})")
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     given = parser.parse_args(arguments)
-    runs = given.runs or (RUNS_QUICK if given.quick else RUNS)
+    runs = given.runs or (RUNS_QUICK if given.quick else runs)
     return Options(only=tuple(given.only), quick=given.quick, side=given.side, runs=runs, check=given.check)
 
 
-def _sample(runs: list[tuple[tuple[float, ...], bool]], index: int, better: Better) -> Sample | None:
-    if not runs:
-        return None
+def _sample(runs: list[tuple[tuple[float, ...], bool]], index: int, better: Better) -> Sample:
     quiet = [values[index] for values, alone in runs if alone]
     kept = quiet or [values[index] for values, _ in runs]
     low, high = min(kept), max(kept)

@@ -7,6 +7,7 @@ a real Kafka for the connector. `--only write` runs one group, `--quick` shrinks
 from __future__ import annotations
 
 from bench.harness import main
+from bench.pipeline_first import first_result, queryable
 from bench.pipeline_growth import growth
 from bench.pipeline_latency import latency
 from bench.pipeline_rates import kafka_json, read, window, write
@@ -22,6 +23,8 @@ if __name__ == "__main__":
             "kafka_json": lambda options: kafka_json(rig, options),
             "latency": lambda options: latency(rig, options),
             "view": view,
+            "queryable": lambda options: queryable(rig, options),
+            "first_result": first_result,
             "growth": lambda options: growth(rig, options),
         }
         status = main("pipeline", benches)

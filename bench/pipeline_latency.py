@@ -71,9 +71,11 @@ def latency(rig: Rig, options: Options) -> list[Figure]:
     return figures
 
 
-def app_latency(rig: Rig, function: Callable[[DataFrame], DataFrame], *, seconds: int) -> tuple[float, float]:
-    """p50 and p99 in milliseconds of events through a function of an application."""
-    with _new_log(rig, make_payload(FIRST_EVENTS)) as url:
+def app_latency(
+    rig: Rig, function: Callable[[DataFrame], DataFrame], *, seconds: int, schema: str | None = None
+) -> tuple[float, float]:
+    """p50 and p99 in milliseconds of events through a function of an application; `schema` is that of the topic, if it has one."""
+    with _new_log(rig, make_payload(FIRST_EVENTS), schema) as url:
         app = hw.App("latency", log=url, spark=rig.spark)
 
         def stage(events: DataFrame) -> DataFrame:
@@ -99,10 +101,10 @@ def open_receiver(folder: str) -> Callable[[], list[bytes]]:
 
 
 @contextmanager
-def _new_log(rig: Rig, first: Payload) -> Iterator[str]:
+def _new_log(rig: Rig, first: Payload, schema: str | None = None) -> Iterator[str]:
     with log_headwater.HeadwaterSide(rig.folder).new_folder() as folder:
         with log_headwater.open_log(folder) as log:
-            log.create_topic(_SOURCE, partitions=PARTITIONS)
+            log.create_topic(_SOURCE, schema, key=None if schema is None else "key", partitions=PARTITIONS)
             log.append(_SOURCE, first.table)
         yield str(folder)
 

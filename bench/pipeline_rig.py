@@ -108,9 +108,15 @@ class Rig:
         reader = reader.format("kafka").option("startingOffsets", "earliest")
         return reader.options(**{"kafka.bootstrap.servers": self.kafka.bootstrap, "subscribe": topic}).load()
 
-    def start(self, writer: DataStreamWriter, **trigger: Any) -> tuple[StreamingQuery, Path]:
+    def new_checkpoint(self) -> Path:
+        """Where a query may keep its progress."""
+        return self.folder / f"checkpoint-{next(self._numbers)}"
+
+    def start(
+        self, writer: DataStreamWriter, *, checkpoint: Path | None = None, **trigger: Any
+    ) -> tuple[StreamingQuery, Path]:
         """Start a query with a new checkpoint, and give that too."""
-        checkpoint = self.folder / f"checkpoint-{next(self._numbers)}"
+        checkpoint = checkpoint or self.new_checkpoint()
         return writer.option("checkpointLocation", str(checkpoint)).trigger(**trigger).start(), checkpoint
 
     def drain(self, writer: DataStreamWriter, events: int) -> float:
@@ -139,9 +145,9 @@ class Rig:
         self._stack.callback(stop_session, spark)
         return spark
 
-    def _run(self, writer: DataStreamWriter) -> tuple[StreamingQuery, float]:
+    def _run(self, writer: DataStreamWriter, checkpoint: Path | None = None) -> tuple[StreamingQuery, float]:
         start = time.perf_counter()
-        query, checkpoint = self.start(writer, availableNow=True)
+        query, checkpoint = self.start(writer, checkpoint=checkpoint, availableNow=True)
         query.awaitTermination()
         elapsed_s = time.perf_counter() - start
         shutil.rmtree(checkpoint)

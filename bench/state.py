@@ -16,13 +16,14 @@ from bench.harness import Figure, Options, Pair, Target, main, measure, measure_
 from bench.pipeline_latency import EVENTS_PER_S, SECONDS, SECONDS_QUICK, app_latency, passed
 from bench.pipeline_rates import no_op
 from bench.state_growth import growth
-from bench.state_rig import TABLE, TOPIC, StateRig, counted, counted_by_spark, events_of
+from bench.state_rig import KEYED, TABLE, TOPIC, StateRig, counted, counted_by_spark, events_of
 
 SPARK_SHARE = 20
 """Spark's state is measured with so many times fewer events: a rate, and minutes are enough."""
 
 ALL = "user_id,page,kind,amount,at"
 OVER = "5 minutes"
+NEVER_NULL = "key BINARY NOT NULL, value BINARY"
 
 
 def counter(rig: StateRig, options: Options) -> list[Figure]:
@@ -39,6 +40,25 @@ def counter(rig: StateRig, options: Options) -> list[Figure]:
     pair = measure(options, _warm(options.wants("ours"), ours), _warm(options.wants("peer"), peer))
     what = "a stream counted by 100,000 keys, the counts that changed to a no-op sink"
     return [Figure("counter", what, "events/s", pair, "transformWithStateInPandas", Target(">=", 10))]
+
+
+def fused(rig: StateRig, options: Options) -> list[Figure]:
+    """The same count inside the source, beside the same column read and nothing done."""
+    events = events_of(options)
+
+    def count(events: DataFrame) -> DataFrame:
+        return hw.totals(events, by="user_id", n="count")
+
+    def ours() -> float:
+        writer, checkpoint = rig.fused(rig.with_key(events), count, KEYED, "user_id")
+        return rig.rate(writer, events, checkpoint)
+
+    def peer() -> float:
+        return rig.rate(no_op(rig.stream(rig.with_key(events), KEYED, "user_id")), events)
+
+    pair = measure(options, _warm(options.wants("ours"), ours), _warm(options.wants("peer"), peer))
+    what = "a stream counted by 100,000 keys inside the source that reads it, to a no-op sink"
+    return [Figure("fused_counter", what, "events/s", pair, "ours, the same events to a no-op sink", Target(">=", 1.2))]
 
 
 def operators(rig: StateRig, options: Options) -> list[Figure]:
@@ -78,22 +98,25 @@ def operators(rig: StateRig, options: Options) -> list[Figure]:
 
 
 def latency(rig: StateRig, options: Options) -> list[Figure]:
-    """An application with an operator beside one without."""
+    """An application with an operator, behind a shuffle or inside the source, beside one without."""
     seconds = SECONDS_QUICK if options.quick else SECONDS
 
-    def ours() -> tuple[float, float]:
+    def apart() -> tuple[float, float]:
         return app_latency(rig, lambda events: counted(passed(events), "key", passes=True), seconds=seconds)
+
+    def inside() -> tuple[float, float]:
+        return app_latency(rig, lambda events: counted(events, "key", passes=True), seconds=seconds, schema=NEVER_NULL)
 
     def peer() -> tuple[float, float]:
         return app_latency(rig, passed, seconds=seconds)
 
-    pairs = measure_each(options, ours, peer, better="lower")
-    what = f"one event at {EVENTS_PER_S}/s: topic, a stage that counts by key in our state, topic, reader"
-    targets = (Target("<=", 1.3), None)
-    return [
-        Figure(f"latency_{name}", what, "ms", pair, "ours without state", target)
-        for name, pair, target in zip(("p50", "p99"), pairs, targets, strict=True)
-    ]
+    figures = []
+    for prefix, ours, how in (("latency", apart, "in our state"), ("latency_fused", inside, "inside its source")):
+        pairs = measure_each(options, ours, peer, better="lower")
+        what = f"one event at {EVENTS_PER_S}/s: topic, a stage that counts by key {how}, topic, reader"
+        for name, pair, target in zip(("p50", "p99"), pairs, (Target("<=", 1.3), None), strict=True):
+            figures.append(Figure(f"{prefix}_{name}", what, "ms", pair, "ours without state", target))
+    return figures
 
 
 def _warm(is_wanted: bool, run: Callable[[], float]) -> Callable[[], float]:
@@ -107,6 +130,7 @@ if __name__ == "__main__":
     with StateRig() as rig:
         benches = {
             "counter": lambda options: counter(rig, options),
+            "fused": lambda options: fused(rig, options),
             "operators": lambda options: operators(rig, options),
             "latency": lambda options: latency(rig, options),
             "growth": growth,

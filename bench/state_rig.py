@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,20 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import headwater as hw
 from bench.harness import Options
-from bench.pipeline_events import TIME, USERS, make_events
-from bench.pipeline_rig import TOPIC, Rig
+from bench.pipeline_events import KEY, SCHEMA, TIME, USERS, make_events
+from bench.pipeline_rig import CORES, TOPIC, Rig
 from headwater.processing.beats import NAME as BEATS
+from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.operator import Building, Input, Time, building, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
+from headwater.processing.status import StageStatus
 
 PARTITIONS = 4
 EVENTS, EVENTS_QUICK = 4_000_000, 200_000
 BATCH_EVENTS = 2_000_000
 CHANGES = 300_000
-TABLE = "rates"
+TABLE, KEYED = "rates", "keyed"
 
 
 class StateRig(Rig):
@@ -45,20 +48,54 @@ class StateRig(Rig):
         pace = tempfile.mkdtemp(dir=self.folder)
         options = {"pace": pace, "partitions": str(PARTITIONS)}
         beats = self.spark.readStream.format(BEATS).options(**options).load()
-        with building(Building(tempfile.mkdtemp(dir=self.folder), partitions=PARTITIONS, beats=lambda: beats)):
+        stage = Building(tempfile.mkdtemp(dir=self.folder), partitions=PARTITIONS, beats=lambda: beats, tasks=CORES)
+        with building(stage):
             result = function(*(self.stream(url, topic, columns, pace=pace) for topic, columns in topics.items()))
         return result.writeStream.format("noop")
+
+    def fused(
+        self, url: str, function: Callable[..., DataFrame], topic: str, columns: str
+    ) -> tuple[DataStreamWriter, Path]:
+        """A function with an operator that runs inside the source of a topic, to a sink that does nothing; and its checkpoint."""
+        checkpoint, state = self.new_checkpoint(), tempfile.mkdtemp(dir=self.folder)
+        frame = self.stream(url, topic, columns)
+
+        def make(names: Sequence[str], more: Mapping[str, str]) -> DataFrame:
+            return self.stream(url, topic, ",".join(names), **more)
+
+        with hw.open_log(url) as log:
+            found = log.topic(topic)
+        origin = Origin(topic, frame, placed_by(found.schema, found.key), found.partitions_first, make)
+        fusion = Fusion([origin], checkpoint=str(checkpoint), wanted=["totals-1"])
+        with building(Building(state, partitions=PARTITIONS, beats=lambda: frame, fusion=fusion)):
+            result = function(frame)
+        assert fusion.found, "the operator is not inside the source"
+        return result.writeStream.format("noop"), checkpoint
 
     def stream(self, url: str, topic: str, columns: str, **options: str) -> DataFrame:
         """A topic as every figure reads it: batches of the same size, from the beginning."""
         return self.from_log(url, topic, columns=columns, maxOffsetsPerTrigger=str(BATCH_EVENTS), **options)
 
-    def rate(self, writer: DataStreamWriter, events: int) -> float:
+    def rate(self, writer: DataStreamWriter, events: int, checkpoint: Path | None = None) -> float:
         """Events a second of the time that the batches take; beats, and other inputs, are not counted."""
-        query, _ = self._run(writer)
+        query, _ = self._run(writer, checkpoint)
         batches = query.recentProgress
-        assert sum(batch["numInputRows"] for batch in batches) >= events, "some events were not read"
+        status = StageStatus(name="", kind="", to="")
+        for batch in batches:
+            status.follow(batch)
+        assert status.events >= events, "some events were not read"
         return events / sum(batch["durationMs"]["triggerExecution"] for batch in batches) * 1000
+
+    def with_key(self, events: int) -> str:
+        """The URL of a log that has so many events in a topic whose key is never null."""
+        url = self.log(events)
+        with hw.open_log(url) as log:
+            if KEYED not in log.topics():
+                schema = SCHEMA.replace("user_id BIGINT", "user_id BIGINT NOT NULL")
+                log.create_topic(KEYED, schema, key=KEY, time=TIME, partitions=PARTITIONS)
+                for batch in log.scan(TOPIC):
+                    log.append(KEYED, batch)
+        return url
 
     def with_table(self, events: int) -> str:
         """The URL of a log that has so many events, and a table whose rows change meanwhile."""
@@ -93,6 +130,7 @@ class Counter:
     """An operator that counts the rows of each key, and gives the counts that changed; with `passes` its rows instead."""
 
     name = "counter"
+    is_prompt = True
 
     def __init__(self, schema: pa.Schema, key: str, *, passes: bool) -> None:
         self.settings = (key, passes)
@@ -112,9 +150,7 @@ class Counter:
         state["counts"].put(pa.table({H1: pa.array(keys.h1), H2: pa.array(keys.h2), "n": n}))
         if self._passes:
             return rows
-        one_of_each = np.zeros(len(keys), np.int64)
-        one_of_each[keys.row] = np.arange(rows.num_rows)
-        return pa.table({self._key: rows.column(self._key).take(pa.array(one_of_each)), "n": n})
+        return pa.table({self._key: rows.column(self._key).take(pa.array(keys.one)), "n": n})
 
 
 def counted(df: DataFrame, key: str = "user_id", *, passes: bool = False) -> DataFrame:
@@ -156,5 +192,5 @@ def counted_by_spark(df: DataFrame) -> DataStreamWriter:
 
 
 __all__ = [
-    "CHANGES", "EVENTS", "PARTITIONS", "TABLE", "TOPIC", "StateRig", "counted", "counted_by_spark", "events_of",
+    "CHANGES", "EVENTS", "KEYED", "PARTITIONS", "TABLE", "TOPIC", "StateRig", "counted", "counted_by_spark", "events_of",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """A storm over a whole application: driver, JVM and Python workers are killed while producers write, at random and at named steps.
 
-The application has a stateless stream, a view of windows over it, and a folder of files; the whole one also windows that are written
-when they are closed, a stream in update mode, and a stream of the view's changes. The oracle is DuckDB over the clicks.
+The application has a stateless stream, a view of windows over it, a stream by an operator, and a folder of files; the whole one also
+windows that are written when they are closed, a stream in update mode, and a stream of the view's changes. The oracle is DuckDB over
+the clicks.
 
 As a program it is the driver: `python app_storm.py FOLDER`.
 """
@@ -31,7 +32,9 @@ from headwater.views.store import open_store
 from headwater.views.view import open_view
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-FLUSH = "flush"
+FLUSHES = [f"flush{number}" for number in range(8)]
+"""Pages of the last clicks, some in each partition: time goes on in all of them."""
+
 PAGES = [f"/{number}" for number in range(7)]
 TRIGGER = "1 second"
 LATENESS = "30 minutes"
@@ -52,6 +55,7 @@ def declare(folder: Path, *, spark: SparkSession | None = None) -> hw.App:
     )
     app.stream(clicks, to="cleaned", key="page", time="at", lateness=LATENESS, trigger=TRIGGER)(cleaned)
     app.view(cleaned, key=["page", "minute"], trigger=TRIGGER)(per_page)
+    app.stream(clicks, to="pace", key="page", trigger=TRIGGER)(pace)
     if (folder / "whole").exists():
         app.stream(clicks, to="minutes", key="page", trigger=TRIGGER)(minutes)
         app.stream(clicks, to="totals", key="page", mode="update", trigger=TRIGGER)(totals)
@@ -62,6 +66,11 @@ def declare(folder: Path, *, spark: SparkSession | None = None) -> hw.App:
 
 def cleaned(clicks: DataFrame) -> DataFrame:
     return clicks.where("n % 5 <> 0").select("page", "producer", "n", "at")
+
+
+def pace(clicks: DataFrame) -> DataFrame:
+    counted = hw.sliding(clicks, by="page", over="1 minute", at="at", clicks="count")
+    return counted.select("page", "producer", "n", "clicks")
 
 
 def minutes(clicks: DataFrame) -> DataFrame:
@@ -172,7 +181,11 @@ def epochs(log: Log, folder: Path) -> dict[str, int]:
 def finish(folder: Path, spark: SparkSession) -> None:
     """Closes all windows, and lets the application go on to the end of everything."""
     with hw.open_log(f"{folder}/log") as log:
-        log.append("clicks", [{"producer": -1, "n": 1, "page": FLUSH, "at": NOON + timedelta(days=2)}])
+        at = NOON + timedelta(days=2)
+        ends = log.append(
+            "clicks", [{"producer": -1, "n": n, "page": page, "at": at} for n, page in enumerate(FLUSHES, 1)]
+        )
+        assert len(ends) == log.topic("clicks").partitions
     last = declare(folder, spark=spark).run(available_now=True)
     assert {stage.state for stage in last.stages} == {"done"}, last
 
@@ -182,9 +195,9 @@ def check(folder: Path, *, clicks: int | None = None) -> None:
     ask = duckdb.connect()
     with hw.open_log(f"{folder}/log") as log:
         given = log.read("clicks", columns=["producer", "n", "page", "at"])
-        assert clicks is None or given.num_rows == clicks + 1
+        assert clicks is None or given.num_rows == clicks + len(FLUSHES)
         ask.register("clicks", given)
-        for topic in {"cleaned", "minutes", "totals", "moves"} & set(log.topics()):
+        for topic in {"cleaned", "pace", "minutes", "totals", "moves"} & set(log.topics()):
             ask.register(topic, log.read(topic, columns=[*log.topic(topic).schema.names, "_partition", "_offset"]))
         changes = log.read("per_page.changes")
         ask.register("changes", changes)
@@ -202,8 +215,11 @@ def check(folder: Path, *, clicks: int | None = None) -> None:
         counted = 'SELECT page, time_bucket(interval 1 minute, "at"), count(*), sum(n)'
         same(ask, "FROM per_page", f"{counted} FROM ({wanted}) GROUP BY ALL")
         check_changes(changes.to_pylist(), view_rows)
+        minute = 'PARTITION BY page ORDER BY "at" RANGE BETWEEN INTERVAL 1 MINUTE PRECEDING AND CURRENT ROW'
+        passed = f"SELECT page, producer, n, count(*) OVER ({minute}) FROM clicks WHERE page NOT LIKE 'flush%'"
+        same(ask, "SELECT page, producer, n, clicks FROM pace", passed)
         if "totals" in log.topics():
-            closed = f"{counted} FROM clicks WHERE page <> '{FLUSH}' GROUP BY ALL"
+            closed = f"{counted} FROM clicks WHERE page NOT LIKE 'flush%' GROUP BY ALL"
             same(ask, "SELECT page, minute, clicks, n FROM minutes", closed)
             per_key = "SELECT page, count(*), sum(n) FROM clicks GROUP BY ALL"
             same(ask, "SELECT page, max(clicks), max_by(n, clicks) FROM totals GROUP BY page", per_key)

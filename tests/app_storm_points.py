@@ -2,8 +2,9 @@
 
     {"point": "views: changes appended", "left": 2, "what": "kill"}      the second to come by there is killed
 
-`install` puts it behind every named step: of the log, of Spark's sink, of views and of folders. The processes that Spark starts are
-reached by a module `sitecustomize` on their path (`site_folder`), which Python imports before anything else.
+`install` puts it behind every named step: of the log, of Spark's sink, of the state of operators, of views and of folders. The
+processes that Spark starts are reached by a module `sitecustomize` on their path (`site_folder`), which Python imports before anything
+else.
 """
 
 from __future__ import annotations
@@ -37,16 +38,26 @@ COMMIT_STEPS = [
 ]  # fmt: skip
 
 
+_TASK = "frame: task staged"
+"""The one step of a stage that the driver commits which a task comes by."""
+
+
 def sink_steps() -> list[str]:
     """The steps of Spark's own sink, from a task that begins to everything swept; in Python workers."""
     return _steps("headwater.processing", "sink.py")
 
 
+def task_steps() -> list[str]:
+    """The steps of an operator's state, and of a task whose rows the driver commits; in Python workers."""
+    return [*_steps("headwater.processing", "state_files.py"), _TASK]
+
+
 def driver_steps() -> list[str]:
-    """The steps of views and folders; in the driver. What happens once in a view's life has rounds of its own."""
+    """The steps of streams, views and folders; in the driver. What happens once in a view's life has rounds of its own."""
     seldom = ("made", "registered", "swapped in the log", "swapped in the store", "catching up")
     found = [*_steps("headwater.views", "maintain.py"), *_steps("headwater.sinks", "files.py")]
-    return [step for step in found if not step.endswith(seldom)]
+    found += _steps("headwater.processing", "stage.py")
+    return [step for step in found if step != _TASK and not step.endswith(seldom)]
 
 
 def _steps(package: str, module: str) -> list[str]:

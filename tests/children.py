@@ -7,10 +7,12 @@ import pickle
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -136,3 +138,11 @@ def _is_readable(handle: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN | select.POLLHUP)
     return bool(poll.poll(timeout_s * 1000))
+
+
+def let_others_in(folder: Path) -> None:
+    """Lets every user reach a folder of pytest's, which are private, for a child that runs as somebody else."""
+    for above in [folder, *folder.parents]:
+        if above == Path(tempfile.gettempdir()):
+            return
+        above.chmod(0o755)

@@ -4,7 +4,17 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["marks", "services", "commands", "interrupts", "spark", "source_topics", "log_pairs", "pytester"]
+pytest_plugins = [
+    "marks",
+    "services",
+    "commands",
+    "interrupts",
+    "spark",
+    "source_topics",
+    "log_pairs",
+    "sink_rig",
+    "pytester",
+]
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes compiles everything again
 # Tests start Java by the dozen, each for seconds: the quick compiler alone takes two thirds of the time that both take.

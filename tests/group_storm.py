@@ -90,9 +90,10 @@ class Storm:
     def check(self) -> None:
         """Nothing skipped, no two owners in one generation, and in transactions everything exactly once."""
         lines = self.lines()
-        assert not [line["error"] for line in lines if "error" in line]
+        errors = [line["error"] for line in lines if "error" in line]
+        assert not errors, f"workers failed: {errors}"
         stored = self.stored()
-        assert sum(map(len, stored.values())) == self.sent
+        assert sum(map(len, stored.values())) == self.sent, f"{self.sent} events were sent, others are stored"
         handed, committed, members = defaultdict(list), defaultdict(list), defaultdict(set)
         for line in lines:
             turn, there = (line["partition"], line["generation"]), stored[line["partition"]]

@@ -52,6 +52,11 @@ def per_page(visits):
     return visits.groupBy("page").agg(F.count("*").alias("visits"), F.sum("n").alias("total"))
 
 
+@app.stream(visits, to="busy", key="page", partitions=2)
+def busy(visits):
+    return hw.totals(visits, by="page", visits="count", total=("sum", "n"))
+
+
 if __name__ == "__main__":
     last = app.run(available_now="--available-now" in sys.argv)
     print(*(f"{{each.name}}: {{each.state}} {{each.error or ''}}" for each in last.stages), sep="\\n")
@@ -109,6 +114,11 @@ def check(log: Log, views: str, clicks: Clicks) -> None:
         if event["new"] is not None:
             rows[event["key"]] = event["new"]
     assert {row["page"]: (row["visits"], row["total"]) for row in rows.values()} == answers
+    counted: dict[str, tuple[int, int]] = {}
+    for event in log.read("busy").to_pylist():
+        assert counted.get(event["page"], (0, 0))[0] < event["visits"], f"{event} was counted from an older state"
+        counted[event["page"]] = event["visits"], event["total"]
+    assert counted == answers
 
 
 def wait_until_right(log: Log, views: str, clicks: Clicks, *, state: Path, alive: Callable[[], bool], s: float) -> None:

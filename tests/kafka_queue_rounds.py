@@ -22,7 +22,7 @@ import headwater as hw
 from headwater.log.queue import Queue
 from queue_rounds import DELIVERIES_MAX, EVENTS, POISON, SCHEDULED, Account, Place, Round, settle, work_on
 
-WORKERS = 4
+WORKERS = 8
 LEASE_S = 1.0
 PATIENCE_S = 90.0
 QUIET_S = 5.0

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from crc32c import crc32c
 
 from headwater.log.frame import NO_TIME
@@ -15,7 +16,15 @@ from headwater.processing.operator import MAX_TIME, Operator, Time
 from headwater.processing.runs import H1, H2
 from headwater.processing.state import StateStore, partition_of
 
+SEEDS, SEEDS_BENCH = 30, 300
+
 UTC_US = pa.timestamp("us", tz="UTC")
+
+
+def seeds(count: int = SEEDS) -> list[Any]:
+    """So many seeds in every run, and ten times as many where there is time for them."""
+    more = range(count, count + SEEDS_BENCH)
+    return [*range(count), *(pytest.param(seed, marks=pytest.mark.bench) for seed in more)]
 
 
 def hashed(rows: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -26,9 +35,30 @@ def hashed(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     return rows.append_column(H1, h1).append_column(H2, h2)
 
 
-def shuffled(random: Random, rows: list[dict[str, Any]], *, at: str, lateness_us: int) -> list[dict[str, Any]]:
-    """Rows in an order in which none comes later than the lateness allows."""
-    return sorted(rows, key=lambda row: row[at] + random.randint(0, lateness_us))
+LATE_US = 60_000_000
+
+
+def shuffled(
+    random: Random, rows: list[dict[str, Any]], *, at: str, lateness_us: int, late: float = 0.0
+) -> list[dict[str, Any]]:
+    """Rows in an order in which none comes later than the lateness allows, but for a share of them."""
+    return sorted(rows, key=lambda row: row[at] + delay(random, lateness_us, late))
+
+
+def delay(random: Random, lateness_us: int, late: float) -> int:
+    """How long a row is on its way; a share of them for longer than is waited."""
+    return random.randint(0, lateness_us) + (random.randint(1, LATE_US) if random.random() < late else 0)
+
+
+def in_time(
+    rows: Sequence[dict[str, Any]], batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int], *, at: str
+) -> list[dict[str, Any]]:
+    """Of rows, in the order in which they were cut into batches, those that no watermark had passed before their batch."""
+    found, start, before = [], 0, NO_TIME
+    for (batch, *_), until in zip(batches, watermarks, strict=True):
+        found += [row for row in rows[start : start + batch.num_rows] if row[at] > before]
+        start, before = start + batch.num_rows, until
+    return found
 
 
 def run_batches(
@@ -42,12 +72,12 @@ def run_each(
     operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
 ) -> Iterator[list[dict[str, Any]]]:
     """What each batch gave; the last one is followed by one in which all time has passed."""
-    partitions, before = random.randint(1, 3), NO_TIME
+    partitions, before = random.randint(1, 2), NO_TIME
     nothing = [rows.slice(0, 0) for rows in batches[0]]
     for epoch, (inputs, until) in enumerate([*zip(batches, watermarks, strict=True), (nothing, MAX_TIME)]):
         if random.random() < 0.2:
-            partitions = random.randint(1, 4)
-        for _ in range(random.choice([1, 1, 3])):
+            partitions = random.randint(1, 3)
+        for _ in range(random.choice([1, 1, 1, 2])):
             result = []
             for partition in range(partitions):
                 store = StateStore(
@@ -78,7 +108,7 @@ def cut(
     """Batches of rows in the order given, and the watermark after each."""
     batches, watermarks, start, reached = [], [], 0, NO_TIME
     while start < len(rows):
-        end = min(len(rows), start + random.choice([1, 3, 20, 60]))
+        end = min(len(rows), start + random.choice([1, 15, 60]))
         part = rows[start:end]
         reached = max(reached, *(row[at] for row in part))
         batches.append([table_of(part, schema, at, key)])

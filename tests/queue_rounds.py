@@ -1,8 +1,8 @@
 """A round of a queue under fire: workers that write down what they do, their murderer, and an oracle over what was written.
 
-Eight processes lease from one queue while events are appended. By the round's seed they are killed with SIGKILL at any moment
-or at a chosen point, and stopped with SIGSTOP beyond their leases. The oracle knows only the accounts, the topic and the dead
-letters; it shares no code with the queue.
+Eight processes lease from one queue while events are appended, some on slow disks. By the round's seed they are killed with
+SIGKILL at any moment or at a chosen point, and stopped with SIGSTOP beyond their leases. The oracle knows only the accounts, the
+topic and the dead letters; it shares no code with the queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import headwater as hw
 from children import Child
 from headwater.model.errors import LeaseExpired
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.testing.crashdisk import CrashingDisk, SlowSyncDisk
 from headwater.testing.points import queue_points
 
 WORKERS = 8
@@ -30,6 +30,7 @@ LEASE_S = 0.3
 DELIVERIES_MAX = 4
 KEYS = 24
 STRIKES_MIN = 12
+SYNC_DELAYS_MS = (0.0, 0.0, 5.0)
 FIRST_DICE = (1.0, 0.0, 0.3, 0.0, 0.3)
 FOR_EVER = float("inf")
 POISON, SCHEDULED = "poison", "scheduled"
@@ -47,9 +48,9 @@ class Account:
         os.write(self._handle, json.dumps({"what": what, "at": time.time(), **facts}).encode() + b"\n")
 
 
-def work(folder: str, path: Path, seed: int, *, keyed: bool, point: str | None, nth: int) -> None:
-    """A worker on a log in a folder, which may kill itself at a point."""
-    disk = None if point is None else CrashingDisk(point, nth)
+def work(folder: str, path: Path, seed: int, *, keyed: bool, point: str | None, nth: int, sync_delay_ms: float) -> None:
+    """A worker on a log in a folder, which may kill itself at a point, or has a slow disk."""
+    disk = SlowSyncDisk(sync_delay_ms) if point is None else CrashingDisk(point, nth)
     with hw.open_log(folder, disk=disk) as log, open_queue(log, keyed=keyed) as queue:
         work_on(queue, path, seed, done=f"{folder}.done")
 
@@ -170,8 +171,10 @@ class Round:
         name, seed = f"w{self._count}", self._chance.randrange(1 << 30)
         dies = may_die and self._chance.random() < 0.4
         point, nth = (self._chance.choice(queue_points()) if dies else None), self._chance.choice([1, 2, 6])
-        path = self._accounts / name
-        self._alive[name] = Child(lambda: work(self.folder, path, seed, keyed=self.keyed, point=point, nth=nth))
+        path, delay_ms = self._accounts / name, self._chance.choice(SYNC_DELAYS_MS)
+        self._alive[name] = Child(
+            lambda: work(self.folder, path, seed, keyed=self.keyed, point=point, nth=nth, sync_delay_ms=delay_ms)
+        )
 
     def _kill(self, name: str) -> None:
         self.kills += 1

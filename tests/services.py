@@ -11,13 +11,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 import headwater
 from headwater.testing.servers import ServerError
+from headwater.testing.servers.couchdb import CouchServer
 from headwater.testing.servers.kafka import KafkaServer
+from headwater.testing.servers.mariadb import MariaDbServer
+from headwater.testing.servers.mongodb import MongoServer
 from headwater.testing.servers.postgres import PostgresServer
 
 RIGHTS = {
@@ -77,13 +80,42 @@ _LOGS = itertools.count()
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A real PostgreSQL."""
-    server = PostgresServer()
+    """A real PostgreSQL, whose changes can be captured."""
+    server = PostgresServer(settings={"wal_level": "logical"})
     try:
         import_module("psycopg")
         server.start()
     except (ImportError, ServerError) as error:
         unavailable("postgres", error)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDbServer]:
+    """A real MariaDB with a row binlog."""
+    yield from _running("mariadb", MariaDbServer())
+
+
+@pytest.fixture(scope="session")
+def couchdb() -> Iterator[CouchServer]:
+    """A server that speaks CouchDB's protocol."""
+    yield from _running("couchdb", CouchServer())
+
+
+@pytest.fixture(scope="session")
+def mongodb() -> Iterator[MongoServer]:
+    """A server that speaks MongoDB's protocol, as a replica set that keeps documents as they were before."""
+    yield from _running("mongodb", MongoServer("preimages"))
+
+
+def _running(name: str, server: Any) -> Iterator[Any]:
+    try:
+        server.start()
+    except ServerError as error:
+        unavailable(name, error)
     try:
         yield server
     finally:

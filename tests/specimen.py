@@ -171,6 +171,14 @@ CHANGES: Uses = {
 }
 """What is done afterwards; each gives how many events more there are."""
 
+WRITES: Uses = {
+    "append": lambda log: log.append("raw", [b"blind"]),
+    "transaction": lambda log: log.append("raw", [b"blind"], atomic=True),
+    "producer": lambda log: log.producer().send("raw", b"blind").result(),
+    "named producer": lambda log: log.producer(id="import").send("raw", b"blind", sequence=1).result(),
+}
+"""What may be written to `raw` by one who has not read it before."""
+
 
 def _events(log: Log, topic: str) -> list[Any]:
     with log.reader(topic) as reader:

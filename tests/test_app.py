@@ -232,6 +232,48 @@ def test_a_poison_event_is_set_aside_and_the_rest_goes_on(place: Place) -> None:
     assert (place.log.read("checked").num_rows, place.log.read("careful.dead").num_rows) == (29, 1)
 
 
+def trim(log: hw.Log, topic: str) -> None:
+    """Lets retention remove what is there."""
+    log.alter_topic(topic, retention="1 millisecond")
+    time.sleep(0.01)
+    log.tidy(topic)
+    log.alter_topic(topic, retention="forever")
+    assert all(span.start for span in log.offsets(topic).values())
+
+
+def test_poison_is_looked_for_where_a_query_began(place: Place) -> None:
+    """The first batch begins at what retention has left: what is gone before that is nobody's poison."""
+    place.filled(300)
+    trim(place.log, "clicks")
+    place.log.append("clicks", rows(0, 20))
+    app = place.app()
+    app.stream(app.topic("clicks"), to="checked", key="user_id")(careful)
+    last = app.run(available_now=True)
+    assert (last.stages[0].state, last.stages[0].dead) == ("done", 1)
+    assert ['"n7"' in row["event"] for row in place.log.read("careful.dead").to_pylist()] == [True]
+    assert place.log.read("checked").num_rows == 19
+
+
+def test_poison_is_not_looked_for_in_front_of_the_marker_that_a_stage_goes_on_from(place: Place) -> None:
+    """What an earlier version of the function could do has been written, whatever a new one would say to it."""
+    place.filled(10)
+    app = place.app()
+
+    def trusting(clicks: DataFrame) -> DataFrame:
+        return clicks.select("user_id", "note")
+
+    trusting.__name__ = careful.__name__
+    app.stream(app.topic("clicks"), to="checked", key="user_id", partitions=1)(trusting)
+    app.run(available_now=True)
+    shutil.rmtree(app.state / "checkpoints")
+    place.log.append("clicks", [*rows(10, 15), *rows(7, 8)])
+    again = place.app()
+    again.stream(again.topic("clicks"), to="checked", key="user_id", partitions=1)(careful)
+    last = again.run(available_now=True, accept_new_checkpoint={"careful": "marker"})
+    assert (last.stages[0].state, last.stages[0].dead) == ("done", 1)
+    assert place.log.read("checked").num_rows == 15
+
+
 def counting(clicks: DataFrame) -> DataFrame:
     check = F.udf(lambda note: 1 if note != "n7" else 1 // 0, "bigint")
     return clicks.groupBy("page").agg(F.sum(check("note")).alias("n"))

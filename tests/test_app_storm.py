@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import headwater as hw
 from app_storm import Life, check, declare, epochs, finish, produce
-from app_storm_points import COMMIT_STEPS, driver_steps, is_done, kill_session, order, sink_steps, withdraw
+from app_storm_points import COMMIT_STEPS, driver_steps, is_done, kill_session, order, sink_steps, task_steps, withdraw
 from children import Child
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -22,7 +22,7 @@ PRODUCERS = 2
 WHOLE = 100
 """Storms with this seed, or a greater one, are over the whole application."""
 
-WORKER_STEPS = [*sink_steps(), *COMMIT_STEPS]
+WORKER_STEPS = [*sink_steps(), *task_steps(), *COMMIT_STEPS]
 DRIVER_STEPS = [*driver_steps(), *COMMIT_STEPS]
 
 
@@ -155,10 +155,11 @@ def test_an_application_comes_out_of_a_storm_as_if_nothing_had_been(
     storm: Storm, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Twelve rounds in three lives; then the recorded clicks are run again, undisturbed and as one batch, to the same output."""
-    for death, step in (("driver", ""), ("jvm and worker", ""), ("all", "views: changes appended")):
+    deaths = (("driver", ""), ("jvm and worker", ""), ("all", "views: changes appended"))
+    for (death, step), at in zip(deaths, ("state: saved", "frame: task staged", ""), strict=True):
         storm.start()
         storm.hurt("worker")
-        storm.hurt("worker at a step", storm.chance.choice(WORKER_STEPS))
+        storm.hurt("worker at a step", at or storm.chance.choice(WORKER_STEPS))
         storm.hurt("error at a step", storm.chance.choice(driver_steps()))
         storm.end(death, step)
     assert storm.rounds == 12
@@ -170,6 +171,7 @@ def test_an_application_comes_out_of_a_storm_as_if_nothing_had_been(
     check(calm, clicks=clicks)
     with hw.open_log(f"{calm}/log") as again, hw.open_log(f"{storm.folder}/log") as stormy:
         assert rows_of(again, "cleaned") == rows_of(stormy, "cleaned")
+        assert rows_of(again, "pace") == rows_of(stormy, "pace")
 
 
 def replay(recorded: Path, calm: Path, spark: SparkSession) -> None:

@@ -13,7 +13,7 @@ import pyarrow.fs as arrow_fs
 import pytest
 
 import headwater as hw
-from children import NOBODY, in_child
+from children import NOBODY, in_child, let_others_in
 from commands import Command, refused
 from copying import check_equal
 from headwater.log.backup import BackedUp
@@ -339,8 +339,7 @@ def test_a_power_loss_after_a_backup_or_a_restore_loses_neither(seed: int) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_missing_rights_are_told(backed_up: Path) -> None:
-    for above in [backed_up, *backed_up.parents][:3]:
-        above.chmod(0o755)
+    let_others_in(backed_up)
 
     def back_up() -> None:
         with hw.open_log(backed_up / "log", read_only=True) as log:

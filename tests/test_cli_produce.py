@@ -79,6 +79,15 @@ def test_bad_input_of_each_format_says_where_it_is(orders: Command, name: str, t
     refused(orders("produce", "orders", name), "(schema_mismatch|invalid_input)", place)
 
 
+@pytest.mark.parametrize(
+    ("good", "words"), [(1, "The 1 event before it is stored"), (2, "The 2 events before it are stored")]
+)
+def test_what_stands_before_a_bad_line_is_counted_in_words(orders: Command, good: int, words: str) -> None:
+    """One and many."""
+    result = orders("produce", "orders", stdin='{"id": "x"}\n' * good + "noise\n")
+    refused(result, "schema_mismatch", words)
+
+
 def test_skipped_lines_are_counted(orders: Command) -> None:
     lines = ['{"id":"g"}', '{"id":1}'] * 20
     result = orders("produce", "orders", "--skip-bad", stdin="\n".join(lines))

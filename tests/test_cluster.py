@@ -7,6 +7,7 @@ while events flow; the answers must equal DuckDB's over the same events.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -103,10 +104,14 @@ class Submitted:
 @pytest.mark.service("kafka")
 @pytest.mark.service("postgres")
 @pytest.mark.timeout(1800)
+@pytest.mark.covers("concept: rebuilding state")
 def test_workers_and_broker_are_killed_under_an_application(
     cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """Submitted with its environment as an archive; later gone on with by `headwater run`. No gap, no duplicate."""
+    """Submitted with its environment as an archive; later gone on with by `headwater run`. No gap, no duplicate.
+
+    An operator's state is taken over from the shared folder by the worker that is left, and made anew from the log when it is lost.
+    """
     url, views = f"kafka://{broker.bootstrap}?prefix=cluster.", new_schema(postgres)
     told = environment(url, tmp_path, views)
     python = make_environment(tmp_path)
@@ -149,11 +154,15 @@ def test_workers_and_broker_are_killed_under_an_application(
         finally:
             driver.kill()
         clicks.append(log, 100)
+        [lost] = (tmp_path / "state").rglob("busy/operators")
+        shutil.rmtree(lost)
         run = [str(python.with_name("python")), "-m", "headwater.cli.main", "run", "app.py", "--available-now"]
+        run += ["--rebuild-state", "busy"]
         settings = ["--master", cluster.url, "--conf", f"spark.pyspark.python={python}", *conf_words()]
         driver = Submitted([*run, *settings], tmp_path, told)
         try:
-            assert "per_page: done" in driver.wait()
+            said = driver.wait()
+            assert "per_page: done" in said and "busy: done" in said
             wait()
         finally:
             driver.kill()

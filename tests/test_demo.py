@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from headwater.views.store import open_store
 from processes import assert_all_gone, processes_of
 
 CLAIM = re.compile(r"✓ ([\d,]+) events acknowledged, ([\d,]+) in the log, each exactly once; the live views agree")
+IN_SYNC = re.compile(r"([\d,]+) are wrong by a write that failed and ([\d,]+) by a race")
 BEGUN_US = 1_800_000_000_000_000
 SCHEMA = "user_id BIGINT, page STRING, at TIMESTAMP"
 
@@ -50,7 +52,8 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_without_a_terminal_it_proves_the_numbers_and_leaves_nothing(tmp_path: Path) -> None:
-    """A producer and the application are killed on the way; a taken port moves on to the next."""
+    """A producer and the application are killed on the way; a taken port moves on to the next. Then what follows a shop's log is equal to
+    the shop, and what its clients write twice is not."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -65,6 +68,9 @@ def test_without_a_terminal_it_proves_the_numbers_and_leaves_nothing(tmp_path: P
     page = re.search(r"status page: http://127\.0\.0\.1:(\d+)", out)
     assert page is not None and port < int(page[1]) < port + 20
     assert re.search(r"first result \d+\.\d s after the start", out) and "examples/clickstream/app.py" in out
+    wrong = IN_SYNC.search(out)
+    assert wrong is not None and any(count != "0" for count in wrong.groups())
+    assert re.search(r"✓ what follows the log: 0 wrong in [34] systems, at each of \d+ looks", out)
     assert "\x1b" not in out, "no terminal, no escape sequences"
     assert processes_of(tmp_path) == [] and list(tmp_path.iterdir()) == []
 
@@ -84,6 +90,24 @@ def test_no_process_survives_the_end_of_the_demonstration(tmp_path: Path, number
     assert_all_gone(tmp_path)
     if number != signal.SIGKILL:
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_second_part_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """Its stdin is all it has of the one who directs the play; with that it goes, and Spark, Redis and the clients with it."""
+    process = subprocess.Popen(
+        [sys.executable, str(find_script("in_sync/watch.py")), "--tied"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    while not any("java" in name for name in processes_of(tmp_path)):
+        assert process.poll() is None
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and b"Traceback" not in err
+    assert_all_gone(tmp_path)
 
 
 def table_of(region: str, end: int, first: int = 0) -> pa.Table:
@@ -159,4 +183,5 @@ def test_the_demonstration_is_the_example() -> None:
     from headwater.app import load_app
 
     assert find_script().name == "app.py" and find_script().is_file()
+    assert find_script("in_sync/watch.py").is_file()
     assert set(load_app(find_script()).views) == set(QUESTIONS)

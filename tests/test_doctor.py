@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headwater as hw
-from children import in_child
+from children import NOBODY, in_child
 from damages import CUTS, FLIPS
 from headwater.log.doctor import Report, examine
 from specimen import KINDS, Snapshot, Specimen, files_of, look, specimen_in_memory, wrong
@@ -56,6 +58,38 @@ def examine_damaged(specimen: Specimen, kind: str, trials: int) -> Iterator[str]
             yield f"{what}: {refused} refused, and the doctor says {report.findings}"
         if refused and report.healthy:
             yield f"{what}: {refused} refused, and the doctor says healthy"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
+def test_one_who_may_only_read_sees_a_healthy_log_as_healthy(tmp_path: Path) -> None:
+    """Looking opens nothing for writing: producers, groups, queues and stages included."""
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        folder = f"{parent}/log"
+        with hw.open_log(folder) as log:
+            log.create_topic("t", partitions=1)
+            log.stage("s")
+            with log.producer(id="p") as producer:
+                producer.send("t", b"x", sequence=1)
+            with log.consumer("t", group="g") as consumer:
+                consumer.poll()
+            with log.queue("t") as queue:
+                queue.ack(queue.lease())
+        assert in_child(lambda: [finding.what for finding in examine(folder).findings], user=NOBODY) == []
+
+
+def test_no_finding_sends_one_to_the_doctor(specimen: Specimen) -> None:
+    """Whoever reads it is there already."""
+    snapshot, _ = specimen
+    for kind in KINDS:
+        for _, path in damaged(snapshot, kind, 3):
+            for repair in (False, True):
+                for finding in examine(str(snapshot.folder), repair=repair).findings:
+                    assert "headwater doctor" not in finding.advice or "repair failed" in finding.advice, (
+                        path,
+                        finding,
+                    )
+    snapshot.restore()
 
 
 @pytest.mark.parametrize("trials", TRIALS)

@@ -151,7 +151,7 @@ def make() -> hw.App:
     return app
 
 
-@pytest.mark.covers("Cloud Dataflow", "concept: stragglers")
+@pytest.mark.covers("concept: stragglers")
 def test_late_events_go_where_the_stage_says() -> None:
     """Beside a window that is given once: in a topic of their own. In a view that is corrected: counted in. And where no time
     matters, nothing is late. The application is killed on the way."""

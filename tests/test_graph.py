@@ -55,6 +55,15 @@ def test_a_cycle_is_refused_and_shown(app: hw.App) -> None:
         app.graph.order()
 
 
+def test_an_input_that_is_named_twice_is_refused(app: hw.App) -> None:
+    """Also by another name for it: a function gets one DataFrame for each topic."""
+    clicks = app.topic("clicks", schema=SCHEMA)
+    for again in (clicks, "clicks"):
+        with pytest.raises(InvalidApp, match=r"Stage 'pairs' \(test_graph.py:\d+\) reads topic 'clicks' twice.*alias"):
+            app.stream(clicks, again, to="pairs")(made("pairs"))
+    assert not app.graph.stages
+
+
 def test_inputs_that_nobody_has_are_refused_by_name_and_line(app: hw.App) -> None:
     app.topic("clicks", schema=SCHEMA)
     app.stream("cliks", to="copy")(identity)

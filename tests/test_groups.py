@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from headwater.model.errors import Damaged, EventsMissed, GroupNotFound, NoAcces
 from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.contract_groups_case import drain, numbered, numbers_of
+from specimen import AnotherBoot
 
 
 def copy_some(log: Log, *, events_max: int) -> bool:
@@ -167,7 +169,7 @@ def test_a_damaged_roster_is_named(tmp_path: Path) -> None:
 
 
 def test_the_doctor_finds_and_mends_a_groups_files(tmp_path: Path) -> None:
-    """The newest offset that is whole; where none is, it says so and guesses nothing."""
+    """The newest offset that is whole; where none is, it says so, and the group passes over nothing."""
     folder = tmp_path / "log"
     with hw.open_log(str(folder)) as log:
         numbered(log, partitions=1, count=10)
@@ -186,8 +188,51 @@ def test_the_doctor_finds_and_mends_a_groups_files(tmp_path: Path) -> None:
     assert examine(str(folder)).findings == []
     with hw.open_log(str(folder)) as log:
         assert log.group("g").partitions[0].committed == 8
-    slot.write_bytes(content[:512] + b"\0" * 3584)
-    assert not examine(str(folder), repair=True).healthy
+    for broken in (bytes(content[:512]) + b"\0" * 3584, bytes(content[:5]), b""):
+        slot.write_bytes(broken)
+        assert not examine(str(folder)).healthy
+        [found] = examine(str(folder), repair=True).findings
+        assert found.repaired and "is lost" in found.note and "'t'" in found.note
+        assert slot.with_name("0.damaged").read_bytes() == broken
+        assert examine(str(folder)).findings == []
+        with hw.open_log(str(folder)) as log, log.consumer("t", group="g", start="latest") as consumer:
+            assert numbers_of(drain(consumer)) == list(range(10))
+
+
+@pytest.mark.parametrize("left", [0, 5, 600])
+def test_a_group_whose_offset_was_cut_is_reset_or_deleted(tmp_path: Path, left: int) -> None:
+    """Without the doctor, and the other groups and transactions go on; what cannot be read is not made up."""
+    folder = tmp_path / "log"
+    with hw.open_log(str(folder)) as log:
+        numbered(log, partitions=2, count=20)
+        log.create_topic("out", partitions=1)
+        for group in ("g", "other"):
+            with log.consumer("t", group=group) as consumer:
+                drain(consumer)
+    slot = folder / "groups" / "g" / "offsets" / "t" / "1"
+    whole = slot.read_bytes()
+    for disk in (RealDisk(), AnotherBoot()):
+        os.truncate(slot, left)
+        with hw.open_log(str(folder), disk=disk) as log:
+            assert log.groups() == ["g", "other"]
+            with refused(Damaged, str(slot)):
+                log.group("g")
+            with refused(Damaged, str(slot)):
+                log.reset_group("g", to={0: 3})
+            assert log.group("other").lag.events == 0
+            with log.consumer("t", group="other", commit="manual") as consumer, log.transaction() as transaction:
+                transaction.append("out", [b"x"])
+                transaction.commit_offsets(consumer)
+            log.store._groups.sync()  # type: ignore[attr-defined]
+            assert log.reset_group("g", to="earliest") == {("t", 0): 0, ("t", 1): 0}
+            assert [part.committed for part in log.group("g").partitions] == [0, 0]
+        slot.write_bytes(whole)
+    os.truncate(slot, left)
+    with hw.open_log(str(folder)) as log:
+        log.delete_group("g")
+        assert log.groups() == ["other"]
+        with log.consumer("t", group="g") as consumer:
+            assert sorted(numbers_of(drain(consumer))) == list(range(20))
 
 
 def test_a_commit_log_without_offsets_keeps_its_format(tmp_path: Path) -> None:

@@ -73,6 +73,20 @@ def test_a_group_is_reset(log: Log, headwater: Command) -> None:
         assert lag is None or log.group("g").lag.events == lag, place
 
 
+def test_a_group_that_cannot_be_read_is_moved_and_deleted_and_hides_no_other(log: Log, headwater: Command) -> None:
+    """It is named, the others are shown."""
+    with log.consumer("t", group="whole") as consumer:
+        consumer.poll()
+    slot = Path(log.url.removeprefix("file://")) / "groups" / "g" / "offsets" / "t" / "1"
+    os.truncate(slot, 5)
+    assert str(slot) in headwater("groups", "list", code=1)
+    assert "t/1: - -> 0" in headwater("groups", "reset", "g", "--to", "earliest", "--yes")
+    assert '"group": "whole"' in headwater("groups", "list", "--json")
+    os.truncate(slot, 5)
+    assert "cannot be read" in headwater("groups", "delete", "g", "--yes")
+    assert log.groups() == ["whole"]
+
+
 def test_lag_in_a_pipe(log: Log, headwater: Command) -> None:
     """One look, unless it is to follow; JSON has a line for each group."""
     log.consumer("t", group="other").close()

@@ -23,6 +23,7 @@ import pytest
 from headwater.log.commit import CommitLog
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
+from headwater.log.store import Bounds
 from headwater.log.transactions import Transactions
 from headwater.testing import scheduled
 from headwater.testing.history import Report, run_history
@@ -104,6 +105,11 @@ def nothing(*_: Any, **__: Any) -> None:
     """Does not do what it should."""
 
 
+def up_to_written(partition: Partition) -> Bounds:
+    """What readers see of a partition, and more."""
+    return Bounds(partition.oldest(), partition.written().end)
+
+
 PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the disk lies about syncs": (scheduled._ScheduledFile, "sync", nothing),
     "the readers' masks are forgotten": (CommitLog, "pending_parts", lambda *_: ()),
@@ -111,7 +117,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "retries are stored again": (Partition, "_stored_before", nothing),
     "stale producers are not fenced": (Handles, "fence", nothing),
     "what was written is acknowledged before it is durable": (Partition, "sync", nothing),
-    "readers see what is not durable": (Partition, "visible", Partition.written),
+    "readers see what is not durable": (Partition, "bounds", up_to_written),
 }
 
 

@@ -355,11 +355,19 @@ def test_a_read_only_handle_writes_nothing(log: Log, url: str) -> None:
     """It reads what is there."""
     log.create_topic("raw", partitions=1)
     log.append("raw", [b"x"])
+    with log.consumer("raw", group="g") as consumer:
+        assert len(consumer.poll(timeout_s=30)) == 1
     with headwater.open_log(url, read_only=True) as reading:
         assert values_of(reading, "raw") == [b"x"]
-        for use in (lambda: reading.append("raw", [b"y"]), lambda: reading.create_topic("new")):
+        for use in (
+            lambda: reading.append("raw", [b"y"]),
+            lambda: reading.create_topic("new"),
+            lambda: reading.reset_group("g", to="earliest"),
+            lambda: reading.delete_group("g"),
+        ):
             with refused(Unsupported, "read-only"):
                 use()
+        assert reading.group("g").partitions[0].committed == 1
 
 
 def test_a_missing_package_is_named(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:

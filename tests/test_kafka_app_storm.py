@@ -70,7 +70,7 @@ class Driver:
     def kill_worker(self, chance: random.Random) -> None:
         """Ends one Python worker of Spark, if there is one at this moment."""
         assert self.process is not None
-        workers = children_named(self.process.pid, "pyspark.daemon")
+        workers = children_named(self.process.pid, "pyspark.worker")
         if workers:
             try:
                 os.kill(chance.choice(workers), signal.SIGKILL)

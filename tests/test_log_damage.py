@@ -16,7 +16,8 @@ import headwater as hw
 from children import in_child
 from damages import CUTS, FLIPS, Damage
 from headwater.log import sealed
-from specimen import KINDS, LOOKS, Specimen, files_of, look, specimen_in_memory, wrong
+from headwater.testing.contract_case import refused
+from specimen import KINDS, LOOKS, WRITES, Specimen, files_of, look, specimen_in_memory, wrong
 
 TRIALS = [10, pytest.param(400, marks=pytest.mark.bench)]
 
@@ -67,13 +68,38 @@ def test_a_closed_segment_without_its_end_is_noticed(specimen: Specimen, left: f
     snapshot, truth = specimen
     for path in files_of(snapshot.folder, "frames"):
         snapshot.restore()
-        content = path.read_bytes()
-        starts = [at for at in range(0, len(content), 64) if content[at : at + 4] == b"HWF1"]
+        starts = frame_starts(path)
         os.truncate(path, starts[int(len(starts) * left)])
         seen = in_child(lambda: look(snapshot.folder))
         assert not list(wrong(seen, truth, path))
         assert any(isinstance(value, hw.HeadwaterError) for value in seen.values())
     snapshot.restore()
+
+
+@pytest.mark.parametrize("left", [0, 1, 1000, "all but the last frame", None])
+def test_nothing_is_acknowledged_onto_a_segment_that_was_cut(specimen: Specimen, left: int | str | None) -> None:
+    """What is written behind the gap would never be read again; one that is gone (None) is not made anew either."""
+    snapshot, _ = specimen
+    for name, write in WRITES.items():
+        snapshot.restore()
+        path = sorted((snapshot.folder / "topics" / "raw" / "0").glob("*.frames"))[-1]
+        if left is None:
+            path.unlink()
+        else:
+            os.truncate(path, left if isinstance(left, int) else frame_starts(path)[-1])
+        size = path.stat().st_size if path.exists() else None
+        with hw.open_log(snapshot.folder) as log:
+            for _ in range(2):
+                with refused(hw.errors.Damaged, str(path)):
+                    write(log)
+        assert (path.stat().st_size if path.exists() else None) == size, name
+    snapshot.restore()
+
+
+def frame_starts(path: Path) -> list[int]:
+    """Where the frames of a segment begin."""
+    content = path.read_bytes()
+    return [at for at in range(0, len(content), 64) if content[at : at + 4] == b"HWF1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -103,6 +103,24 @@ def test_a_url_that_names_no_log_is_refused(url: Any, error: type[hw.HeadwaterEr
         hw.open_log(url)
 
 
+def test_an_offset_that_is_not_there_names_those_that_are(folder: Path) -> None:
+    """From the first to the last."""
+    with filled(folder) as log:
+        with refused(InvalidInput, "offsets 0 to 9;"):
+            log.reader("raw", start={0: 11})
+        log.create_topic("empty", partitions=1)
+        with refused(InvalidInput, "holds no events"):
+            log.reader("empty", start={0: 1})
+
+
+def test_a_place_where_no_log_can_be_is_told_as_such(folder: Path) -> None:
+    """Not as damage: there is nothing for the doctor to look at."""
+    with refused(NoAccess, "/proc/nowhere", "path"):
+        hw.open_log("/proc/nowhere")
+    with refused(InvalidInput, "names no log", "kafka://host:9092"):
+        hw.open_log("kafka://")
+
+
 @pytest.mark.parametrize("more", [{"durability": "perhaps"}, {"read_only": True, "create": True}])
 def test_opening_with_settings_that_cannot_work(folder: Path, more: dict[str, Any]) -> None:
     """A durability nobody knows is refused at once; read-only never makes a log."""
@@ -134,6 +152,10 @@ def test_a_file_is_not_a_log(folder: Path) -> None:
 def test_a_log_opened_read_only_is_read_and_followed_and_never_written(folder: Path) -> None:
     """Not one byte of it, whatever is asked."""
     log = filled(folder)
+    with log.consumer("raw", group="g") as consumer:
+        consumer.poll(events_max=4)
+    with log.queue("raw") as queue:
+        queue.ack(queue.lease(events_max=2))
     before = fingerprint(folder)
     with hw.open_log(str(folder), read_only=True) as reading:
         assert len(values_of(reading, "raw")) == 10
@@ -147,11 +169,22 @@ def test_a_log_opened_read_only_is_read_and_followed_and_never_written(folder: P
             lambda: reading.delete_topic("raw"),
             lambda: reading.producer(id="x"),
             lambda: reading.producer().send("raw", b"x").result(),
+            lambda: reading.consumer("raw", group="g"),
+            lambda: reading.reset_group("g", to="earliest"),
+            lambda: reading.delete_group("g"),
+            lambda: reading.queue("raw"),
+            lambda: reading.delete_queue("raw"),
+            lambda: reading.request("raw", b"x", timeout_s=0.1),
+            lambda: reading.stage("s"),
+            lambda: reading.seal("raw"),
+            lambda: reading.tidy("raw"),
         ]
         for write in writes:
-            with pytest.raises(StorageError, match="read-only"):
+            with pytest.raises(StorageError, match="read-only") as caught:
                 write()
+            assert caught.value.advice
         assert fingerprint(folder) == before
+        assert (reading.groups(), reading.group("g").partitions[0].committed) == (["g"], 4)
         with reading.reader("raw", start="latest") as reader:
             assert reader.poll(timeout_s=0) == []
             log.append("raw", [b"followed"])

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from children import NOBODY, in_child
+from children import NOBODY, in_child, let_others_in
 from commands import Command, refused
 from headwater.log.mirror import Mirror
 from headwater.log.mirror_topic import CopiedTopic
@@ -308,8 +308,7 @@ def test_a_folder_that_may_not_be_written_is_told(tmp_path: Path) -> None:
         with hw.open_log(tmp_path / "log", read_only=True) as log:
             log.mirror(tmp_path / "copy")
 
-    for above in [tmp_path, *tmp_path.parents][:3]:
-        above.chmod(0o755)
+    let_others_in(tmp_path)
     with pytest.raises(NoAccess):
         in_child(attempt, user=NOBODY)
 

@@ -32,7 +32,7 @@ def best(bids: DataFrame) -> DataFrame:
 
 def make() -> hw.App:
     app = hw.App("auction")
-    schema = "id BIGINT, who STRING, price BIGINT, at TIMESTAMP"
+    schema = "id BIGINT, who STRING NOT NULL, price BIGINT, at TIMESTAMP"
     bids = app.topic("bids", schema=schema, key="who", time="at", lateness=f"{LATENESS_S} seconds", partitions=3)
     app.stream(bids, to="once", key="id")(once)
     app.stream(bids, to="pace", key="id")(pace)

@@ -103,11 +103,19 @@ def test_root_elsewhere_is_told_and_nothing_is_installed() -> None:
     assert "install what your system calls default-jre-headless" in run.lines[0]
 
 
-def test_postgres_is_asked_for_with_services_only_and_needed_when_they_are_required() -> None:
-    machine = GOOD._replace(has_postgres=False)
+@pytest.mark.parametrize(("lack", "package"), [("has_postgres", "postgresql"), ("has_mariadb", "mariadb-server")])
+def test_a_database_is_asked_for_with_services_only_and_needed_when_they_are_required(lack: str, package: str) -> None:
+    machine = GOOD._replace(**{lack: False})
     assert Run(machine).lines == []
     assert (Run(machine, "--services").code, Run(machine, "--services", "--strict").code) == (0, 1)
-    assert "sudo apt-get install postgresql" in Run(machine, "--services").lines[0]
+    assert f"sudo apt-get install {package}" in Run(machine, "--services").lines[0]
+
+
+def test_node_is_asked_for_with_services_only_and_needed_when_they_are_required() -> None:
+    machine = GOOD._replace(lacks_node=("node", "npm"))
+    assert Run(machine).lines == []
+    assert (Run(machine, "--services").code, Run(machine, "--services", "--strict").code) == (0, 1)
+    assert [line.rpartition(" ")[2] for line in Run(machine, "--services").lines] == ["nodejs`", "npm`"]
 
 
 def test_maven_is_asked_for_with_services_only_and_needed_when_they_are_required() -> None:
@@ -180,3 +188,11 @@ def test_servers_are_asked_for_by_the_bench_only() -> None:
     run = Run(machine, "--services", "--bench")
     assert run.code == 1
     assert "no nats-server" in run.lines[0] and "apt-get install nats-server" in run.lines[0]
+
+
+def test_a_server_that_tests_need_is_asked_for_once() -> None:
+    machine = GOOD._replace(lacks_servers=("redis-server",))
+    assert (Run(machine).code, Run(machine, "--services").code) == (0, 0)
+    run = Run(machine, "--services", "--strict", "--bench")
+    assert run.code == 1 and len(run.lines) == 1
+    assert "no redis-server" in run.lines[0] and "skipped" in run.lines[0]

@@ -170,7 +170,7 @@ CODES = {
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",
     "not_owner", "group_in_use", "group_not_found", "unreachable", "repartitioned", "spark_unavailable", "checkpoint_conflict",
-    "invalid_app", "app_running", "app_failed",
+    "invalid_app", "app_running", "app_failed", "not_capturable", "capture_lost",
 }  # fmt: skip
 
 HEAVY = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +21,11 @@ import pytest
 import headwater as hw
 from children import in_child
 from headwater.cli.main import main
+from headwater.log.doctor import examine
 from headwater.log.queue import Queue
 from headwater.log.queue_depth import Depth
-from headwater.log.queue_window import CAPACITY_MIN, Window, empty_header, window_bytes
-from headwater.model.errors import Damaged, FormatTooNew, LeaseExpired, NoAccess
+from headwater.log.queue_window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
+from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired, NoAccess
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
 
@@ -110,6 +113,89 @@ def test_a_window_that_is_damaged_is_named(folder: str) -> None:
         assert drain(queue) == [b"a", b"b"]
 
 
+def test_a_flipped_bit_of_a_window_is_named_or_delivers_again(folder: str) -> None:
+    """No event that nobody acknowledged is passed over, whichever bit it is; the doctor names it too, and its repair delivers anew."""
+    with hw.open_log(folder) as log:
+        log.create_topic("tasks", partitions=1)
+        log.append("tasks", [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(10)])
+        with log.queue("tasks", lease_s=600, order="key") as queue:
+            leases = queue.lease(events_max=6)
+            queue.ack(leases[:1])
+            queue.nack(leases[1:])
+    path = Path(folder) / "queues/default/tasks/0.window"
+    whole = path.read_bytes()
+    capacity = (len(whole) - 4096) // 24
+    header = [*range(8 * 9), *range(256, 292)]
+    words, keys = ([4096 + 8 * capacity * ring + at for at in range(8, 8 * 6)] for ring in (0, 2))
+    chance = random.Random(0)
+    for at in [*header, *chance.sample(words, 12), *chance.sample(keys, 12)]:
+        raw = bytearray(whole)
+        raw[at] ^= 1 << (bit := chance.randrange(8))
+        path.write_bytes(raw)
+        found = [finding for finding in examine(folder).findings if finding.path == str(path)]
+        assert found and not examine(folder).healthy, f"bit {bit} of byte {at} was not found"
+        with (
+            hw.open_log(folder) as log,
+            log.queue("tasks", order="key") as queue,
+            pytest.raises((Damaged, FormatTooNew), match=r"0\.window"),
+        ):
+            queue.lease(timeout_s=0)
+    for at in chance.sample(range(4096 + 8 * capacity, 4096 + 8 * capacity + 80), 8):  # tokens
+        raw = bytearray(whole)
+        raw[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(raw)
+        assert examine(folder).healthy
+        with hw.open_log(folder) as log, log.queue("tasks", order="key", deliveries_max=None) as queue:
+            assert set(drain(queue)) == {b"%d" % n for n in range(10)} - {leases[0].event.value}
+    raw = bytearray(whole)
+    raw[16] ^= 1
+    path.write_bytes(raw)
+    assert [finding.repaired for finding in examine(folder, repair=True).findings] == [True]
+    with hw.open_log(folder) as log, log.queue("tasks", order="key") as queue:
+        assert set(drain(queue)) == {b"%d" % n for n in range(10)}
+
+
+@pytest.mark.parametrize("order", ["none", "key", "sticky"])
+def test_a_cut_queue_is_mended_and_what_was_acknowledged_stays_so(folder: str, order: Any) -> None:
+    """Who opens it next says what it is; meanwhile nothing is given up that its group has yet to read. It can be deleted at once, too."""
+    with hw.open_log(folder) as log:
+        log.create_topic("tasks", partitions=1, retain="until_acked")
+        log.append("tasks", [b"%d" % n for n in range(10)])
+        with log.queue("tasks", order=order, dead="graves") as queue:
+            queue.ack(queue.lease(events_max=4))
+    path = Path(folder) / "queues/default/tasks/queue"
+    for left in (0, 9, path.stat().st_size - 1):
+        os.truncate(path, left)
+        assert [finding.path for finding in examine(folder).findings] == [str(path)]
+        with hw.open_log(folder) as log, refused(Damaged, str(path), "--repair"):
+            log.store.queues()
+        [found] = examine(folder, repair=True).findings
+        assert found.repaired and "acknowledged stays so" in found.note
+        assert examine(folder).findings == []
+        with hw.open_log(folder) as log:
+            log.tidy("tasks")
+            with log.queue("tasks", order=order, dead="graves") as queue:
+                assert len(queue.lease()) == 6
+            assert log.store.queues()[0]["order"] == order
+            with refused(InvalidInput, "graves"):
+                log.queue("tasks", order=order, dead="others")
+    os.truncate(path, 0)
+    with hw.open_log(folder) as log:
+        log.delete_queue("tasks")
+        assert log.store.queues() == []
+
+
+def test_every_number_of_a_window_has_a_check_that_no_single_bit_passes() -> None:
+    """Of the header's numbers, which are offsets and times, and of the words of events."""
+    chance = random.Random(0)
+    for value in [0, 1, FAR_US, *(chance.randrange(1 << chance.randint(1, 52)) for _ in range(2_000))]:
+        word = _checked(value)
+        assert _value(word) == value
+        for bit in range(64):
+            flipped = word ^ 1 << bit
+            assert _checked(_value(flipped)) != flipped, f"bit {bit} of {value}"
+
+
 def test_a_read_only_log_has_no_queues(folder: str) -> None:
     """Looking at one takes its lock."""
     hw.open_log(folder).create_topic("tasks")
@@ -119,7 +205,7 @@ def test_a_read_only_log_has_no_queues(folder: str) -> None:
 
 @pytest.mark.covers("HornetQ", backends=["file"])
 def test_a_backlog_far_above_memory_stays_on_disk(folder: str) -> None:
-    """A consumer with a limit of memory far below the backlog does all of it; most of it is never in memory at once."""
+    """A consumer does all of a backlog of 160 MB, and its memory grows by less than an eighth of that while it does."""
     batches, rows, size = 40, 4_000, 1_000
     with hw.open_log(folder, durability="os") as log:
         log.create_topic("tasks", partitions=2, segment_bytes=16 << 20)
@@ -142,7 +228,7 @@ def test_a_backlog_far_above_memory_stays_on_disk(folder: str) -> None:
 
     done, grown = in_child(consume)
     assert done == batches * rows
-    assert grown < batches * rows * size / 4
+    assert grown < batches * rows * size / 8
 
 
 def anonymous_bytes() -> int:

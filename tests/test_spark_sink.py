@@ -152,7 +152,17 @@ def test_checkpoints_that_do_not_fit_are_refused(spark: SparkSession, tmp_path: 
     said = refusal(spark, tmp_path)
     assert "CheckpointConflict" in said
     assert "deleted" in said
-    assert "--accept-new-checkpoint from" in said
+    assert "--accept-new-checkpoint STAGE=marker" in said
+    check(tmp_path)
+
+    other = tmp_path / "other"
+    write(spark, tmp_path, topic="copies", key="k", checkpointLocation=str(other))
+    shutil.rmtree(checkpoint)
+    shutil.copytree(other, checkpoint)
+    (checkpoint / "commits" / "1").unlink()
+    said = refusal(spark, tmp_path)
+    assert "CheckpointConflict" in said
+    assert "belongs to another application" in said
     check(tmp_path)
 
     shutil.rmtree(checkpoint)

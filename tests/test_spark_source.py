@@ -265,7 +265,7 @@ def workers_that_read(log: Log) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if "pyspark.daemon" in (process / "cmdline").read_text() and re.search(
+            if "pyspark.worker" in (process / "cmdline").read_text() and re.search(
                 rf"{re.escape(segment)}.*\.frames", (process / "maps").read_text()
             ):
                 found.append(int(process.name))

@@ -332,6 +332,9 @@ def test_a_key_that_explodes_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runs, "FOUND_BYTES_MAX", 10 << 20)
     with pytest.raises(KeyTooLarge, match=r"one key alone has 1,000,000 rows.*finer key or a shorter time"):
         store_in(tmp_path).load(0)["all"].find(keys)
+    runs.check_fits([pa.table({"v": np.arange(1_000_000)})])
+    with pytest.raises(KeyTooLarge, match=r"brings 0.0 GB of rows.*events_max="):
+        runs.check_fits([pa.table({"v": np.arange(1_000_000)})] * 2)
 
 
 def test_fingerprints_differ() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from headwater.databases.address import without_password
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, InvalidInput, Unreachable, Unsupported
 from headwater.testing.contract_case import refused
 from headwater.testing.contract_views import Feeder, ViewStoreContract
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.definition import define_view
-from headwater.views.store import open_store, without_password
+from headwater.views.store import open_store
 
 
 class TestSqlite(ViewStoreContract):

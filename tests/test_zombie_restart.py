@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.model.errors import Fenced
-from headwater.processing.runner import is_about_data
+from headwater.processing.failure import is_about_data
 
 TASK_FAILURES_MAX = 4
 """So often the Spark of these tests runs a task, before its query fails."""

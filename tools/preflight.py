@@ -26,6 +26,8 @@ MEMORY_GB_MIN = 3.0  # a local Spark session, its Python workers and the tests
 POLICY = "/usr/sbin/policy-rc.d"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
 SERVERS = ("rabbitmq-server", "redis-server", "nats-server")  # programs that are called as their packages are
+TESTED = ("redis-server",)
+NODE = (("node", "nodejs"), ("npm", "npm"))  # programs and their packages
 
 
 class Machine(NamedTuple):
@@ -42,6 +44,8 @@ class Machine(NamedTuple):
     is_debian: bool
     lacks_servers: Tuple[str, ...] = ()
     has_postgres: bool = True
+    has_mariadb: bool = True
+    lacks_node: Tuple[str, ...] = ()
 
 
 class Lack(NamedTuple):
@@ -103,8 +107,19 @@ def missing(machine: Machine, services: bool, strict: bool, bench: bool = False)
     if services and not machine.has_postgres:
         text = "no PostgreSQL server; the tests with a real one need it and are skipped without"
         lacks.append(Lack(text, "postgresql", strict))
-    if bench:
-        lacks += [Lack(f"no {server}; the queue figures need it", server) for server in machine.lacks_servers]
+    if services and not machine.has_mariadb:
+        text = "no MariaDB server; the tests with a real one need it and are skipped without"
+        lacks.append(Lack(text, "mariadb-server", strict))
+    for program, package in NODE if services else ():
+        if program in machine.lacks_node:
+            text = f"no {program}; the tests of CouchDB's protocol need it and are skipped without"
+            lacks.append(Lack(text, package, strict))
+    for server in machine.lacks_servers:
+        if services and server in TESTED:
+            text = f"no {server}; the tests with a real one need it and are skipped without"
+            lacks.append(Lack(text, server, strict))
+        elif bench:
+            lacks.append(Lack(f"no {server}; the queue figures need it", server))
     return lacks
 
 
@@ -130,6 +145,8 @@ def look_around() -> Machine:
         is_debian=os.path.exists("/etc/debian_version") and shutil.which("apt-get") is not None,
         lacks_servers=tuple(server for server in SERVERS if shutil.which(server, path=PATH) is None),
         has_postgres=has_postgres(),
+        has_mariadb=shutil.which("mariadbd", path=PATH) is not None,
+        lacks_node=tuple(program for program, _ in NODE if shutil.which(program) is None),
     )
 
 

@@ -3,7 +3,7 @@
 A search waits for its click ten minutes of event time; then it is told as one that nobody clicked on. They come in any order.
 
 headwater run examples/click_through/app.py
-headwater views watch rates --views sqlite:///./click_through/views.db
+headwater views watch rates --store sqlite:///./click_through/views.db
 """
 
 from pyspark.sql import functions as F

@@ -2,7 +2,7 @@
 
 headwater run examples/clickstream/app.py
 python examples/clickstream/visitors.py         in another terminal: people who click
-headwater views watch top_pages --views sqlite:///./clickstream/views.db
+headwater views watch top_pages --store sqlite:///./clickstream/views.db
 """
 
 from pyspark.sql import functions as F

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwater.launch import Launch, Restart, Settings, check_partitions
+from headwater.declared import captured_node
+from headwater.launch import Launch, Settings, check_partitions
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us
@@ -43,7 +44,10 @@ from headwater.processing.graph import (
     place_of,
 )
 from headwater.processing.status import AppStatus, check_stages, read_status
+from headwater.restarts import Restart
 from headwater.running import Running, Watch
+from headwater.sink_stages import EVENTS_MAX, LOG_COLUMNS, partitioned, redirected
+from headwater.sinks.sink import is_target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,8 +127,12 @@ class App:
         return {node.name: function for function, node in self._functions.items()}
 
     def moved(self, log: str | os.PathLike[str], *, master: str, conf: Mapping[str, str] | None = None) -> App:
-        """The same application over another log, with its state and views beside that, and a Spark of its own: for tests."""
+        """The same application over another log, with its state and views beside that, and a Spark of its own: for tests.
+
+        What goes to systems outside goes to tables of SQLite in the working directory instead.
+        """
         other = copy.copy(self)
+        other._graph = redirected(self._graph)
         other._url = os.fspath(log)
         other._given_spark, other._master, other._conf = None, master, {**self._conf, **(conf or {})}
         other.state, other._operators_url = Path(other._beside(f"apps/{self.name}")), None
@@ -140,8 +148,16 @@ class App:
             TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=caller())
         )
 
-    def table(self, name: str, schema: Any = None, *, key: str | None = None, **settings: Any) -> TopicNode:
-        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame."""
+    def table(
+        self, name: str, schema: Any = None, *, key: str | None = None, source: str | None = None, **settings: Any
+    ) -> TopicNode:
+        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame.
+
+        With `source` it is a table of a database, captured while the application runs: "sqlite:///shop.db?table=users", or without
+        `?table=` the table of this name. Its columns and its key are the database's own; `key` is for one without a primary key.
+        """
+        if source is not None:
+            return self._graph.add_topic(captured_node(name, schema, key, source, settings, caller()))
         if schema is not None and key is None:
             raise InvalidApp(
                 f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
@@ -163,6 +179,7 @@ class App:
         late: Late | None = None,
         corrections: str = "0 seconds",
         log_columns: Sequence[str] = (),
+        events_max: int | None = None,
         **settings: Any,
     ) -> Callable[[F], F]:
         """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
@@ -171,10 +188,12 @@ class App:
         of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
         "correct" counts them in for so long as `corrections` says. `log_columns` are columns of the log that the inputs have as well, such
         as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
+        `events_max` events of each input at most are one batch; without it, all that wait.
         """
 
         def declare(function: F) -> F:
             made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness), **settings}
+            made |= {"events_max": events_max}
             self._add(
                 function,
                 StageNode(
@@ -208,12 +227,13 @@ class App:
         late: Late | None = None,
         corrections: str = "0 seconds",
         log_columns: Sequence[str] = (),
+        events_max: int | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
         """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
 
-        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late` and `log_columns` as
-        in `stream`.
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late`, `log_columns` and
+        `events_max` as in `stream`.
         """
 
         def declare(function: F) -> F:
@@ -232,7 +252,7 @@ class App:
                     late=late,
                     corrections_us=duration_us(corrections),
                     log_columns=tuple(log_columns),
-                    settings={"order": order, "limit": limit},
+                    settings={"order": order, "limit": limit, "events_max": events_max},
                     where=place_of(function),
                 ),
             )
@@ -241,14 +261,26 @@ class App:
         return declare
 
     def sink(
-        self, source: Input, *, to: str, key: str | None = None, name: str | None = None, trigger: str | None = None
+        self,
+        source: Input,
+        *,
+        to: str,
+        key: str | Sequence[str] | None = None,
+        name: str | None = None,
+        trigger: str | None = None,
+        events_max: int = EVENTS_MAX,
+        partition_by: str | Sequence[str] = (),
     ) -> None:
         """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
 
         A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
+        A URL such as "postgresql://…?table=users", "redis://…" or "sqlite:///…" is a system that holds the newest row of each key, kept in
+        step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most are one transaction there.
+        `partition_by` names columns by whose values files are put into folders (`country=PE/`), for a folder and for "delta:///…".
         """
         where = caller()
         (topic,) = self._names((source,), where)
+        to = partitioned(to, partition_by, where=where)
         self._graph.add_stage(
             StageNode(
                 name=name or f"{topic}.sink",
@@ -256,8 +288,10 @@ class App:
                 inputs=(topic,),
                 function=None,
                 to=to,
-                key=() if key is None else (key,),
+                key=() if key is None else (key,) if isinstance(key, str) else tuple(key),
                 trigger=trigger,
+                log_columns=LOG_COLUMNS if is_target(to) else (),
+                settings={"events_max": events_max} if is_target(to) else {},
                 where=where,
             )
         )
@@ -292,10 +326,9 @@ class App:
         try:
             running.start(accept_new_checkpoint, rebuild_state)
             if available_now:
-                running.runner.run_to_the_end(on_look=running.look)
+                running.run_to_the_end()
             else:
-                running.runner.start()
-                running.runner.supervise(on_look=running.look)
+                running.supervise()
         except KeyboardInterrupt:
             if available_now:
                 raise

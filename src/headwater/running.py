@@ -6,14 +6,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from headwater.launch import Launch, Restart
+from headwater.launch import Launch
 from headwater.model.clock import system_clock
-from headwater.processing.status import AppStatus, StageStatus, write_status
+from headwater.processing.status import AppStatus, StageState, StageStatus, write_status
+from headwater.restarts import Restart
+from headwater.sources.capture.progress import CaptureStatus
+from headwater.troubles import Troubles
+from headwater.view_stages import Attempt
 
 if TYPE_CHECKING:
     from headwater.processing.rebuild import Rebuild
@@ -23,6 +28,7 @@ Watch = Callable[[AppStatus], None]
 """Called while an application runs, every second or so, with its status."""
 
 _REPORT_S = 1.0
+_JOIN_S = 0.5
 
 
 class Running:
@@ -35,6 +41,7 @@ class Running:
         self._watch = watch
         self._started_us = system_clock()
         self._reported = 0.0
+        self._troubles = Troubles()
         self._thread: threading.Thread | None = None
         self._runner: Runner | None = None
 
@@ -48,47 +55,97 @@ class Running:
         """Makes what is missing; stages do not run yet."""
         self._runner = self._launch.start(accept=accept, rebuild=rebuild)
 
+    def run_to_the_end(self) -> None:
+        """Captured tables, then stages, over what is there at this moment; what fails beside the stages ends it."""
+        self._launch.captures.catch_up()
+        self.runner.run_to_the_end(on_look=partial(self._look, _at_once))
+
+    def supervise(self) -> None:
+        """Starts the captures and the stages and looks after them until they end; what fails beside the stages is tried again."""
+        self._start()
+        self.runner.supervise(on_look=partial(self._look, self._troubles.attempt))
+
     def supervise_in_background(self) -> None:
-        """Starts the stages, and a thread that looks after them."""
-        self.runner.start()
+        """The same, with a thread that looks after them."""
+        self._start()
+        look = partial(self._look, self._troubles.attempt)
         self._thread = threading.Thread(
-            target=self.runner.supervise, kwargs={"on_look": self.look}, name="headwater-app", daemon=True
+            target=self.runner.supervise, kwargs={"on_look": look}, name="headwater-app", daemon=True
         )
         self._thread.start()
 
-    def look(self) -> None:
-        """To be called often while stages run."""
-        self._launch.look(self.runner)
-        if time.monotonic() - self._reported >= _REPORT_S:
-            self._report()
-
     def end(self) -> None:
-        """Lets each stage finish its batch, and frees everything."""
+        """Lets each stage finish its batch, and frees everything.
+
+        Whoever looks after the stages ends first: else a stage that it starts at this moment would be stopped by nobody.
+        """
         try:
+            self._launch.captures.stop()
             if self._runner is not None:
+                self._runner.ask_to_stop()
+                while self._thread is not None and self._thread.is_alive():
+                    self._runner.ask_to_stop()
+                    self._thread.join(_JOIN_S)
                 self._runner.stop()
-                if self._thread is not None:
-                    self._thread.join()
-                self._report()
+                self._troubles = Troubles()
+                self._report(self._troubles.attempt)
         finally:
             self._launch.close()
 
     def status(self) -> AppStatus:
         """How it is at this moment: a copy, which does not change any more."""
         stages: list[StageStatus] = [] if self._runner is None else [replace(each) for each in self._runner.statuses]
+        stages = [*map(capture_status, self._launch.captures.statuses()), *stages]
         return AppStatus(
             name=self._name,
             log=self._log,
             pid=os.getpid(),
             started_us=self._started_us,
             at_us=system_clock(),
-            notes=self._launch.notes,
+            notes=[*self._launch.notes, *self._troubles.told],
             stages=stages,
         )
 
-    def _report(self) -> None:
+    def _start(self) -> None:
+        self._launch.captures.start()
+        self.runner.start()
+
+    def _look(self, attempt: Attempt) -> None:
+        """To be called often while stages run."""
+        self._launch.look(self.runner, attempt)
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._report(attempt)
+
+    def _report(self, attempt: Attempt) -> None:
         self._reported = time.monotonic()
         status = self.status()
-        write_status(self._state, status)
+        attempt(f"The status could not be written into {self._state}", partial(write_status, self._state, status))
         if self._watch is not None:
             self._watch(status)
+
+
+def _at_once(what: str, do: Callable[[], object]) -> None:
+    do()
+
+
+def capture_status(capture: CaptureStatus) -> StageStatus:
+    """A capture as one of the stages of an application."""
+    progress = capture.progress
+    stopped = [f"table {name}: {table.why}" for name, table in progress.tables.items() if table.state == "stopped"]
+    states: dict[str, StageState] = {
+        "starting": "starting",
+        "waiting": "waiting",
+        "failed": "failed",
+        "ended": "stopped",
+    }
+    error = "; ".join([*([capture.error] if capture.error else []), *stopped]) or None
+    return StageStatus(
+        name=f"capture.{capture.name}",
+        kind="capture",
+        to=", ".join(table.topic for table in progress.tables.values()),
+        inputs=[progress.url],
+        state="failed" if stopped and capture.state != "waiting" else states.get(capture.state, "running"),
+        events=progress.events,
+        lag=(capture.lag.rows or 0) if capture.lag else 0,
+        error=error,
+    )

@@ -78,5 +78,7 @@ def _print_finding(finding: Finding) -> None:
     else:
         typer.secho(f"{finding.severity} ", fg="red" if finding.severity == "error" else "yellow", bold=True, nl=False)
     typer.echo(f"{printable(finding.path)}: {printable(finding.what)}")
+    if finding.note:
+        typer.echo(f"  note: {printable(finding.note)}")
     if finding.advice and not finding.repaired:
         typer.echo(f"  next: {printable(finding.advice)}")

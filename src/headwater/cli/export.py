@@ -48,7 +48,8 @@ def export(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; - for stdout (JSON and CSV).")],
     format: Annotated[
-        Form | None, typer.Option("--format", help="Default: by the file's ending, else JSON lines.")
+        Form | None,
+        typer.Option("--format", help="Default: by the file's ending; JSON lines to stdout or without one."),
     ] = None,
     start: Annotated[
         str,
@@ -65,7 +66,7 @@ def export(
     log: LogOption = None,
 ) -> None:
     """Write the events of a topic to a Parquet, Arrow, JSON lines or CSV file."""
-    form = format or _ENDINGS.get(os.path.splitext(file.lower())[1], "json")
+    form = format or _form_of(file)
     if file != STDOUT and os.path.exists(file) and not force:
         raise InvalidInput(f"{file} is there already.", advice="Choose another name, or write over it with --force.")
     with open_existing(log) as opened:
@@ -90,6 +91,16 @@ def export(
             f"{events_text(events)} of {topic} written to {file} ({bytes_text(size)}, {form})",
             {"topic": topic, "file": file, "format": form, "events": events, "bytes": size},
         )
+
+
+def _form_of(file: str) -> Form:
+    ending = os.path.splitext(file.lower())[1]
+    if ending and ending not in _ENDINGS:
+        raise InvalidInput(
+            f"{file} ends with {ending}, which names no format of ours.",
+            advice=f"End it with one of {', '.join(_ENDINGS)}, or choose one with --format.",
+        )
+    return _ENDINGS.get(ending, "json")
 
 
 def _large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,10 +13,11 @@ from headwater.cli.confirm import confirm
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import events_text, print_table, printable
 from headwater.model.clock import duration_us, system_clock, time_us
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import Damaged, InvalidInput
 
 if TYPE_CHECKING:
-    from headwater.log.group_progress import GroupProgress, Lag
+    from headwater.log.group_progress import GroupProgress, Lag, PartitionProgress
+    from headwater.log.log import Log
 
 groups = typer.Typer(help="List and show groups of consumers, reset and delete one.", no_args_is_help=True)
 
@@ -27,11 +28,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 @groups.command(name="list")
 def list_(json: Json = False, log: LogOption = None) -> None:
     """List the groups of the log."""
+    damaged: list[Damaged] = []
+    found = []
     with open_existing(log) as opened:
-        found = [opened.group(name) for name in opened.groups()]
+        for name in opened.groups():
+            try:
+                found.append(opened.group(name))
+            except Damaged as error:
+                damaged.append(error)
     if json:
         _print_json([summary(group) for group in found])
-        return
+    else:
+        _print_groups(found)
+    if damaged:
+        raise damaged[0]
+
+
+def _print_groups(found: list[GroupProgress]) -> None:
     table = Table(header_style="bold", border_style="dim")
     for column in ("group", "members", "idle", "partitions", "lag", "oldest", "topics"):
         table.add_column(column, justify="left" if column in ("group", "topics") else "right")
@@ -87,8 +100,10 @@ def reset(
     """Let a group begin again elsewhere. Refused while it has members that live."""
     start = _start(to)
     with open_existing(log) as opened:
-        before = {(part.topic, part.partition): part.committed for part in opened.group(name).partitions}
-        confirm(f"Move group {name} to {to} in {len(before)} partitions?", yes=yes)
+        parts = _partitions(opened, name)
+        before = {(part.topic, part.partition): part.committed for part in parts or ()}
+        where = "partitions, of which some cannot be read" if parts is None else f"{len(before)} partitions"
+        confirm(f"Move group {name} to {to} in {where}?", yes=yes)
         for (topic, number), offset in sorted(opened.reset_group(name, to=start).items()):
             old = before.get((topic, number))
             typer.echo(f"{topic}/{number}: {'-' if old is None else old} -> {offset}")
@@ -102,10 +117,21 @@ def delete(
 ) -> None:
     """Forget a group with all its offsets. Refused while it has members that live."""
     with open_existing(log) as opened:
-        committed = [part for part in opened.group(name).partitions if part.committed is not None]
-        confirm(f"Forget group {name} with its offsets in {len(committed)} partitions?", yes=yes)
+        parts = _partitions(opened, name)
+        offsets = "its offsets, of which some cannot be read"
+        if parts is not None:
+            offsets = f"its offsets in {sum(part.committed is not None for part in parts)} partitions"
+        confirm(f"Forget group {name} with {offsets}?", yes=yes)
         opened.delete_group(name)
-        typer.echo(printable(f"deleted group {name} with its offsets in {len(committed)} partitions"))
+        typer.echo(printable(f"deleted group {name} with {offsets}"))
+
+
+def _partitions(log: Log, name: str) -> list[PartitionProgress] | None:
+    """How far a group has come; None where that cannot be read, which keeps nobody from moving or forgetting it."""
+    try:
+        return log.group(name).partitions
+    except Damaged:
+        return None
 
 
 def _known(value: object) -> str:

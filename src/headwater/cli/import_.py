@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.produce import Run, create_for, given_settings
+from headwater.cli.produce import Run, check_there, create_for, given_settings
 
 
 def import_file(
@@ -40,7 +40,8 @@ def import_file(
         opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
         if create:
             create_for(opened, topic, inputs, given)
-        opened.topic(topic)
+        else:
+            check_there(opened, topic)
         run = Run(opened, topic, skip_bad=False, facts=True)
         with run:
             run.append_all(inputs[0], rows_only=True)

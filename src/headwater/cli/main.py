@@ -15,6 +15,7 @@ import typer
 
 from headwater import __version__
 from headwater.cli.backup import backup, restore
+from headwater.cli.capture import capture
 from headwater.cli.coverage import coverage
 from headwater.cli.demo.run import demo
 from headwater.cli.doctor import doctor
@@ -32,6 +33,7 @@ from headwater.cli.sql import sql
 from headwater.cli.state import state
 from headwater.cli.tail import tail
 from headwater.cli.topics import topics
+from headwater.cli.verify import verify
 from headwater.cli.views import views
 from headwater.model.errors import HeadwaterError
 
@@ -55,6 +57,7 @@ app.add_typer(queues, name="queues")
 app.add_typer(groups, name="groups")
 app.add_typer(views, name="views")
 app.add_typer(state, name="state")
+app.add_typer(capture, name="capture")
 app.command()(produce)
 app.command()(tail)
 app.command()(lag)
@@ -69,6 +72,7 @@ app.command()(run)
 app.command()(plan)
 app.command()(status)
 app.command()(demo)
+app.command()(verify)
 app.command()(coverage)
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from headwater.cli.location import LogOption, open_existing, open_or_create
 from headwater.cli.output import bytes_text, events_text, is_terminal, printable
 from headwater.cli.progress import tell_end
-from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
+from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch, TopicNotFound
 
 if TYPE_CHECKING:
     from headwater.cli.formats import Parsed
@@ -63,7 +63,8 @@ def produce(
         opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
         if create:
             create_for(opened, topic, inputs, given)
-        opened.topic(topic)
+        else:
+            check_there(opened, topic)
         run = Run(opened, topic, skip_bad=skip_bad)
         with run:
             for one in inputs:
@@ -76,6 +77,14 @@ def given_settings(*, create: bool, **settings: Any) -> dict[str, Any]:
     if given and not create:
         raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
     return given
+
+
+def check_there(log: Log, topic: str) -> None:
+    """Refuses a topic that is missing where none is to be made."""
+    try:
+        log.topic(topic)
+    except TopicNotFound as error:
+        raise TopicNotFound(error.what, advice=f"{error.advice} Add --create to make it.") from None
 
 
 def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
@@ -141,9 +150,9 @@ class Run:
         for bad in parsed.bad:
             place = f"{one.name}{one.place(bad.line)}"
             if not self._skip_bad:
-                stored = (
-                    f" The {events_text(self._events)} before it are stored; go on from there." if self._events else ""
-                )
+                stored = ""
+                if self._events:
+                    stored = f" The {events_text(self._events)} before it {'is' if self._events == 1 else 'are'} stored; go on from there."
                 raise SchemaMismatch(
                     f"{place}: {bad.error.what}", advice=f"{bad.error.advice}{stored} Or use --skip-bad."
                 )

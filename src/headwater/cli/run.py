@@ -14,9 +14,9 @@ from headwater.cli.script import Script
 from headwater.model.errors import InvalidApp
 
 if TYPE_CHECKING:
-    from headwater.launch import Restart
     from headwater.processing.rebuild import Rebuild
     from headwater.processing.status import AppStatus
+    from headwater.restarts import Restart
 
 PORT = 8642
 
@@ -116,7 +116,7 @@ def status(
 
 
 def _accepted(given: list[str]) -> dict[str, Restart]:
-    from headwater.launch import checked_restarts
+    from headwater.restarts import checked_restarts
 
     pairs = dict[str, str]()
     for each in given:

@@ -14,6 +14,7 @@ import msgspec
 from crc32c import crc32c
 
 from headwater.log.disk import Disk
+from headwater.log.replace import replace_file
 from headwater.log.topic import Split, Topic
 from headwater.model.ddl import schema_from_json, schema_to_json
 from headwater.model.errors import Damaged, FormatTooNew
@@ -45,15 +46,7 @@ def topic_from_json(fields: dict[str, Any]) -> Topic:
 
 def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
     """Replaces a readable file as a whole."""
-    file = disk.open(f"{path}.new", "create")
-    try:
-        file.truncate(0)
-        file.write_at(0, [encode_text(kind, content)])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(f"{path}.new", path)
-    disk.sync_folder(path.rpartition("/")[0])
+    replace_file(disk, path, [encode_text(kind, content)])
 
 
 def read_text(disk: Disk, path: str, kind: str) -> Any:

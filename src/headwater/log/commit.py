@@ -39,6 +39,7 @@ from crc32c import crc32c
 
 from headwater.log.disk import Disk, File
 from headwater.log.head import Mark
+from headwater.log.replace import replace_file
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, StorageError
 
@@ -323,16 +324,7 @@ def create_state(disk: Disk, folder: str, *, boot_id: str, incarnation: int = 0,
 
 def create_commits(disk: Disk, folder: str, *, floor: int = 0) -> None:
     """An empty `commits`, in place of the old one if there is one."""
-    path = f"{folder}/commits"
-    file = disk.open(f"{path}.new", "create")
-    try:
-        file.truncate(0)
-        file.write_at(0, [_FILE.pack(_FILE_MAGIC, _FORMAT_FIRST, floor)])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(f"{path}.new", path)
-    disk.sync_folder(folder)
+    replace_file(disk, f"{folder}/commits", [_FILE.pack(_FILE_MAGIC, _FORMAT_FIRST, floor)])
 
 
 def _boot_bytes(boot_id: str) -> bytes:

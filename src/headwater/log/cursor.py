@@ -64,18 +64,19 @@ class LocalCursor:
     def _read_on(self, end: int, events_max: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         began = self.offset
-        if self._store.handles.topic(self._name).id != self._topic_id:
+        topic = self._store.handles.topic(self._name)
+        if topic.id != self._topic_id:
             raise TopicNotFound(
                 f"Topic {self._name!r} was deleted and created again while it was read.", advice="Open another reader."
             )
         partition = self._store.handles.partition(self._name, self._number)
         if self.offset < end:
             check_not_missed(self._name, self._number, self.offset, first=partition.oldest())
+        if self._rest is not None and self._rest.topic is not topic:
+            self._rest = None
         while self.offset < end and events_max > 0:
-            if self._rest is not None and self._rest.topic is not self._store.handles.topic(self._name):
-                self._rest = None
             try:
-                chunk = self._rest or self._next()
+                chunk = self._rest or self._next(partition, topic)
             except EventsMissed:
                 if self.offset > began:
                     break  # what was read is whole; the next read begins where they are missed, and says so
@@ -94,15 +95,15 @@ class LocalCursor:
             self.offset = part.end_offset
         return chunks
 
-    def _next(self) -> Chunk:
+    def _next(self, partition: Partition, topic: Topic) -> Chunk:
         """The whole chunk that holds the offset."""
-        where = self._store.handles.partition(self._name, self._number).folder
+        where = partition.folder
         for _ in range(_LOOKS_MAX):
             if self._segment is None:
                 self._segment = open_segment(self._store.handles, self._name, self._number, self.offset)
-                self._place = _find(self._segment, self.offset, self._store.handles.partition(self._name, self._number))
+                self._place = _find(self._segment, self.offset, partition)
             where = self._segment.path
-            found = self._read_place(self._segment)
+            found = self._read_place(self._segment, topic)
             if found is not None:
                 chunk, self._after = found
                 if chunk.base_offset <= self.offset < chunk.end_offset:
@@ -112,8 +113,7 @@ class LocalCursor:
             self._segment = None
         raise damaged(where, self._place, f"event {self.offset} is not where it should be")
 
-    def _read_place(self, segment: Segment | Sealed | ArchivedSegment) -> tuple[Chunk, int] | None:
-        topic = self._store.handles.topic(self._name)
+    def _read_place(self, segment: Segment | Sealed | ArchivedSegment, topic: Topic) -> tuple[Chunk, int] | None:
         try:
             return segment.read(self._place, topic=topic, partition=self._number)
         except Damaged:

@@ -352,4 +352,6 @@ def storage_error(error: OSError, path: str) -> StorageError:
         return NoAccess(
             f"{path} cannot be there: something above it is a file, not a folder.", advice="Check the log's path."
         )
+    if error.errno == errno.ENOENT:
+        return NoAccess(f"{path} cannot be made there: {os.strerror(error.errno)}.", advice="Check the log's path.")
     return StorageError(f"{path}: {error.strerror or error}.", advice="Run `headwater doctor` on this log.")

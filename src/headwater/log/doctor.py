@@ -24,9 +24,9 @@ from headwater.log.commit import CommitLog, create_commits, create_state
 from headwater.log.cursor import segments
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.doctor_archive import archive_checks
+from headwater.log.doctor_groups import group_checks
 from headwater.log.doctor_queues import queue_checks
 from headwater.log.fence import check_fence
-from headwater.log.group_files import group_checks
 from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
@@ -39,17 +39,19 @@ from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
 Severity = Literal["warning", "error"]
 
+_ADVISES_ITSELF = "`headwater doctor"
 _LEFTOVER = re.compile(r".*\.new|\..*")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is not as it should be."""
+    """Something that is not as it should be; `note` says what its repair means."""
 
     severity: Severity
     path: str
     what: str
     advice: str
     repaired: bool = False
+    note: str = ""
 
 
 class Report(msgspec.Struct):
@@ -341,17 +343,32 @@ class _Examination:
             self._mended(path, error.what, error.advice, mend)
 
     def _mended(self, path: str, what: str, advice: str, mend: Callable[[], object] | None) -> None:
-        repaired = False
+        """Adds a finding; a repair that is more than that gives a sentence about it."""
+        repaired, note = False, ""
+        if mend is not None and not self._repair and _ADVISES_ITSELF in advice:
+            advice = "Close every program that uses this log, then run this with --repair."
         if self._repair and mend is not None:
             try:
-                mend()
+                said = mend()
                 repaired = True
+                note = said if isinstance(said, str) else ""
             except HeadwaterError as error:
                 advice = f"{advice} The repair failed: {error}"
-        self._add(path, what, advice=advice, repaired=repaired)
+        self._add(path, what, advice=advice, repaired=repaired, note=note)
 
-    def _add(self, path: str, what: str, *, advice: str, severity: Severity = "error", repaired: bool = False) -> None:
-        self.report.findings.append(Finding(severity, path, what, advice, repaired))
+    def _add(
+        self,
+        path: str,
+        what: str,
+        *,
+        advice: str,
+        severity: Severity = "error",
+        repaired: bool = False,
+        note: str = "",
+    ) -> None:
+        if _ADVISES_ITSELF in advice:
+            advice = "Nothing is left to do." if repaired else "Restore it from a mirror or a backup."
+        self.report.findings.append(Finding(severity, path, what, advice, repaired, note))
 
     def _seen(self, path: str) -> None:
         self.report.files += 1

@@ -1,8 +1,9 @@
 """What the doctor looks at in queues: what each queue is, and whether its windows can be.
 
-A window has no checksums, since each of its words is written by one store of a processor and counts at once. What can be seen is whether
-it contradicts itself, its queue, its topic or the log: sizes, places, states and times that cannot be. One that does is removed, and
-its partition is delivered from the first event there is: nothing is lost by that, some of it is done again.
+Each word of a window is written by one store of a processor and counts at once, so each has a check of its own (see
+`queue_window`). Besides, a window may contradict its queue, its topic or the log: sizes, places, states and times that cannot be. One
+that does, or has a wrong bit, is removed, and its partition is delivered from the first event there is: nothing is lost by that, some of it
+is done again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from headwater.log.catalog import read_text, topic_from_json
+from headwater.log.catalog import read_text, topic_from_json, write_text
 from headwater.log.disk import Disk
 from headwater.log.head import Head
 from headwater.log.queue_window import BURYING, DELETE_IT, opened_window
@@ -34,11 +35,12 @@ def queue_checks(disk: Disk, folder: str) -> Iterator[Check]:
             names = _names(disk, where)
             if "queue" not in names:
                 continue  # it was removed, or is being made
-            yield f"{where}/queue", partial(_read_queue, disk, where, group, topic), None
+            described = _topic(disk, f"{folder}/topics/{topic}")
+            mend = partial(_restore_queue, disk, where, group, topic, described)
+            yield f"{where}/queue", partial(_read_queue, disk, where, group, topic), mend
             made: dict[str, Any] | None = None
             with suppress(HeadwaterError):
                 made = _read_queue(disk, where, group, topic)
-            described = _topic(disk, f"{folder}/topics/{topic}")
             for name in names:
                 if name.endswith(".window"):
                     path = f"{where}/{name}"
@@ -58,6 +60,30 @@ def _read_queue(disk: Disk, where: str, group: str, topic: str) -> dict[str, Any
     if not made.keys() >= _FIELDS or (made["group"], made["topic"]) != (group, topic):
         raise Damaged(f"{where}/queue speaks of another queue.", advice="Restore this one file from a backup.")
     return made
+
+
+def _restore_queue(disk: Disk, where: str, group: str, topic: str, described: Topic | None) -> str:
+    """What its windows and its place tell; the rest is said again by whoever opens it next (see `LocalStates.settings`)."""
+    if described is None:
+        disk.remove(f"{where}/queue")
+        return f"The queue of group {group!r} was over a topic that is gone; it is removed."
+    has_keys = False
+    for name in _names(disk, where):
+        with suppress(HeadwaterError):
+            if name.endswith(".window"):
+                with opened_window(disk, f"{where}/{name}") as window:
+                    has_keys |= window.has_keys
+    made = {
+        "group": group,
+        "topic": topic,
+        "topic_id": described.id,
+        "order": "key" if has_keys else "none",
+        "dead": f"{topic}.dead",
+        "duplicates_us": None,
+        "restored": True,
+    }
+    write_text(disk, f"{where}/queue", "queue", made)
+    return "What was acknowledged stays so. Its order and its dead letters are those of the program that opens it next."
 
 
 def _topic(disk: Disk, folder: str) -> Topic | None:
@@ -82,8 +108,7 @@ def _check_window(
             raise _cannot_be(path, f"it speaks of the log's incarnation {window.incarnation}")
         if window.incarnation != incarnation:
             return  # after a power loss its floor is believed and nothing else
-        if window.next - window.floor > window.capacity:
-            raise _cannot_be(path, f"{window.next - window.floor} events stand in {window.capacity} places")
+        window.check()
         end = _end(disk, f"{folder}/topics/{topic.name}/{number}")
         if end is not None and window.next > end:
             raise _cannot_be(path, f"it knows of event {window.next - 1}, and the partition ends before {end}")

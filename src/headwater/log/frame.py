@@ -48,6 +48,7 @@ _MAGIC = b"HWF1"
 _ALIGNMENT = 64
 _CHECKED_BYTES = HEADER_BYTES - 4
 _PIECES_ROWS_MIN = 4096
+_PIECES_BYTES_MIN = 1 << 20
 _HEADER = struct.Struct("<4sIQqIIqqqqq16sIIqqQI")
 _CHECKSUM = struct.Struct("<I")
 _PADDING = bytes(_ALIGNMENT)
@@ -155,7 +156,8 @@ def prepare(
     `schema` are the columns that the topic has under `schema_id`: a batch that differs could never be read again.
     """
     flags = flags_of(batch)
-    assert batch.schema.equals(physical_schema(schema, flags)), f"{batch.schema} is not the topic's {schema}"
+    if not batch.schema.equals(physical_schema(schema, flags)):
+        raise AssertionError(f"{batch.schema} is not the topic's {schema}")  # under `python -O`, too
     times = None
     time_min = time_max = NO_TIME
     if time_column is not None:
@@ -269,7 +271,7 @@ def damaged(path: str, position: int, what: str) -> Damaged:
 
 def _serialise(batch: pa.RecordBatch) -> list[Any]:
     """The batch's IPC message; of a large one the pieces it consists of, so that its columns are never copied."""
-    if batch.num_rows < _PIECES_ROWS_MIN:
+    if batch.num_rows < _PIECES_ROWS_MIN and batch.get_total_buffer_size() < _PIECES_BYTES_MIN:
         return [batch.serialize()]
     pieces = _Pieces()
     writer = pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema)

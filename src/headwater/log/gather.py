@@ -15,9 +15,12 @@ from headwater.log.receipt import Batch
 from headwater.log.rows import check_size, to_batch
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch
-from headwater.model.schema import HEADERS
+from headwater.model.schema import DELETED, HEADERS
 
 _BINARY = pa.binary()
+_EXTRA = (HEADERS.name, DELETED.name)
+"""In this order they follow the topic's columns, if any event has them."""
+
 _OFFSETS = struct.Struct("<ii")
 
 
@@ -55,6 +58,7 @@ def to_rows_one_by_one(batch: Batch, topic: Topic) -> tuple[pa.RecordBatch, Any,
     if not pieces:
         raise next(iter(refused.values()))
     table = pa.concat_tables([pa.Table.from_batches([piece]) for piece in pieces], promote_options="default")
+    table = table.select([*topic.schema.names, *(name for name in _EXTRA if name in table.column_names)])
     if batch.sequences is not None:
         batch.sequences = [batch.sequences[index] for index in taken]
     return table.combine_chunks().to_batches()[0], np.asarray(taken), refused

@@ -37,7 +37,7 @@ from typing import Protocol
 import msgspec
 
 from headwater.log.assignment import Place, assign
-from headwater.model.errors import GroupInUse, NotOwner
+from headwater.log.group_refusals import group_in_use, not_owner
 
 LOOK_S = 0.05
 """How long a member goes without looking at who else is there."""
@@ -143,6 +143,9 @@ class Group(Protocol):
     def state(self) -> GroupState:
         """The group as it is now."""
 
+    def topics(self) -> set[str]:
+        """The topics that it has read, as far as offsets say so, which need not be whole."""
+
     def move(self, offsets: Mapping[Place, Committed]) -> None:
         """Sets committed offsets; `GroupInUse` while it has members that live."""
 
@@ -224,9 +227,14 @@ class SharedGroup(Protocol):
         }
         return GroupState(roster.generation, members, partitions)
 
+    def topics(self) -> set[str]:
+        with self.reading():
+            return {topic for topic, _ in self.places()}
+
     def move(self, offsets: Mapping[Place, Committed]) -> None:
         with self.locked():
             check_unused(self)
+            self.mend(offsets)
             self.write_roster(next_roster(self.roster(), {}))
             for place in self.places():
                 self.set_owner(place, Owner())
@@ -238,9 +246,14 @@ class SharedGroup(Protocol):
     def remove(self) -> None:
         with self.locked():
             check_unused(self)
+            self.mend(self.places())
             self.mark_deleted()
             self.write_roster(next_roster(self.roster(), {}))
             forget_offsets(self)
+
+    def mend(self, places: Iterable[Place]) -> None:
+        """Forgets the offsets of those partitions whose offset cannot be read; the caller holds the lock."""
+        return
 
     def mark_deleted(self) -> None:
         """It is removed, until somebody enters; the caller holds the lock."""
@@ -479,21 +492,3 @@ def forget_offsets(shared: SharedGroup) -> None:
         before = shared.committed(place)
         shared.set_owner(place, Owner())
         shared.set_committed(place, Committed(transaction=before.transaction, sequence=before.sequence + 1))
-
-
-def group_in_use(group: str, pids: Iterable[int | None]) -> GroupInUse:
-    """The refusal of a reset."""
-    known = list(pids)
-    return GroupInUse(
-        f"Group {group!r} has {len(known)} members that live (processes {sorted({pid for pid in known if pid})}).",
-        advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
-    )
-
-
-def not_owner(group: str, place: Place) -> NotOwner:
-    """The refusal of a commit."""
-    return NotOwner(
-        f"Partition {place[1]} of topic {place[0]!r} does not belong to this member of group {group!r} any more.",
-        advice="It did not poll for too long, or its partitions were given to others; poll again, and what was not "
-        "committed comes again to whoever owns it now.",
-    )

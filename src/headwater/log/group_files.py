@@ -25,7 +25,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 
 import msgspec
 from crc32c import crc32c
@@ -35,21 +34,22 @@ from headwater.log.catalog import read_text
 from headwater.log.commit import Decision, OffsetPart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate, settled
-from headwater.log.group import Committed, Owner, Presence, Roster, SharedGroup, forget_offsets, not_owner
+from headwater.log.group import NO_OFFSET, Committed, Owner, Presence, Roster, SharedGroup, forget_offsets
+from headwater.log.group_refusals import not_owner
 from headwater.log.group_removal import is_marked, mark, unmark
-from headwater.log.slots import SlotFile, create_slot_file
-from headwater.model.clock import system_clock
-from headwater.model.errors import Damaged, GroupNotFound
+from headwater.log.replace import replace_file
+from headwater.log.slots import SlotFile, begin_anew, create_slot_file
+from headwater.model.errors import Damaged, GroupNotFound, NoAccess
 
 FORMAT = 1
 
-_GENERATION_MAGIC = b"HWGENR"
-_GENERATION = struct.Struct("<Q")
+GENERATION_MAGIC = b"HWGENR"
+GENERATION = struct.Struct("<Q")
 _OFFSETS_MAGIC = b"HWOFFS"
 _COMMITTED_SHAPE = struct.Struct("<qqqqq32s")
 _OWNER_SHAPE = struct.Struct("<32sQ")
 _SHAPES = (_COMMITTED_SHAPE, _OWNER_SHAPE)
-_COMMITTED, _OWNER = range(2)
+COMMITTED, OWNER = range(2)
 _MEMBER = struct.Struct("<6sHQ")
 _MEMBER_MAGIC = b"HWMEMB"
 _POLLED = struct.Struct("<Q")
@@ -144,9 +144,9 @@ class FileGroup(SharedGroup):
         self._generation = SlotFile(
             disk,
             f"{folder}/generation",
-            magic=_GENERATION_MAGIC,
+            magic=GENERATION_MAGIC,
             format_max=FORMAT,
-            shapes=(_GENERATION,),
+            shapes=(GENERATION,),
             writable=writable,
         )
         self._slots: dict[Place, SlotFile] = {}
@@ -158,8 +158,14 @@ class FileGroup(SharedGroup):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        with self._gate, self.held():
-            yield
+        with self._gate:
+            if not self._writable:
+                raise NoAccess(
+                    f"Group {self.name!r} cannot be changed: its log was opened read-only.",
+                    advice="Open the log without read_only=True, as a user who may write to its folder.",
+                )
+            with self.held():
+                yield
 
     def held(self) -> AbstractContextManager[None]:
         """`locked`, for one who has passed the log's gate already."""
@@ -185,15 +191,9 @@ class FileGroup(SharedGroup):
         self._generation.write(0, roster.generation)
         self._disk.reach("group: generation raised")
         body = msgspec.json.encode(roster)
-        file = self._disk.open(f"{self._folder}/roster.new", "create")
-        try:
-            file.truncate(0)
-            file.write_at(0, [f"headwater roster {FORMAT} {crc32c(body):08x}\n".encode("ascii"), body])
-        finally:
-            file.close()
-        self._disk.reach("group: roster written")
-        self._disk.rename(f"{self._folder}/roster.new", f"{self._folder}/roster")
-        self._disk.reach("group: roster named")
+        first = f"headwater roster {FORMAT} {crc32c(body):08x}\n".encode("ascii")
+        path = f"{self._folder}/roster"
+        replace_file(self._disk, path, [first + body], point="group: roster", sync=False, sync_folder=False)
 
     # Members
 
@@ -204,6 +204,7 @@ class FileGroup(SharedGroup):
     def enter(self, member: str, now_us: int) -> Presence:
         self._sweep()
         if is_marked(self._disk, self._folder):
+            self.mend(self.places())
             forget_offsets(self)
             self.sync()
             unmark(self._disk, self._folder)
@@ -246,29 +247,38 @@ class FileGroup(SharedGroup):
         slot = self._slot(place)
         if slot is None:
             return Owner()
-        member, generation = slot.read(_OWNER)
+        member, generation = slot.read(OWNER)
         return Owner(_text(member), generation)
 
     def set_owner(self, place: Place, owner: Owner) -> None:
         slot = self._slot(place) or self._made_slot(place)
-        slot.write(_OWNER, owner.member.encode("ascii"), owner.generation)
+        slot.write(OWNER, owner.member.encode("ascii"), owner.generation)
         self._disk.reach("group: owner set")
 
     def committed(self, place: Place) -> Committed:
         slot = self._slot(place)
-        return Committed() if slot is None else _to_committed(slot.read(_COMMITTED))
+        return Committed() if slot is None else _to_committed(slot.read(COMMITTED))
 
     def set_committed(self, place: Place, committed: Committed) -> None:
         slot = self._slot(place) or self._made_slot(place)
-        slot.write(_COMMITTED, *_from_committed(committed))
+        slot.write(COMMITTED, *_from_committed(committed))
         self._disk.reach("group: offset committed")
 
     def sync(self) -> None:
-        """Returns when every committed offset is on disk."""
+        """Returns when every committed offset is on disk; a file that is damaged keeps nobody else from going on."""
         for place in self.places():
-            slot = self._slot(place)
-            if slot is not None:
-                slot.sync()
+            with suppress(Damaged):
+                slot = self._slot(place)
+                if slot is not None:
+                    slot.sync()
+
+    def mend(self, places: Iterable[Place]) -> None:
+        for place in places:
+            try:
+                self.owner(place)
+                self.committed(place)
+            except Damaged:
+                lose_offset(self._disk, slot_path(self._folder, place), NO_OFFSET)
 
     def close(self) -> None:
         """Frees everything."""
@@ -281,7 +291,7 @@ class FileGroup(SharedGroup):
         found = self._slots.get(place)
         if found is None:
             try:
-                found = _open_slot(self._disk, _slot_path(self._folder, place), writable=self._writable)
+                found = open_slot(self._disk, slot_path(self._folder, place), writable=self._writable)
             except FileNotFoundError:
                 return None
             found = self._slots.setdefault(place, found)
@@ -289,7 +299,7 @@ class FileGroup(SharedGroup):
 
     def _made_slot(self, place: Place) -> SlotFile:
         """A partition's file, on disk with its name before anything in it counts; the caller holds the lock."""
-        path = _slot_path(self._folder, place)
+        path = slot_path(self._folder, place)
         folder, above = path.rpartition("/")[0], f"{self._folder}/offsets"
         self._disk.make_folder(folder)
         facts = ((_COMMITTED_SHAPE, _from_committed(Committed())), (_OWNER_SHAPE, (b"", 0)))
@@ -343,9 +353,9 @@ def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
         slot = SlotFile(
             disk,
             f"{group}/generation",
-            magic=_GENERATION_MAGIC,
+            magic=GENERATION_MAGIC,
             format_max=FORMAT,
-            shapes=(_GENERATION,),
+            shapes=(GENERATION,),
             writable=True,
         )
         slot.write_after_power_loss(0, max((int(found) for (found,) in slot.read_all(0)), default=0) + 1)
@@ -357,77 +367,27 @@ def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
             if part.group == name
         }
         for place in group_places(disk, group):
-            _recover_slot(disk, _slot_path(group, place), offsets.get(place))
+            with suppress(Damaged):  # one that was cut: its group says so when it is used, the others go on
+                recover_slot(disk, slot_path(group, place), offsets.get(place))
             disk.reach("group: recovered one")
 
 
-def group_checks(disk: Disk, folder: str) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
-    """For the doctor: every file of every group, how to look at it, and how to mend it when no member lives."""
-    gate = Gate("The group", "")
-    for name in sorted(disk.names(f"{folder}/groups")) if disk.exists(f"{folder}/groups") else ():
-        path = f"{folder}/groups/{name}"
-        if not disk.exists(f"{path}/offsets"):
-            continue
-        yield f"{path}/generation", partial(_check_generation, disk, path), partial(_mend_generation, disk, path)
-
-        def roster(path: str = path, name: str = name) -> None:
-            group = FileGroup(disk, path, name, gate=gate, settle=lambda: None, writable=False)
-            try:
-                group.roster()
-            finally:
-                group.close()
-
-        yield f"{path}/roster", roster, partial(disk.remove, f"{path}/roster")
-        for place in group_places(disk, path):
-            slot = _slot_path(path, place)
-            yield slot, partial(_check_slot, disk, slot), partial(_mend_slot, disk, slot)
+def lose_offset(disk: Disk, path: str, offset: int) -> None:
+    """A partition's file that is damaged is begun anew, at an offset or at none."""
+    facts = ((_COMMITTED_SHAPE, _from_committed(Committed(offset))), (_OWNER_SHAPE, (b"", 0)))
+    begin_anew(disk, path, magic=_OFFSETS_MAGIC, version=FORMAT, facts=facts)
 
 
-def _check_generation(disk: Disk, folder: str) -> None:
-    path = f"{folder}/generation"
-    slot = SlotFile(disk, path, magic=_GENERATION_MAGIC, format_max=FORMAT, shapes=(_GENERATION,), writable=False)
+def recover_slot(disk: Disk, path: str, recorded: tuple[int, OffsetPart] | None) -> None:
+    """The newest version of a partition's offset that is whole, or what a transaction recorded; nobody owns it."""
+    slot = open_slot(disk, path, writable=True)
     try:
-        slot.read(0)
-    finally:
-        slot.close()
-
-
-def _mend_generation(disk: Disk, folder: str) -> None:
-    """One that is later than any that was counted; the roster of an unknown generation is nobody's."""
-    disk.remove(f"{folder}/roster")
-    facts = ((_GENERATION, (system_clock(),)),)
-    create_slot_file(disk, f"{folder}/generation", magic=_GENERATION_MAGIC, version=FORMAT, facts=facts)
-    disk.sync_folder(folder)
-
-
-def _check_slot(disk: Disk, path: str) -> None:
-    slot = _open_slot(disk, path, writable=False)
-    try:
-        slot.read(_COMMITTED)
-        slot.read(_OWNER)
-    finally:
-        slot.close()
-
-
-def _mend_slot(disk: Disk, path: str) -> None:
-    """From the newest version that is whole. Without one nobody knows how far the group came, and nobody guesses."""
-    slot = _open_slot(disk, path, writable=True)
-    whole = slot.read_all(_COMMITTED)
-    slot.close()
-    if not whole:
-        raise Damaged(f"No offset in {path} is whole.", advice="Remove the file, then reset the group to where it was.")
-    _recover_slot(disk, path, None)
-
-
-def _recover_slot(disk: Disk, path: str, recorded: tuple[int, OffsetPart] | None) -> None:
-    slot = _open_slot(disk, path, writable=True)
-    try:
-        whole = [_to_committed(values) for values in slot.read_all(_COMMITTED)]
+        whole = [_to_committed(values) for values in slot.read_all(COMMITTED)]
         last = max(whole, key=lambda committed: committed.sequence, default=Committed())
         if recorded is not None and last.transaction < recorded[0]:
             last = _committed_by(*recorded, last, last.at_us)
-        slot.write_after_power_loss(_COMMITTED, *_from_committed(last))
-        slot.write_after_power_loss(_OWNER, b"", 0)
+        slot.write_after_power_loss(COMMITTED, *_from_committed(last))
+        slot.write_after_power_loss(OWNER, b"", 0)
         slot.sync()
     finally:
         slot.close()
@@ -443,7 +403,7 @@ def _create_group(disk: Disk, folder: str, name: str) -> None:
         lock.lock()
         if not disk.exists(f"{group}/generation"):
             create_slot_file(
-                disk, f"{group}/generation", magic=_GENERATION_MAGIC, version=FORMAT, facts=((_GENERATION, (0,)),)
+                disk, f"{group}/generation", magic=GENERATION_MAGIC, version=FORMAT, facts=((GENERATION, (0,)),)
             )
             disk.reach("group: made")
             for made in (group, folder, folder.rpartition("/")[0]):
@@ -452,11 +412,13 @@ def _create_group(disk: Disk, folder: str, name: str) -> None:
         lock.close()
 
 
-def _slot_path(folder: str, place: Place) -> str:
+def slot_path(folder: str, place: Place) -> str:
+    """The file of a partition in a group's folder."""
     return f"{folder}/offsets/{place[0]}/{place[1]}"
 
 
-def _open_slot(disk: Disk, path: str, *, writable: bool) -> SlotFile:
+def open_slot(disk: Disk, path: str, *, writable: bool) -> SlotFile:
+    """The facts of a partition; `Damaged`, `FileNotFoundError`."""
     return SlotFile(disk, path, magic=_OFFSETS_MAGIC, format_max=FORMAT, shapes=_SHAPES, writable=writable)
 
 

@@ -70,7 +70,7 @@ def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, in
     """
     moved = store.group(group, create=False)
     offsets: dict[Place, Committed] = {}
-    for name in sorted({topic for topic, _ in moved.state().partitions}):
+    for name in sorted(moved.topics()):
         try:
             topic = store.refresh(name)
         except TopicNotFound:

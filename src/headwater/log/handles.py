@@ -63,7 +63,7 @@ class Handles:
     def topic(self, name: str) -> Topic:
         """A topic as this process knows it; never one that was deleted."""
         known, first = self._topics.get(name), self._partitions.get((name, 0))
-        if known is not None and first is not None and not first.is_deleted() and first.changes() == first.seen:
+        if known is not None and first is not None and first.is_as_seen():
             return known
         return self.refresh(name)
 

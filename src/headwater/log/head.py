@@ -94,6 +94,11 @@ class Head:
         """The first offset that the partition holds, and the first that it or the archive holds."""
         return self._facts.read(_FIRST)
 
+    def bounds(self, *, archived: bool, durable: bool) -> tuple[int, int]:
+        """The first offset, of the archive too if that is asked for, and the end of what is durable, or written."""
+        read = self._facts.read
+        return read(_FIRST)[archived], read(_DURABLE if durable else _WRITTEN)[0]
+
     def firsts_after_power_loss(self) -> tuple[int, int] | None:
         """The greatest first offset that is whole, since what lies below it may be gone; None where none is."""
         unknown = None if self._facts.is_written(_FIRST) else (0, 0)
@@ -106,6 +111,11 @@ class Head:
     def is_deleted(self) -> bool:
         """Whether the topic was deleted while this head was open."""
         return bool(self._facts.read(_DELETED)[0])
+
+    def is_as_seen(self, changes: int) -> bool:
+        """Whether the topic is there, and its file still the one that was read when `changes` gave this number."""
+        read = self._facts.read
+        return not read(_DELETED)[0] and bool(read(_CHANGES)[0] == changes)
 
     def changes(self) -> int:
         """Another number than the last time: the topic's file must be read again. Odd: it is about to be replaced."""

@@ -25,6 +25,7 @@ from crc32c import crc32c
 
 from headwater.log.disk import Disk, File
 from headwater.log.frame import NO_TIME
+from headwater.log.replace import replace_file
 from headwater.model.errors import FormatTooNew
 
 if TYPE_CHECKING:
@@ -113,15 +114,7 @@ def _rewrite(disk: Disk, folder: str, beat: Heartbeat, first: int) -> None:
     add_heartbeat(beats, beat)
     below = [each for each in beats if each.offset <= first]
     kept = below[-1:] + beats[len(below) :]
-    draft = f"{folder}/{FILE}.new"
-    if disk.exists(draft):
-        disk.remove(draft)
-    with closing(disk.open(draft, "create")) as file:
-        file.write_at(0, [_begin(), *map(_record, kept)])
-        file.sync()
-    disk.reach("heartbeat: rewritten")
-    disk.rename(draft, f"{folder}/{FILE}")
-    disk.sync_folder(folder)
+    replace_file(disk, f"{folder}/{FILE}", [b"".join([_begin(), *map(_record, kept)])], point="heartbeat: file")
 
 
 def _whole(file: File) -> int:

@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from headwater.log.disk import Disk
 from headwater.log.frame import Frame
+from headwater.log.replace import replace_file
 
 FORMAT = 1
 
@@ -66,14 +67,10 @@ def build_index(found: Iterable[tuple[int, Frame]]) -> Index:
 
 
 def save_index(disk: Disk, path: str, index: Index) -> None:
-    """Writes the index beside its path and moves it there."""
+    """Puts the index at its path; one that a power loss has torn is built again."""
     data = index.entries.tobytes()
-    file = disk.open(f"{path}.new", "create")
-    try:
-        file.write_at(0, [_HEADER.pack(_MAGIC, FORMAT, len(index.entries), crc32c(data)), data])
-    finally:
-        file.close()
-    disk.rename(f"{path}.new", path)
+    head = _HEADER.pack(_MAGIC, FORMAT, len(index.entries), crc32c(data))
+    replace_file(disk, path, [head, data], sync=False, sync_folder=False)
 
 
 def load_index(disk: Disk, path: str) -> Index | None:

@@ -56,6 +56,7 @@ _PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
 _NEW_TOPIC_S = 2.0
 _ALIVE_S = 1.5
+_ALIVE_LOOKS = 2
 _OURS = {
     "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "isolation.level", "group.id", "logger",
     "enable.auto.commit", "enable.partition.eof", "linger.ms", "key.deserializer", "value.deserializer", "group.protocol",
@@ -302,13 +303,15 @@ class Cluster:
             pause_s = min(2 * pause_s, _SAY_AGAIN_S_MAX)
 
     def is_alive(self) -> bool:
-        """Whether any broker answers."""
-        try:
-            with self._lookers.one() as looker:
-                looker.list_topics(timeout=_ALIVE_S)
-        except self.kafka.KafkaException:
-            return False
-        return True
+        """Whether any broker answers; asked again before it says no, since a process that was stopped finds its first question late."""
+        for _ in range(_ALIVE_LOOKS):
+            try:
+                with self._lookers.one() as looker:
+                    looker.list_topics(timeout=_ALIVE_S)
+                return True
+            except self.kafka.KafkaException:
+                continue
+        return False
 
     def _are_there(self, places: Sequence[tuple[str, int]]) -> bool:
         """Whether the brokers have these partitions."""

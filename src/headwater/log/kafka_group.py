@@ -40,14 +40,21 @@ from headwater.log.group import (
     Owner,
     Subscribe,
     Subscribed,
-    group_in_use,
-    not_owner,
 )
+from headwater.log.group_refusals import group_in_use, not_owner
 from headwater.log.kafka_catalog import FOREIGN
 from headwater.log.kafka_cluster import keep_for_ever
 from headwater.log.kafka_writer import Consumed
 from headwater.log.topic import check_name
-from headwater.model.errors import Closed, GroupNotFound, InvalidName, NotOwner, TopicNotFound, Unreachable
+from headwater.model.errors import (
+    Closed,
+    GroupNotFound,
+    InvalidName,
+    NotOwner,
+    TopicNotFound,
+    Unreachable,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from headwater.log.kafka_cluster import Cluster
@@ -158,6 +165,9 @@ class KafkaGroup:
             for place in member.partitions:
                 partitions[place] = (member.member, partitions.get(place, (None, Committed()))[1])
         return GroupState(None, members, dict(sorted(partitions.items())))
+
+    def topics(self) -> set[str]:
+        return {topic for topic, _ in self.state().partitions}
 
     def move(self, offsets: Mapping[Place, Committed]) -> None:
         self._groups.check_writable()
@@ -470,5 +480,9 @@ def _member(part: OffsetPart) -> tuple[str, str]:
 def _generation(metadata: bytes) -> int:
     """The generation, which the client says in no other way."""
     magic, generation = _METADATA.unpack_from(metadata)
-    assert magic == _METADATA_MAGIC, f"another version of librdkafka writes {magic!r}"
+    if magic != _METADATA_MAGIC:
+        raise Unsupported(
+            f"This version of librdkafka describes a member of a group in a way of its own ({magic!r}).",
+            advice="Install the version of confluent-kafka that Headwater's requirements name.",
+        )
     return int(generation)

@@ -78,7 +78,7 @@ def to_records(batch: pa.RecordBatch, topic: Topic) -> Records:
         headers = batch.column(HEADERS.name).to_pylist()
     if not topic.has_schema:
         return Records(keys, batch.column("value").to_pylist(), headers)
-    values: list[bytes | None] = _texts_of_rows(batch.select(topic.schema.names))
+    values: list[bytes | None] = row_texts(batch.select(topic.schema.names)).view(pa.binary()).to_pylist()
     if DELETED.name in names:
         headers = headers or [None] * batch.num_rows
         for row in np.flatnonzero(batch.column(DELETED.name).fill_null(False).to_numpy(zero_copy_only=False)).tolist():
@@ -111,14 +111,13 @@ def to_columns(records: Records, topic: Topic, *, partition: int, offsets: Seque
 # From columns to text
 
 
-def _texts_of_rows(batch: pa.RecordBatch) -> list[Any]:
+def row_texts(batch: pa.RecordBatch) -> pa.Array:
     """One JSON object for each row."""
     pieces: list[Any] = []
     for at, field in enumerate(batch.schema):
         pieces.append(("{" if at == 0 else ",") + _encode(field.name).decode() + ":")
         pieces.append(_texts(batch.column(at)))
-    joined = pc.binary_join_element_wise(*pieces, "}", "")
-    return joined.view(pa.binary()).to_pylist()
+    return pc.binary_join_element_wise(*pieces, "}", "")
 
 
 def _texts(column: pa.Array) -> pa.Array:

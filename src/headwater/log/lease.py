@@ -79,18 +79,40 @@ class Lease(msgspec.Struct):
         self._grant.queue.reply(self, value)
 
 
+def list_of_leases(leases: Iterable[Lease]) -> list[Lease]:
+    """The leases that a user gives; `InvalidInput` where they are something else."""
+    try:
+        some = list(leases)
+    except TypeError:
+        raise _no_lease(leases) from None
+    for lease in some:
+        if not isinstance(lease, Lease):
+            raise _no_lease(lease)
+    return some
+
+
 def by_grant(queue: Queue, leases: Iterable[Lease]) -> tuple[list[list[Lease]], int]:
     """Leases of a queue by what they were granted with, without those that are settled, and how many these were."""
     groups: dict[int, list[Lease]] = {}
     settled = 0
-    for lease in leases:
-        if lease._grant.queue is not queue:
-            raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
-        if lease._settled:
-            settled += 1
-        else:
-            groups.setdefault(id(lease._grant), []).append(lease)
+    try:
+        for lease in leases:
+            if lease._grant.queue is not queue:
+                raise InvalidInput("The lease is of another queue.", advice="Settle it with the handle that leased it.")
+            if lease._settled:
+                settled += 1
+            else:
+                groups.setdefault(id(lease._grant), []).append(lease)
+    except (AttributeError, TypeError):  # looking at each of them first would cost more than the rest
+        raise _no_lease(leases) from None
     return list(groups.values()), settled
+
+
+def _no_lease(given: object) -> InvalidInput:
+    return InvalidInput(
+        f"{given!r:.80} is not what queue.lease() gives.",
+        advice="Give the leases themselves, in a list: queue.ack([lease]).",
+    )
 
 
 def too_late(count: int) -> LeaseExpired:

@@ -81,7 +81,10 @@ def open_log(
     url = os.fspath(url)
     scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
     if not rest and scheme != "memory":
-        raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
+        advice = 'Use a folder such as "./data", or "memory://".'
+        if scheme == "kafka":
+            advice = 'Name the brokers: "kafka://host:9092".'
+        raise InvalidInput(f"{url!r} names no log.", advice=advice)
     match scheme:
         case "file":
             from headwater.log.local import LocalStore

@@ -20,8 +20,9 @@ import pyarrow as pa
 from headwater.log.acked import acked_in_memory
 from headwater.log.commit import OffsetPart
 from headwater.log.frame import NO_PRODUCER, flags_of, physical_schema
-from headwater.log.group import Committed, Owner, commit_offsets, not_owner
+from headwater.log.group import Committed, Owner, commit_offsets
 from headwater.log.group_memory import MemoryGroup
+from headwater.log.group_refusals import not_owner
 from headwater.log.heartbeats import Heartbeat, add_heartbeat, reached_by
 from headwater.log.lateness import reached_after
 from headwater.log.memory_partition import MemoryPartition

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 import msgspec
 
 from headwater.log import frame as frames
+from headwater.log.active import Active
 from headwater.log.disk import Disk, File, wait_until_free
 from headwater.log.frame import NO_PRODUCER, Payload, Stamp
 from headwater.log.head import Appended, Head, Mark
@@ -30,12 +31,10 @@ from headwater.log.index import Index
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
 from headwater.log.sequences import Sequences
-from headwater.log.store import check_place, repartitioned
+from headwater.log.store import Bounds, check_place, repartitioned
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
-
-_ROOM_FIRST = 64 << 10
 
 
 class Partition:
@@ -67,13 +66,11 @@ class Partition:
         self._looked = self.seen = -1
         self.index: tuple[int, Index | None] = (-1, None)
         self._append_mutex = threading.Lock()
-        self._file_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
         self._head = Head(disk, f"{folder}/head", writable=writable)
         self._lock_file = disk.open(f"{folder}/lock", "write" if writable else "read")
         self._sync_file = disk.open(f"{folder}/sync", "write" if writable else "read")
-        self._active: tuple[int, File] | None = None
-        self._room = 0
+        self._active = Active(disk, folder, self._head)
         self._sequences = Sequences(disk, folder)
 
     # What readers ask
@@ -81,6 +78,11 @@ class Partition:
     def visible(self) -> Mark:
         """How far readers see."""
         return self._head.written() if self.topic.durability == "os" else self._head.durable()
+
+    def bounds(self) -> Bounds:
+        """The offsets that readers see, those in the archive too."""
+        topic = self.topic
+        return Bounds(*self._head.bounds(archived=bool(topic.archive), durable=topic.durability != "os"))
 
     def first(self) -> int:
         """The first offset it holds."""
@@ -102,6 +104,10 @@ class Partition:
         """Whether its topic was deleted."""
         return self._head.is_deleted()
 
+    def is_as_seen(self) -> bool:
+        """Whether its topic is there, and as it was when `seen` was counted."""
+        return self._head.is_as_seen(self.seen)
+
     def is_poisoned(self) -> bool:
         """Whether an fsync has failed since it was last opened and checked."""
         return self._head.is_poisoned()
@@ -119,13 +125,9 @@ class Partition:
             try:
                 self._lock_file.lock()
                 self._settle()
-                if self._head.is_deleted():
-                    raise TopicNotFound(
-                        f"Topic {self.topic.name!r} was deleted while it was open.", advice="Create it again."
-                    )
-                self._check_not_poisoned()
-                if self._head.changes() != self._looked:
+                if not self._head.is_as_seen(self._looked):
                     self._look_at_topic()
+                self._check_not_poisoned()
                 yield
             finally:
                 self._lock_file.unlock()
@@ -193,8 +195,8 @@ class Partition:
             else:
                 with self.syncing():
                     mark = self._roll(mark)
-        file = self._active_file(mark.base)
-        self._make_room(file, mark.position + total)
+        file = self._active.file(mark.base)
+        self._active.make_room(file, mark.position + total, segment_bytes=self.topic.segment_bytes)
         now = self._clock()
         buffers: list[object] = []
         after = mark
@@ -257,8 +259,9 @@ class Partition:
         nothing. So a poisoned partition is not synced at all.
         """
         self._check_not_poisoned()
+        file = self._active.file(base)
         try:
-            self._active_file(base).sync()
+            file.sync()
         except StorageError as error:
             self._head.set_poisoned(poisoned=True)
             raise self._poisoned() from error
@@ -310,11 +313,9 @@ class Partition:
                         return
                     mark = self.visible()
                     mark = msgspec.structs.replace(mark, heals=self._head.written().heals + 1, rolling=-1, writing=0)
-                    file = self._active_file(mark.base)
-                    file.truncate(mark.position)
+                    file = self._active.cut(mark.base, mark.position)
                     self._write_again(file, mark)
                     file.sync()
-                    self._room = mark.position
                     self._head.publish_written(mark)
                     self._head.set_poisoned(poisoned=False)
             finally:
@@ -360,15 +361,15 @@ class Partition:
 
     def close(self) -> None:
         """Frees everything."""
-        if self._active is not None:
-            self._active[1].close()
-            self._active = None
+        self._active.close()
         self._sync_file.close()
         self._lock_file.close()
         self._head.close()
 
     def _look_at_topic(self) -> None:
-        """Partitions may have been added. Who began to and died here has done so if the topic's file says it."""
+        """It may be gone, or have more partitions. Who began to add some and died here has done so if the topic's file says it."""
+        if self._head.is_deleted():
+            raise TopicNotFound(f"Topic {self.topic.name!r} was deleted while it was open.", advice="Create it again.")
         changes = self._head.changes()
         self.topic = self._refresh(self.topic.name)
         if changes & 1:
@@ -389,40 +390,10 @@ class Partition:
             mark = msgspec.structs.replace(mark, rolling=-1)
             self._head.publish_written(mark)
         if mark.writing:
-            file = self._active_file(mark.base)
-            file.truncate(mark.position)
-            self._room = mark.position
-            file.sync()
+            self._active.cut(mark.base, mark.position).sync()
             mark = msgspec.structs.replace(mark, writing=0)
             self._head.publish_written(mark)
         return mark
-
-    def _active_file(self, base: int) -> File:
-        """The newest segment, opened for writing; asked for by the holders of either lock, so it has a mutex of its own."""
-        with self._file_mutex:
-            if self._active is None or self._active[0] != base:
-                file = self._disk.open(f"{self.folder}/{segment_name(base)}", "write")
-                self._active = (base, file)
-                self._room = file.size()
-            return self._active[1]
-
-    def _make_room(self, file: File, length: int) -> None:
-        """Allocates ahead in growing steps: syncing into allocated room is twice as fast, and cannot find a full disk."""
-        if length <= self._room:
-            return
-        self._room = file.size()
-        if length <= self._room:
-            return
-        step = min(max(self._room, _ROOM_FIRST), max(self.topic.segment_bytes - self._room, 0))
-        room = max(length, self._room + step)
-        try:
-            file.allocate(room)
-        except StorageError:
-            if room == length:
-                raise
-            room = length
-            file.allocate(room)
-        self._room = room
 
     def _roll(self, mark: Mark) -> Mark:
         """Closes the active segment and begins the next one; the caller holds both locks.
@@ -431,8 +402,7 @@ class Partition:
         once the next segment stands.
         """
         self._check_not_poisoned()
-        self._active_file(mark.base).truncate(mark.position)
-        self._room = mark.position
+        self._active.cut(mark.base, mark.position)
         self.sync_file(mark.base)
         if mark.end > self._head.durable().end:
             self._head.publish_durable(mark)

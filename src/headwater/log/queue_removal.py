@@ -41,7 +41,7 @@ def forget_windows(disk: Disk, folder: str) -> None:
     names = [name for name in disk.names(folder) if name.endswith(".window")]
     for name in names:
         path = f"{folder}/{name}"
-        with suppress(Damaged), opened_window(disk, path) as window:
+        with suppress(Damaged), opened_window(disk, path, writable=True) as window:
             window.moved = True  # whoever has it open looks for another
         disk.remove(path)
         disk.reach("removal: window removed")

@@ -96,4 +96,4 @@ def _is_number(value: object) -> bool:
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and least <= value <= most
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

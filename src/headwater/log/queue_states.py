@@ -95,8 +95,8 @@ class LocalStates:
             try:
                 self._lock.lock()
                 if self._disk.exists(path):
-                    found: dict[str, Any] = read_text(self._disk, path, _KIND)
-                    if found["topic_id"] == wanted["topic_id"]:
+                    found = _read(self._disk, path)
+                    if found["topic_id"] == wanted["topic_id"] and not _may_change(found, wanted):
                         return found
                 else:
                     forget_windows(self._disk, self._folder)
@@ -253,7 +253,14 @@ class LocalStates:
         if size < HEADER_BYTES:
             raise Damaged(f"{path} has {size} bytes, less than its header.", advice=DELETE_IT)
         place.map = self._disk.map(path, size)
-        return Window(place.map.view, path)
+        window = Window(place.map.view, path)
+        if window.incarnation == self._incarnation:
+            try:
+                window.check()
+            except Damaged:
+                window.release()
+                raise
+        return window
 
     def _write(self, partition: int, old: Window | None, *, floor: int, capacity: int) -> None:
         """A new window in the place of the old one."""
@@ -298,8 +305,24 @@ def local_queues(disk: Disk, folder: str) -> list[dict[str, Any]]:
     for group in sorted(disk.names(folder)):
         for topic in sorted(disk.names(f"{folder}/{group}")):
             with suppress(FileNotFoundError):
-                found.append(read_text(disk, f"{folder}/{group}/{topic}/queue", _KIND))
+                found.append(_read(disk, f"{folder}/{group}/{topic}/queue"))
     return found
+
+
+def _read(disk: Disk, path: str) -> dict[str, Any]:
+    try:
+        made: dict[str, Any] = read_text(disk, path, _KIND)
+    except Damaged as error:
+        raise Damaged(
+            error.what,
+            advice="Close every program that uses it, then run `headwater doctor --repair`: nothing is lost.",
+        ) from None
+    return made
+
+
+def _may_change(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the doctor has made the file again: of what nobody knew any more, whoever opens the queue says what it is."""
+    return "restored" in found and any(found[name] != wanted[name] for name in ("order", "dead", "duplicates_us"))
 
 
 def _closed() -> Closed:

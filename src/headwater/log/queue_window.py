@@ -3,11 +3,13 @@
 Format (a file or a piece of memory): a header of 4,096 bytes, then arrays of u64 with one entry for each place of a ring
 whose capacity is a power of two. The event at offset o has the place o mod capacity.
 
-    header   magic "HWQUEU", format u16; then u64: capacity, floor, next, incarnation, moved, hint, has keys, acks
-             from (where a unit of work that may be half done stands, plus 1; see `queue_work`); topic id at 256
-    words    time i53 in microseconds | deliveries u8 | state u3, so that one comparison finds what is due
+    header   magic "HWQUEU", format u16; then u64, each with a check of its own in the highest 12 bits: capacity, floor, next,
+             incarnation, moved, hint, has keys, acks from (where a unit of work that may be half done stands, plus 1; see
+             `queue_work`); at 256 the topic id, and at 288 the crc32c of what never changes: the start, capacity, has keys, topic id
+    words    time u52 in microseconds | parity | deliveries u8 | state u3, so that one comparison finds what is due; the parity makes
+             the number of ones even
     tokens   the lease: the member in the high half, a number of its own in the low half
-    keys     only with order="key": murmur2 of the key + 1, 0 for none
+    keys     only with order="key": murmur2 of the key + 1, 0 for none; the highest bit makes the number of ones even
 
 States: READY (to be delivered from the time on), LEASED (until the time), BURYING (on its way to the dead letters), and the
 word of all ones: acknowledged.
@@ -18,7 +20,9 @@ Invariants:
 - a token is written before the word that makes it count, and every change of a live entry is one aligned store of eight bytes
   (NumPy's element-wise assignment, never a block copy), so a kill at any instruction leaves a window that can be read: at worst
   an event is delivered again;
-- `hint` is never later than the earliest time in any word that is not acknowledged, so that most leases need no search.
+- `hint` is never later than the earliest time in any word that is not acknowledged, so that most leases need no search;
+- no flipped bit passes: each word that is stored at once carries its own check, since a sum over several words could not be stored
+  with them in one moment. A file is checked when it is opened. A bit of a token that flips ends a lease, and its event comes again.
 
 After a power loss pages of different moments may stand side by side. The floor alone is believed then (an acknowledgement is
 never untrue), everything above is forgotten and delivered again; and where the power loss took events back (durability="os"),
@@ -36,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from headwater.log.disk import Disk
 from headwater.model.errors import Damaged, FormatTooNew
@@ -47,9 +52,9 @@ CAPACITY_MAX = 1 << 22
 DELIVERIES_MAX = 255
 
 READY, LEASED, BURYING = 0, 1, 2
-SHIFT = 11
-FAR_US = (1 << 53) - 2
-"""The latest time a word can hold: the year 2255."""
+SHIFT = 12
+FAR_US = (1 << 52) - 2
+"""The latest time a word can hold: the year 2112."""
 
 DELETE_IT = (
     "Delete this one file with every program closed: the queue then begins its partition anew, and no event is lost."
@@ -61,12 +66,21 @@ _WORD = struct.Struct("<Q")
 _CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS, _ACKS_FROM = range(1, 9)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
+_CRC_AT = 288
+_CRC = struct.Struct("<I")
+_VALUE_BITS = 52
+_VALUE_MASK = (1 << _VALUE_BITS) - 1
+_MIX = 0x9E3779B97F4A7C15
+_CHECK_MASK = 0xFFF
 _ACKED = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHIFT = np.uint64(SHIFT)
 _STATE_BITS = np.uint64(3)
 _STATE_MASK = np.uint64(7)
 _DELIVERIES_MASK = np.uint64(0xFF)
 _ONE_DELIVERY = np.uint64(1 << 3)
+_PARITY_AT = np.uint64(11)
+_KEY_PARITY_AT = np.uint64(63)
+_ONE = np.uint64(1)
 
 Offsets = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -84,10 +98,12 @@ class Window:
             raise FormatTooNew(
                 f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
             )
-        self.capacity = capacity = int(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
-        self.has_keys = bool(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0])
+        _check_header(view, path)
+        self.capacity = capacity = _value(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
+        self.has_keys = bool(_value(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0]))
         if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
             raise _damaged(path, f"it says it has {capacity} places")
+        self.path = path
         self._view = view
         self._head: Any = view[:HEADER_BYTES].cast("Q")
         self._wrap = capacity - 1
@@ -100,26 +116,26 @@ class Window:
     @property
     def floor(self) -> int:
         """Everything below is acknowledged."""
-        return int(self._head[_FLOOR])
+        return int(self._head[_FLOOR]) & _VALUE_MASK
 
     @property
     def next(self) -> int:
         """The first offset that nobody has looked at."""
-        return max(int(self._head[_NEXT]), self.floor)
+        return max(int(self._head[_NEXT]) & _VALUE_MASK, self.floor)
 
     @property
     def hint(self) -> int:
         """No entry is due before."""
-        return int(self._head[_HINT])
+        return int(self._head[_HINT]) & _VALUE_MASK
 
     @hint.setter
     def hint(self, time_us: int) -> None:
-        self._head[_HINT] = time_us
+        self._set(_HINT, time_us)
 
     @property
     def incarnation(self) -> int:
         """The log's incarnation when it was last put in order."""
-        return int(self._head[_INCARNATION])
+        return int(self._head[_INCARNATION]) & _VALUE_MASK
 
     @property
     def topic_id(self) -> str:
@@ -129,20 +145,20 @@ class Window:
     @property
     def moved(self) -> bool:
         """Whether a larger window has taken the place of this one, or was about to."""
-        return bool(self._head[_MOVED])
+        return bool(self._head[_MOVED] & _VALUE_MASK)
 
     @moved.setter
     def moved(self, moved: bool) -> None:
-        self._head[_MOVED] = int(moved)
+        self._set(_MOVED, int(moved))
 
     @property
     def acks_from(self) -> int:
         """Where a unit of work that may be half done has its acknowledgements, plus 1; 0 where there is none."""
-        return int(self._head[_ACKS_FROM])
+        return int(self._head[_ACKS_FROM]) & _VALUE_MASK
 
     @acks_from.setter
     def acks_from(self, place: int) -> None:
-        self._head[_ACKS_FROM] = place
+        self._set(_ACKS_FROM, place)
 
     @property
     def room(self) -> int:
@@ -153,8 +169,8 @@ class Window:
         """After an unclean stop: believes the floor, forgets what stands above, and goes back with the topic."""
         floor = self.floor if lost_after is None else min(self.floor, lost_after)
         self.restart(floor)
-        self._head[_ACKS_FROM] = 0
-        self._head[_INCARNATION] = incarnation
+        self._set(_ACKS_FROM, 0)
+        self._set(_INCARNATION, incarnation)
 
     def restart(self, offset: int) -> None:
         """Begins anew at an offset: everything below counts as acknowledged, everything from there on as never seen.
@@ -163,12 +179,12 @@ class Window:
         again.
         """
         if offset < self.floor:
-            self._head[_NEXT] = offset
-            self._head[_FLOOR] = offset
+            self._set(_NEXT, offset)
+            self._set(_FLOOR, offset)
         else:
-            self._head[_FLOOR] = offset
-            self._head[_NEXT] = offset
-        self._head[_HINT] = FAR_US
+            self._set(_FLOOR, offset)
+            self._set(_NEXT, offset)
+        self._set(_HINT, FAR_US)
 
     # Entries come in
 
@@ -178,8 +194,8 @@ class Window:
         places = offsets & self._wrap
         self._tokens[places] = token
         self._words[places] = _word(deadline, 1, LEASED)
-        self._head[_HINT] = min(self.hint, deadline)
-        self._head[_NEXT] = int(offsets[-1]) + 1
+        self._set(_HINT, min(self.hint, deadline))
+        self._set(_NEXT, int(offsets[-1]) + 1)
         return offsets
 
     def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None) -> None:
@@ -187,14 +203,15 @@ class Window:
         offsets = np.arange(self.next, self.next + len(times), dtype=np.int64)
         places = offsets & self._wrap
         words = np.clip(times, 0, FAR_US).astype(np.uint64) << _SHIFT
+        words = _even(words, _PARITY_AT)
         words[done] = _ACKED
         self._tokens[places] = 0
         self._words[places] = words
         if self._keys is not None and keys is not None:
-            self._keys[places] = keys
+            self._keys[places] = _even(keys, _KEY_PARITY_AT)
         if not done.all():
-            self._head[_HINT] = min(self.hint, int(words.min() >> _SHIFT))
-        self._head[_NEXT] = int(offsets[-1]) + 1
+            self._set(_HINT, min(self.hint, int(words.min() >> _SHIFT)))
+        self._set(_NEXT, int(offsets[-1]) + 1)
 
     # Entries are found
 
@@ -278,29 +295,29 @@ class Window:
         """Leases offsets that are due; how often each was delivered, this time counted."""
         places = offsets & self._wrap
         deliveries = np.minimum(self.deliveries(offsets) + 1, DELIVERIES_MAX)
-        self._head[_HINT] = min(self.hint, deadline)
+        self._set(_HINT, min(self.hint, deadline))
         self._tokens[places] = token
         words = np.uint64(deadline << SHIFT | LEASED) | (deliveries.astype(np.uint64) << _STATE_BITS)
-        self._words[places] = words
+        self._words[places] = _even(words, _PARITY_AT)
         return deliveries
 
     def settle(self, offsets: Offsets) -> None:
         """Acknowledges, and moves the floor as far as everything is acknowledged."""
         self._words[offsets & self._wrap] = _ACKED
         if self.has_keys:
-            self._head[_HINT] = 0
+            self._set(_HINT, 0)
         floor = self.floor
         if len(offsets) and self._words[floor & self._wrap] == _ACKED:
             waits = self._in_order(self._words) != _ACKED
             first = int(np.argmax(waits)) if waits.any() else len(waits)
-            self._head[_FLOOR] = floor + first
+            self._set(_FLOOR, floor + first)
 
     def give_back(self, offsets: Offsets, *, time: int, delivered: bool = True) -> None:
         """To be delivered again from a time on; not counted as delivered where nobody saw it."""
-        places = offsets & self._wrap
-        self._head[_HINT] = min(self.hint, time)
+        places, time = offsets & self._wrap, min(time, FAR_US)
+        self._set(_HINT, min(self.hint, time))
         words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT)
-        self._words[places] = words if delivered else words - _ONE_DELIVERY
+        self._words[places] = _even(words if delivered else words - _ONE_DELIVERY, _PARITY_AT)
 
     def recall(self, offsets: Offsets) -> Mask:
         """What was deferred is due now; which of them were."""
@@ -312,15 +329,16 @@ class Window:
 
     def extend(self, offsets: Offsets, *, deadline: int) -> None:
         """Leases are in force until another time."""
-        places = offsets & self._wrap
-        self._head[_HINT] = min(self.hint, deadline)
-        self._words[places] = (self._words[places] & np.uint64(0x7FF)) | np.uint64(deadline << SHIFT)
+        places, deadline = offsets & self._wrap, min(deadline, FAR_US - 1)
+        self._set(_HINT, min(self.hint, deadline))
+        words = (self._words[places] & np.uint64(0x7FF)) | np.uint64(deadline << SHIFT)
+        self._words[places] = _even(words, _PARITY_AT)
 
     def begin_burying(self, offsets: Offsets) -> None:
         """They go to the dead letters; whoever finds them so after a crash goes on with it."""
         places = offsets & self._wrap
-        self._head[_HINT] = 0
-        self._words[places] = (self._words[places] & np.uint64(0x7F8)) | np.uint64(BURYING)
+        self._set(_HINT, 0)
+        self._words[places] = _even((self._words[places] & np.uint64(0x7F8)) | np.uint64(BURYING), _PARITY_AT)
 
     def leased_by(self, member: int) -> Offsets:
         """What one member has out."""
@@ -339,11 +357,30 @@ class Window:
         for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM):
             larger._head[field] = self._head[field]
 
+    def check(self) -> None:
+        """Refuses entries that no process can have written; not after a power loss, when they are not believed anyhow."""
+        if self.next - self.floor > self.capacity:
+            raise _damaged(self.path, f"{self.next - self.floor} events stand in {self.capacity} places")
+        wrong = self._first_wrong()
+        if wrong is not None:
+            raise _damaged(self.path, f"what it says of event {wrong} has a wrong bit")
+
+    def _first_wrong(self) -> int | None:
+        for ring in (self._words, self._keys):
+            if ring is not None:
+                odd = (np.bitwise_count(self._in_order(ring)) & np.uint8(1)).astype(bool)
+                if odd.any():
+                    return self.floor + int(np.argmax(odd))
+        return None
+
     def release(self) -> None:
         """Lets go of the buffer, so that it can be closed."""
         self._words = self._tokens = np.empty(0, np.uint64)
         self._keys = None
         self._head.release()
+
+    def _set(self, field: int, value: int) -> None:
+        self._head[field] = _checked(value)
 
     def _in_order(self, ring: Words) -> Words:
         """The ring's entries from the floor to `next`."""
@@ -354,7 +391,7 @@ class Window:
 
 
 @contextmanager
-def opened_window(disk: Disk, path: str) -> Iterator[Window]:
+def opened_window(disk: Disk, path: str, *, writable: bool = False) -> Iterator[Window]:
     """A window for one who holds no lock, to read single words of it; `Damaged`, `FileNotFoundError`."""
     file = disk.open(path)
     try:
@@ -363,7 +400,7 @@ def opened_window(disk: Disk, path: str) -> Iterator[Window]:
         file.close()
     if size < HEADER_BYTES:
         raise _damaged(path, f"it has {size} bytes, less than its header")
-    mapped = disk.map(path, size)
+    mapped = disk.map(path, size, writable=writable)
     try:
         window = Window(mapped.view, path)
         try:
@@ -385,8 +422,9 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
     _START.pack_into(header, 0, _MAGIC, FORMAT)
     values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation, _HINT: FAR_US}
     for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
-        _WORD.pack_into(header, 8 * field, value)
+        _WORD.pack_into(header, 8 * field, _checked(value))
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
+    _CRC.pack_into(header, _CRC_AT, _crc_of_header(header))
     return bytes(header)
 
 
@@ -401,7 +439,41 @@ def _owners(keys: Words, members: Sequence[int]) -> Words:
 
 
 def _word(time: int, deliveries: int, state: int) -> int:
-    return time << SHIFT | deliveries << 3 | state
+    word = time << SHIFT | deliveries << 3 | state
+    return word | (word.bit_count() & 1) << int(_PARITY_AT)
+
+
+def _even(words: Words, at: np.uint64) -> Words:
+    """The words with one more bit, which makes the number of ones even."""
+    return words | ((np.bitwise_count(words) & _ONE) << at)
+
+
+def _checked(value: int) -> int:
+    """A number of the header with its check."""
+    return (value * _MIX >> _VALUE_BITS & _CHECK_MASK) << _VALUE_BITS | value
+
+
+def _value(word: int) -> int:
+    return word & _VALUE_MASK
+
+
+def _check_header(view: memoryview, path: str) -> None:
+    """Refuses a header with a wrong bit; each of its words is whole at any moment, so this needs no lock."""
+    for field in range(_CAPACITY, _ACKS_FROM + 1):
+        (word,) = _WORD.unpack_from(view, 8 * field)
+        if _checked(_value(word)) != word:
+            raise _damaged(path, f"the number at byte {8 * field} fails its check")
+    if _CRC.unpack_from(view, _CRC_AT)[0] != _crc_of_header(view):
+        raise _damaged(path, "the checksum of its header does not hold")
+
+
+def _crc_of_header(header: memoryview | bytearray) -> int:
+    """Of what never changes."""
+    parts = (slice(0, _START.size), *(slice(8 * n, 8 * n + 8) for n in (_CAPACITY, _HAS_KEYS)))
+    crc = 0
+    for part in (*parts, slice(_TOPIC_AT, _TOPIC_AT + _TOPIC_BYTES)):
+        crc = crc32c(bytes(header[part]), crc)
+    return crc
 
 
 def _damaged(path: str, why: str) -> Damaged:

@@ -265,7 +265,7 @@ class Reader:
         if not isinstance(offset, int) or not 0 <= offset <= bound.end:
             raise InvalidInput(
                 f"Offset {offset!r} is not in partition {number} of topic {name!r}.",
-                advice=f'It holds offsets {bound.first} to {bound.end}; use "earliest" or "latest" for its ends.',
+                advice=f'{bound.described()}; use "earliest" or "latest" for its ends.',
             )
         return offset
 

@@ -13,6 +13,7 @@ from headwater.log.disk import Disk
 from headwater.log.frame import damaged
 from headwater.log.partition import Partition
 from headwater.log.recovery import segment_bases
+from headwater.log.replace import replace_file
 from headwater.log.sealed import Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, index_name, segment_name
 from headwater.log.topic import Topic
@@ -52,17 +53,7 @@ def seal_segment(disk: Disk, folder: str, base: int, *, topic: Topic, number: in
 def write_sealed(disk: Disk, folder: str, base: int, data: bytearray) -> None:
     """Puts a sealed file in its place as a whole, and looks at it once."""
     path = f"{folder}/{sealed_name(base)}"
-    file = disk.open(f"{path}.new", "create")
-    try:
-        file.truncate(0)
-        file.write_at(0, [data])
-        file.sync()
-    finally:
-        file.close()
-    disk.reach("seal: written")
-    disk.rename(f"{path}.new", path)
-    disk.reach("seal: named")
-    disk.sync_folder(folder)
+    replace_file(disk, path, [data], point="seal:")
     Sealed(disk, folder, base)
 
 

@@ -261,7 +261,8 @@ def encode_sealed(pieces: Iterable[Piece], *, topic: Topic, compacted: Compacted
     )
     text = _START + base64.b64encode(_encode_table(table))
     at = data.rfind(blank)
-    assert at > 0 and len(text) == len(blank), "the table does not fit its place"
+    if at <= 0 or len(text) != len(blank):
+        raise AssertionError("the table does not fit its place")  # under `python -O`, too
     data[at : at + len(text)] = text
     return data
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headwater.log.active import lost
 from headwater.log.disk import Disk
 from headwater.log.frame import NO_PRODUCER, Payload
 from headwater.log.head import Mark
-from headwater.log.segment import ProducerSequence, Segment
+from headwater.log.segment import ProducerSequence, Segment, segment_name
 
 
 class Sequences:
@@ -53,7 +54,10 @@ class Sequences:
         base, position, heals = self._mark
         if (base, position, heals) == (mark.base, mark.position, mark.heals):
             return
-        segment = Segment(self._disk, self._folder, mark.base)
+        try:
+            segment = Segment(self._disk, self._folder, mark.base)
+        except FileNotFoundError:
+            raise lost(f"{self._folder}/{segment_name(mark.base)}", "it is missing") from None
         try:
             if (base, heals) != (mark.base, mark.heals):
                 self._known = dict(segment.header.producers)

@@ -16,12 +16,14 @@ Invariant: each fact is changed only under a lock of its own; who holds it is sa
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from crc32c import crc32c
 
 from headwater.log.disk import Disk
+from headwater.log.replace import replace_file
 from headwater.model.errors import Damaged, FormatTooNew
 
 SLOT_FILE_BYTES = 4096
@@ -33,7 +35,7 @@ _CHECKSUM = struct.Struct("<I")
 _FACT_BYTES = 512
 _TOUCHED = range(1, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8)
 _WORD_MAX = 0xFFFFFFFFFFFFFFFF
-_WORDS = range(_FACT_BYTES // 8, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8)
+_WORDS = tuple(range(_FACT_BYTES // 8, SLOT_FILE_BYTES // 8, _FACT_BYTES // 8))
 _SLOTS = (64, 288)
 _LOOKS_MAX = 1000
 
@@ -60,9 +62,9 @@ class SlotFile:
 
     def read(self, fact: int) -> tuple[Any, ...]:
         """A fact as it was at one moment."""
-        word, known = self._words[_WORDS[fact]], self._known[fact]
-        if known[0] == word:
-            return known[1]
+        known, values = self._known[fact]
+        if known == self._words[_WORDS[fact]]:
+            return values
         shape, place = self._shapes[fact], _FACT_BYTES * (fact + 1)
         for _ in range(_LOOKS_MAX):
             word = self._words[_WORDS[fact]]
@@ -144,21 +146,46 @@ def create_slot_file(
     version: int,
     facts: Sequence[tuple[struct.Struct, tuple[Any, ...]]],
 ) -> None:
-    """Writes a slot file beside its path and moves it there, so that nobody maps half of one."""
+    """Puts a slot file at its path as a whole, so that nobody maps half of one; the caller syncs the folder."""
+    replace_file(disk, path, [_page(magic, version, facts, generation=0)], sync_folder=False)
+
+
+def begin_anew(
+    disk: Disk, path: str, *, magic: bytes, version: int, facts: Sequence[tuple[struct.Struct, tuple[Any, ...]]]
+) -> None:
+    """Writes a slot file that is damaged anew, in its place, since others may have it mapped; what it was is kept beside it.
+
+    The caller holds the locks of its facts. A crash in between leaves a file that is damaged as before.
+    """
+    file = disk.open(path, "write")
+    try:
+        copy = disk.open(f"{path}.damaged", "create")
+        try:
+            copy.truncate(0)
+            copy.write_at(0, [file.read_at(0, file.size())])
+            copy.sync()
+        finally:
+            copy.close()
+        generation = time.time_ns() >> 10 & _GENERATION_MAX & ~1  # none that anybody remembers
+        file.truncate(SLOT_FILE_BYTES)
+        file.write_at(0, [_page(magic, version, facts, generation=generation)])
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_folder(path.rpartition("/")[0])
+
+
+def _page(
+    magic: bytes, version: int, facts: Sequence[tuple[struct.Struct, tuple[Any, ...]]], *, generation: int
+) -> bytes:
     page = bytearray(SLOT_FILE_BYTES)
     _START.pack_into(page, 0, magic, version)
     for number, (shape, values) in enumerate(facts):
-        data = _encode(0, shape, values)
+        data = _encode(generation, shape, values)
         place = _FACT_BYTES * (number + 1)
-        page[place : place + 8] = struct.pack("<Q", _word(0))
+        page[place : place + 8] = struct.pack("<Q", _word(generation))
         page[place + _SLOTS[0] : place + _SLOTS[0] + len(data)] = data
-    fresh = disk.open(f"{path}.new", "create")
-    try:
-        fresh.write_at(0, [bytes(page)])
-        fresh.sync()
-    finally:
-        fresh.close()
-    disk.rename(f"{path}.new", path)
+    return bytes(page)
 
 
 def _word(generation: int) -> int:

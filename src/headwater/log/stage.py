@@ -134,6 +134,6 @@ def is_new(name: str, last: Marker | None, marker: Marker, *, gaps: bool = False
     raise CheckpointConflict(
         f"Stage {name!r} has last written {last}, and {marker} does not follow it. {why}.",
         advice="Nothing was written. Put the checkpoint back that belongs to the last marker; or begin a new one where that "
-        "marker ends, with `--accept-new-checkpoint from marker` (or `from earliest`, `from latest`), in Python "
+        "marker ends: `headwater run … --accept-new-checkpoint STAGE=marker` (or `STAGE=earliest`, `STAGE=latest`), in Python "
         "`stage.accept_new_checkpoint()`.",
     )

@@ -33,6 +33,7 @@ from crc32c import crc32c
 from headwater.log.commit import Decision, StagePart
 from headwater.log.disk import Disk, File
 from headwater.log.gate import Gate, settled
+from headwater.log.replace import replace_file
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.log.stage import Positions, StageCommit, StageState, already_there
 from headwater.log.store import Write
@@ -323,15 +324,9 @@ def _open_number(disk: Disk, stage: str, *, writable: bool) -> SlotFile:
 def _create_marker(disk: Disk, path: str, stored: _Stored, *, slot_bytes: int = SLOT_BYTES) -> None:
     body = _encoded(stored)
     slot_bytes = max(slot_bytes, 2 * len(body))
-    file = disk.open(f"{path}.new", "create")
-    try:
-        file.truncate(0)
-        start = _MARKER.pack(_MARKER_MAGIC, FORMAT, slot_bytes)
-        file.write_at(0, [start, body.ljust(slot_bytes, b"\0"), bytes(slot_bytes)])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(f"{path}.new", path)
+    start = _MARKER.pack(_MARKER_MAGIC, FORMAT, slot_bytes)
+    pieces = [start, body.ljust(slot_bytes, b"\0"), bytes(slot_bytes)]
+    replace_file(disk, path, pieces, point="stage: marker", sync_folder=False)
 
 
 def _write_marker(disk: Disk, path: str, stored: _Stored) -> None:
@@ -343,7 +338,8 @@ def _write_marker(disk: Disk, path: str, stored: _Stored) -> None:
         ages = [-1 if slot is None else slot.transaction for slot in slots]
         if max(ages) < stored.transaction:
             body = _encoded(stored)
-            assert len(body) <= slot_bytes
+            if len(body) > slot_bytes:
+                raise AssertionError(f"{len(body)} bytes do not fit into a slot of {path}")  # under `python -O`, too
             file.write_at(_MARKER.size + ages.index(min(ages)) * slot_bytes, [body])
     finally:
         file.close()

@@ -151,6 +151,10 @@ class Bounds(msgspec.Struct, frozen=True, gc=False):
     first: int
     end: int
 
+    def described(self) -> str:
+        """How errors say what there is."""
+        return f"It holds offsets {self.first} to {self.end - 1}" if self.first < self.end else "It holds no events"
+
 
 class Cursor(Protocol):
     """A place in one partition from which a reader goes on."""

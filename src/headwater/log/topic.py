@@ -180,4 +180,4 @@ def check_topic(topic: Topic) -> Topic:
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and least <= value <= most
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headwater.log.commit import OffsetPart
 from headwater.log.consumer import Consumer
-from headwater.log.lease import Lease
+from headwater.log.lease import Lease, list_of_leases
 from headwater.log.queue_work import commit_work
 from headwater.log.split import place_again
 from headwater.log.store import Write
-from headwater.model.errors import LeaseExpired, Repartitioned
+from headwater.model.errors import Closed, InvalidInput, LeaseExpired, Repartitioned
 
 if TYPE_CHECKING:
     from headwater.log.log import Log
 
 
 class Transaction:
-    """Gathers what belongs together; `with` commits at its end, unless something was raised. `offsets` say what went where."""
+    """Gathers what belongs together; `with` commits at its end, unless something was raised. `offsets` say what went where.
+
+    It is used once: after its commit, or after something was raised, it is over.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -28,10 +31,12 @@ class Transaction:
         self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
         self._consumers: list[Consumer] = []
         self._leases: list[Lease] = []
+        self._is_over = False
         self.offsets: dict[str, dict[int, list[range]]] = {}
 
     def append(self, topic: str, rows: Any) -> None:
         """Adds events to the transaction; nothing is written before it commits."""
+        self._check_not_over()
         self._writes += self._log._writes(topic, rows)
 
     def commit_offsets(self, consumer: Consumer) -> None:
@@ -39,22 +44,29 @@ class Transaction:
 
         If the transaction does not commit, the consumer goes back to what it had committed, so the events come again.
         """
+        self._check_not_over()
+        if not isinstance(consumer, Consumer):
+            raise InvalidInput(
+                f"{consumer!r:.80} is no consumer.",
+                advice='Give the consumer that log.consumer("…", group="…") opened.',
+            )
         self._consumers.append(consumer)
         for part in consumer._parts(self._log.store):
             self._consumed[part.group, part.topic, part.partition] = part
 
     def ack(self, leases: Iterable[Lease]) -> None:
         """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
-        some = list(leases)
+        self._check_not_over()
+        some = list_of_leases(leases)
         for queue in {lease._grant.queue for lease in some}:
             queue._check_unit_of_work()
         self._leases += some
 
     def commit(self) -> None:
         """Appends everything, commits the offsets and acknowledges the leases."""
-        writes, self._writes = self._writes, []
-        leases, self._leases = self._leases, []
-        consumed, self._consumed = list(self._consumed.values()), {}
+        self._check_not_over()
+        self._is_over = True
+        writes, leases, consumed = self._writes, self._leases, list(self._consumed.values())
         if not (writes or leases or consumed):
             return
         try:
@@ -69,18 +81,26 @@ class Transaction:
             self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
 
     def __enter__(self) -> Self:
+        self._check_not_over()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_over:  # `commit` was called in the block
+            return
         if kind is None:
             self.commit()
             return
+        self._is_over = True
         self._end(None)
         for lease in self._leases:
             with suppress(LeaseExpired):
                 lease.nack(reason="the transaction failed")
+
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise Closed("The transaction is over.", advice="Begin another with log.transaction().")
 
     def _write(
         self, writes: list[Write], leases: list[Lease], consumed: list[OffsetPart]

@@ -88,8 +88,7 @@ class Transactions:
         """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
         for _ in range(_SNAPSHOTS_MAX):
             before = self._commits.state()
-            firsts = [partition.oldest() for partition in partitions]
-            ends = {(partition.topic.name, partition.number): partition.visible().end for partition in partitions}
+            found = {(partition.topic.name, partition.number): partition.bounds() for partition in partitions}
             masks = self._commits.pending_parts(before)
             after = self._commits.state()
             if after is before or (after.sequence, after.pending) == (before.sequence, before.pending):
@@ -101,8 +100,8 @@ class Transactions:
             for part in masks:
                 place = (part.topic, part.partition)
                 if ids.get(place) == part.topic_id:
-                    ends[place] = min(ends[place], part.start)
-        return {place: Bounds(first, end) for first, (place, end) in zip(firsts, ends.items(), strict=True)}
+                    found[place] = Bounds(found[place].first, min(found[place].end, part.start))
+        return found
 
     def settle(self) -> None:
         """Finishes or forgets what a dead process left pending."""

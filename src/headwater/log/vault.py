@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as arrow_fs
 
 from headwater.log.disk import Buffer, Disk, RealDisk, storage_error
+from headwater.log.replace import replace_file
 from headwater.model.errors import Conflict, NoAccess, StorageError, Unsupported
 
 PIECE_BYTES = 4 << 20
@@ -94,19 +95,12 @@ class FolderVault:
     def put(self, name: str, pieces: Iterable[Buffer]) -> None:
         path = self._path(name)
         make_folders(self._disk, os.path.dirname(path))
-        file = self._disk.open(f"{path}.new", "create")
-        try:
-            file.truncate(0)
-            position = 0
-            for piece in pieces:
-                file.write_at(position, [piece])
-                position += memoryview(piece).nbytes
-                self._disk.reach("backup: piece written")
-            file.sync()
-        finally:
-            file.close()
-        self._disk.rename(f"{path}.new", path)
-        self._disk.sync_folder(os.path.dirname(path))
+        replace_file(self._disk, path, self._with_points(pieces), point="backup: file")
+
+    def _with_points(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        for piece in pieces:
+            yield piece
+            self._disk.reach("backup: piece written")
 
     def link(self, path: str, name: str) -> bool:
         if not isinstance(self._disk, RealDisk):

@@ -12,6 +12,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     │   ├── InvalidApp           an application's script cannot run as it is
     │   ├── EventTooLarge        one event above the topic's `event_bytes_max`
     │   ├── KeyTooLarge          a key has more rows in an operator's state than a batch can work on
+    │   ├── NotCapturable        a database or one of its tables cannot be captured as it is
     │   └── Unsupported          this log cannot do that
     ├── NotFound
     │   ├── LogNotFound          no log at that URL
@@ -32,6 +33,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── TimedOut
     ├── PositionLost             the offset existed, and a power loss took it back
     ├── EventsMissed             retention removed events before they were read
+    ├── CaptureLost              the database has forgotten changes that were not captured yet
     ├── Unreachable              the server behind the log does not answer
     ├── SparkUnavailable         Spark cannot be started here
     └── StorageError
@@ -318,3 +320,15 @@ class KeyTooLarge(InvalidInput):
     """A key has more rows in an operator's state than a batch can work on."""
 
     code = "key_too_large"
+
+
+class NotCapturable(InvalidInput):
+    """A database, or one of its tables, cannot be captured as it is: a key, a right or a setting is missing."""
+
+    code = "not_capturable"
+
+
+class CaptureLost(HeadwaterError):
+    """The database has forgotten changes that were not captured yet, or is another one; only a new backfill repairs that."""
+
+    code = "capture_lost"

@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +27,15 @@ from pyspark.sql import DataFrame, SparkSession
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import DELETED, to_arrow_schema
-from headwater.processing.beats import NAME
+from headwater.processing.beats import NAME, SOURCES_MAX
 from headwater.processing.beats import SCHEMA as BEATS
-from headwater.processing.event_time import MARK
+from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
+from headwater.processing.plan_times import Times, times_of, uses_time_of
+from headwater.processing.plans import analyzed, children, kind, remembering, sequence
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
-
-# What a stateless stage consists of; anything else remembers, compares or reorders events.
-_STATELESS = {
-    "Project", "Filter", "Generate", "EventTimeWatermark", "Union", "SubqueryAlias", "StreamingRelation", "ResolvedHint",
-    "MapInPandas", "MapInArrow", "PythonMapInArrow", "BatchEvalPython", "ArrowEvalPython", "TypedFilter", "View",
-}  # fmt: skip
-_TIMED = {
-    "DeduplicateWithinWatermark",
-    "FlatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState",
-    "TransformWithState",
-    "TransformWithStateInPandas",
-}
-"""What may ask for the watermark, and drops what is before it."""
 
 LOG_COLUMNS = {
     "_time": pa.field("_time", pa.timestamp("us", tz="UTC")),
@@ -53,6 +43,7 @@ LOG_COLUMNS = {
     "_partition": pa.field("_partition", pa.int32()),
     "_offset": pa.field("_offset", pa.int64()),
     "_topic": pa.field("_topic", pa.string()),
+    DELETED.name: DELETED,
 }
 """What a stage can have of the log beside its inputs' own columns."""
 
@@ -61,12 +52,14 @@ _PATH = re.compile(r"FileSource\[(?:file:)?([^\]]+)\]")
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a stage's input looks like: its columns, its event time and how late that may be."""
+    """What a stage's input looks like: its columns, its event time and how late that may be, and how it is partitioned."""
 
     schema: pa.Schema
     time: str | None = None
     lateness_us: int = 0
     is_table: bool = False
+    placed_by: str | None = None
+    """The column by which the log places its events, where that is certain (see `fusion`)."""
 
 
 class Analysed(msgspec.Struct, frozen=True):
@@ -78,11 +71,17 @@ class Analysed(msgspec.Struct, frozen=True):
     stateful: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     uses_time: bool = False
+    fused: Mapping[str, str] = {}
+    """Of the operators those that can run inside a source, with the topic it reads."""
+    is_prompt: bool = False
+    """Whether all state is that of operators which give for each row a few at once."""
+    times: Times | None = None
+    """What is known of the event times of its result (see `passed`)."""
 
 
 def facts_of_topic(topic: Topic) -> Facts:
     """The facts of a topic in the log."""
-    return Facts(topic.schema, topic.time, topic.lateness_us)
+    return Facts(topic.schema, topic.time, topic.lateness_us, placed_by=placed_by(topic.schema, topic.key))
 
 
 def with_watermark(frame: DataFrame, facts: Facts) -> DataFrame:
@@ -122,10 +121,14 @@ def apply(stage: StageNode, frames: Sequence[DataFrame | Table]) -> DataFrame:
 class Analysis:
     """Calls every function of a graph, in the order in which events flow; `facts` tells of topics that nobody writes."""
 
-    def __init__(self, spark: SparkSession, graph: Graph, facts: Callable[[str], Facts]) -> None:
+    def __init__(
+        self, spark: SparkSession, graph: Graph, facts: Callable[[str], Facts], *, is_local: bool = True
+    ) -> None:
+        """`is_local`: the log is a folder, which places every event by its key; elsewhere others may do that."""
         self._spark = spark
         self._graph = graph
         self._outside = facts
+        self._is_local = is_local
         self.stages: dict[str, Analysed] = {}
 
     def run(self) -> dict[str, Analysed]:
@@ -142,7 +145,8 @@ class Analysis:
             return self._outside(topic)
         settings = writer.settings
         time, lateness = settings.get("time"), settings.get("lateness_us", 0)
-        return Facts(self.stages[writer.name].schema, time, lateness)
+        schema, key = self.stages[writer.name].schema, writer.key[0] if writer.key else None
+        return Facts(schema, time, lateness, placed_by=placed_by(schema, key))
 
     def inputs(self, stage: StageNode) -> dict[str, Facts]:
         """What the inputs of a stage look like, with the columns of the log that it asks for."""
@@ -154,6 +158,10 @@ class Analysis:
                 )
         more = [LOG_COLUMNS[name] for name in stage.log_columns]
         found = {topic: self.facts(topic) for topic in stage.inputs}
+        if (
+            stage.kind == "sink"
+        ):  # it takes rows as they come, deletions too, and has no function that would get a table
+            found = {topic: msgspec.structs.replace(facts, is_table=False) for topic, facts in found.items()}
         return {
             topic: msgspec.structs.replace(facts, schema=pa.schema([*facts.schema, *more]))
             for topic, facts in found.items()
@@ -161,8 +169,14 @@ class Analysis:
 
     def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
         facts = self.inputs(stage)
-        with building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS))) as made:
-            result = apply(stage, [self._frame(folder, topic, fact) for topic, fact in facts.items()])
+        frames = {topic: self._frame(folder, topic, fact) for topic, fact in facts.items()}
+        fusion = Fusion(
+            Origin(topic, frame, facts[topic].placed_by)
+            for topic, frame in frames.items()
+            if isinstance(frame, DataFrame) and self._is_local
+        )
+        with self._building(folder, fusion) as made:
+            result = apply(stage, list(frames.values()))
         operators = tuple(sorted(made.uids))
         if not result.isStreaming:
             raise InvalidApp(
@@ -170,15 +184,22 @@ class Analysis:
                 advice="Make the result of the DataFrames that the function is given.",
             )
         self._check_mode(stage, result)
-        schema = _checked_schema(stage, result)
-        uses_time = made.uses_time or self._uses_time(result)
+        schema = _checked_schema(stage, result.drop(*stage.log_columns) if stage.kind == "sink" else result)
+        uses_time = made.uses_time or uses_time_of(result)
         _check_late(stage, uses_time=uses_time, operators=operators)
-        if operators:
-            everything = {topic: tuple(fact.schema.names) for topic, fact in facts.items()}
-            return Analysed(schema, everything, operators, operators, uses_time)
         columns = self._pruned(stage, facts, folder, result)
-        stateful = tuple(sorted(set(self._stateful(result))))
-        return Analysed(schema, columns, stateful, uses_time=uses_time)
+        times = times_of(stage, result)
+        if operators:
+            read_once = [topic for topic, count in Counter(_topics(result)).items() if count == 1]
+            fused = {uid: topic for uid, topic in fusion.found.items() if topic in read_once and not uses_time}
+            _check_operated(stage, result, is_paced=len(fused) < len(operators))
+            is_prompt = made.is_prompt and not any(remembering(result))
+            return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)
+        stateful = tuple(sorted({node.nodeName() for node in remembering(result)}))
+        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times)
+
+    def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
+        return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))
 
     def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
@@ -198,7 +219,7 @@ class Analysis:
         mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, stage.mode.capitalize())()
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         try:
-            checker.checkForStreaming(result._jdf.queryExecution().analyzed(), mode)
+            checker.checkForStreaming(analyzed(result), mode)
         except Exception as error:  # noqa: BLE001 - the bridge to Java has errors of its own, and all of them mean no
             said = str(error).strip().splitlines()[0].rstrip(";")
             raise InvalidApp(
@@ -216,89 +237,53 @@ class Analysis:
         needed = {topic: set[str]() for topic in facts}
         plan = self._optimised(result)
         for leaf, used in _leaves(plan, ()):
-            found = _PATH.search(leaf)
-            topic = Path(found[1]).name if found else ""
+            topic = _topic(leaf)
+            if topic == NAME:
+                continue
             if topic not in needed or used is None:
                 return everything
             needed[topic] |= used
         columns = {topic: _kept(facts[topic], names) for topic, names in needed.items()}
         try:
-            again = apply(stage, [self._frame(folder, topic, fact, columns[topic]) for topic, fact in facts.items()])
+            with self._building(folder):
+                frames = [self._frame(folder, topic, fact, columns[topic]) for topic, fact in facts.items()]
+                again = apply(stage, frames)
         except InvalidApp:
             return everything
         return columns if again.schema == result.schema else everything
 
     def _optimised(self, result: DataFrame) -> Any:
         state = self._spark._jsparkSession.sessionState()
-        return state.optimizer().execute(result._jdf.queryExecution().analyzed())
-
-    def _stateful(self, result: DataFrame) -> Iterator[str]:
-        return (node.nodeName() for node in _nodes(result) if _kind(node) not in _STATELESS)
-
-    def _uses_time(self, result: DataFrame) -> bool:
-        """Whether Spark would drop late rows: where it groups by a time, compares rows by one, or joins streams that have one."""
-        for node in _nodes(result):
-            match _kind(node):
-                case "Aggregate" if any(map(_asks_time, _sequence(node.groupingExpressions()))):
-                    return True
-                case "Deduplicate" if any(map(_asks_time, _sequence(node.keys()))):
-                    return True
-                case "Join" if all(child.isStreaming() and _has_time(child) for child in _children(node)):
-                    return True
-                case kind if kind in _TIMED and any(map(_has_time, _children(node))):
-                    return True
-        return False
-
-
-def _nodes(result: DataFrame) -> Iterator[Any]:
-    """The nodes of a plan."""
-    nodes = [result._jdf.queryExecution().analyzed()]
-    while nodes:
-        node = nodes.pop()
-        yield node
-        nodes += _children(node)
-
-
-def _kind(node: Any) -> str:
-    return str(node.nodeName().removeprefix("~"))
-
-
-def _asks_time(expression: Any) -> bool:
-    """Whether an expression uses an event time."""
-    return any(column.metadata().contains(MARK) for column in _sequence(expression.references().toSeq()))
-
-
-def _has_time(plan: Any) -> bool:
-    """Whether a column that a plan gives is an event time."""
-    return any(column.metadata().contains(MARK) for column in _sequence(plan.output()))
+        return state.optimizer().execute(analyzed(result))
 
 
 def _leaves(node: Any, above: tuple[Any, ...]) -> Iterator[tuple[str, set[str] | None]]:
     """Each input of a plan, and the columns that are used of it; None where that cannot be told."""
     if node.nodeName() == _RELATION:
         yield node.toString(), _used(above)
-    for child in _children(node):
+    for child in children(node):
         yield from _leaves(child, (*above, node))
+
+
+def _topics(result: DataFrame) -> Iterator[str]:
+    """The inputs in a plan, each as often as it is there."""
+    return map(_topic, _relations(analyzed(result)))
+
+
+def _topic(leaf: str) -> str:
+    found = _PATH.search(leaf)
+    return Path(found[1]).name if found else ""
 
 
 def _used(above: Sequence[Any]) -> set[str] | None:
     used = set[str]()
     for node in reversed(above):
-        kind = node.nodeName()
-        if kind not in ("Project", "Filter", "EventTimeWatermark"):
+        if kind(node) not in ("Project", "Filter", "EventTimeWatermark"):
             return None
-        used |= {attribute.name() for attribute in _sequence(node.references().toSeq())}
-        if kind == "Project":
+        used |= {attribute.name() for attribute in sequence(node.references().toSeq())}
+        if kind(node) == "Project":
             return used
     return None
-
-
-def _children(node: Any) -> list[Any]:
-    return _sequence(node.children())
-
-
-def _sequence(scala: Any) -> list[Any]:
-    return [scala.apply(at) for at in range(scala.size())]
 
 
 def _kept(facts: Facts, used: set[str]) -> tuple[str, ...]:
@@ -314,14 +299,17 @@ def _checked_schema(stage: StageNode, result: DataFrame) -> pa.Schema:
         raise InvalidApp(
             f"{stage.place} returns the column {sorted(twice)[0]!r} twice.", advice="Rename one of them with alias()."
         )
-    missing = [name for name in stage.key if name not in names]
+    missing = [] if stage.log_columns and stage.kind == "sink" else [name for name in stage.key if name not in names]
     if missing:
         raise InvalidApp(
             f"{stage.place} has lost its key: there is no column {missing[0]!r} in its result.",
             advice=f"Its columns are {', '.join(names)}; keep the key, or name another with key=.",
         )
+    kept = to_arrow(result.schema)
+    if stage.kind == "view":  # rows with it remove their key, so it is no column of the view
+        kept = pa.schema([field for field in kept if field.name != DELETED.name])
     try:
-        return to_arrow_schema(to_arrow(result.schema))
+        return to_arrow_schema(kept)
     except (HeadwaterError, PySparkException) as error:
         said = error.what if isinstance(error, HeadwaterError) else str(error).splitlines()[0]
         raise InvalidApp(
@@ -341,6 +329,30 @@ def _check_late(stage: StageNode, *, uses_time: bool, operators: Sequence[str]) 
             f'{stage.place} cannot correct what it gave: late="correct" is for windows in mode "update".',
             advice='Use mode="update", whose later row of a key replaces the earlier one; or late="topic".',
         )
+
+
+def _check_operated(stage: StageNode, result: DataFrame, *, is_paced: bool) -> None:
+    """Refuses what operators of ours cannot stand in: behind more inputs than Spark asks in order, or below state of Spark's own."""
+    inputs = set(_topics(result)) - {NAME}
+    if is_paced and len(inputs) >= SOURCES_MAX:
+        raise InvalidApp(
+            f"{stage.place} has an operator of Headwater over {len(inputs)} inputs; {SOURCES_MAX - 1} are possible.",
+            advice="Let a stage before it bring some of them together in one topic.",
+        )
+    for node in remembering(result):
+        if NAME in map(_topic, _relations(node)):
+            raise InvalidApp(
+                f"{stage.place} has Spark's {kind(node)} behind an operator of Headwater, which event time does not pass through.",
+                advice="Write the operator's result to a topic (@app.stream(…, time=…)), and have another stage read that.",
+            )
+
+
+def _relations(node: Any) -> Iterator[str]:
+    """The inputs below a node of a plan."""
+    if node.nodeName() == _RELATION:
+        yield node.toString()
+    for child in children(node):
+        yield from _relations(child)
 
 
 def _line(stage: StageNode, error: BaseException) -> str:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.processing.border import crossing
 from headwater.processing.fetched import FetchingReader
-from headwater.processing.offsets import WATERMARK
+from headwater.processing.offsets import BEAT, WATERMARK
 from headwater.processing.types import to_arrow, to_spark
 
 NAME = "headwater_beats"
@@ -34,7 +34,6 @@ SOURCES_MAX = 4
 """So many sources a query may have whose order is known: behind that Spark keeps them in a hash map."""
 
 SCHEMA = pa.schema([pa.field("_p", pa.int32()), pa.field("_before", pa.int64()), pa.field("_until", pa.int64())])
-_BEAT = ".beat"
 
 
 class Pace:
@@ -87,7 +86,7 @@ class BeatsReader(FetchingReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Before everything."""
-        return {_BEAT: {}}
+        return {BEAT: {}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The inputs have limits."""
@@ -99,7 +98,7 @@ class BeatsReader(FetchingReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As far as the inputs go."""
         with crossing():
-            return {_BEAT: {**start[_BEAT], **Pace(self._pace).told()}}
+            return {BEAT: {**start[BEAT], **Pace(self._pace).told()}}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Beats never wait."""
@@ -107,7 +106,7 @@ class BeatsReader(FetchingReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task."""
-        beat = Beat(watermark_of(start[_BEAT]), watermark_of(end[_BEAT]))
+        beat = Beat(watermark_of(start[BEAT]), watermark_of(end[BEAT]))
         self.fetched = list(self.read(beat))
         return [beat]
 

@@ -42,12 +42,14 @@ class Dedupe:
     """The operator."""
 
     name = "dedupe"
+    is_prompt = True
+    remembers = ()
 
     def __init__(self, schema: pa.Schema, at: str, within_us: int) -> None:
         self.schema = schema
         self.settings = (at, within_us)
         self.tables = {_SEEN: TableSpec("keyed", [pa.field("at", pa.int64())])}
-        self._at = at
+        self._at = self.keeps = at
         self._within = within_us
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:

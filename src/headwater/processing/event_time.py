@@ -1,8 +1,9 @@
 """Event time in DataFrames: which rows come too late, and how far time has come.
 
 `_late` says of a row whether its time lies more than the lateness before the greatest time that its own partition had reached before
-it. `_watermark` is the same for all rows of a batch: the time that no row which is not late can lie before any more, the least of all
-partitions. Both come from what the log keeps with the events, so they are the same however batches are cut.
+it; in a stage that works by time a row without one counts as late, too. `_watermark` is the same for all rows of a batch: the time that
+no row which is not late can lie before any more, the least of all partitions. Both come from what the log keeps with the events, so they
+are the same however batches are cut.
 
 Spark's own watermark is made of the greatest time in any partition: a partition that is behind loses rows by it, others when batches are
 cut another way, and one clock that runs ahead makes everything late. `with_time` gives Spark ours instead. Spark takes the greatest
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headwater.log.frame import NO_TIME
@@ -47,9 +48,14 @@ def telling_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def without_late(frame: DataFrame) -> DataFrame:
+def without_late(frame: DataFrame, time: str | None) -> DataFrame:
     """The rows of a DataFrame that is no stream without those that are late, where that is known."""
-    return frame.where(~F.col(LATE)).drop(LATE) if LATE in frame.columns else frame
+    return frame.where(~_too_late(time)).drop(LATE) if time is not None and LATE in frame.columns else frame
+
+
+def only_late(frame: DataFrame, time: str | None) -> DataFrame:
+    """The late rows of a stream; none of one that has no event time."""
+    return frame.where(F.lit(False)) if time is None else frame.where(_too_late(time)).drop(LATE)
 
 
 def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, drops: bool = True) -> DataFrame:
@@ -57,13 +63,19 @@ def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, d
 
     How many rows that is stands in the query's progress, under `count_as`. With `drops=False` late rows stay.
     """
+    late = _too_late(time) if drops else F.col(LATE)
     # Spark moves no condition below what it counts; below the watermark it would, and then see only the rows that are let through.
-    counted = frame.withWatermark(PASSED, "0 seconds").observe(count_as, F.count_if(LATE).alias("rows"))
-    kept = counted.where(~F.col(LATE) if drops else F.col(LATE).isNotNull()).drop(LATE, PASSED)
+    counted = frame.withWatermark(PASSED, "0 seconds").observe(count_as, F.count_if(late).alias("rows"))
+    kept = counted.where(~late if drops else F.col(LATE).isNotNull()).drop(LATE, PASSED)
     columns: list[Any] = [F.col(f"`{name}`") for name in kept.columns if name != time]
     marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
     columns.insert(kept.columns.index(time), marked)
     return kept.select(*columns)
+
+
+def _too_late(time: str) -> Column:
+    """Whether a row is late, or has no event time at all: no window or watermark has a place for it. Null of what is no event."""
+    return F.col(LATE) | (F.col(LATE).isNotNull() & F.col(f"`{time}`").isNull())
 
 
 def _moments(watermark: int, count: int) -> pa.Array:

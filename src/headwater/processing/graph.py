@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from headwater.databases.address import without_password
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidApp
@@ -21,11 +22,14 @@ from headwater.model.schema import to_arrow_schema
 
 StageKind = Literal["stream", "view", "sink"]
 OutputMode = Literal["append", "update", "complete"]
-Late = Literal["drop", "topic", "correct", "only"]
-"""What becomes of events that come later than their topic's lateness allows; `only` is for the stage that keeps them in a topic."""
+Late = Literal["drop", "topic", "correct"]
+"""What becomes of events that come later than their topic's lateness allows."""
 
 CHANGES = ".changes"
 """What follows a view's name in the topic of its changes."""
+
+DEAD_SCHEMA = "topic STRING, partition INT, offset BIGINT, event STRING, error STRING"
+"""The columns of `<stage>.dead`: the place of an event that a stage set aside, the event as JSON, and why."""
 
 
 class TopicNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,9 @@ class TopicNode(msgspec.Struct, frozen=True, kw_only=True):
     schema: pa.Schema | None = None
     settings: Mapping[str, Any] = {}
     is_table: bool = False
+    source: str | None = None
+    """The URL of the database that it is captured from, which may hold a password; `shown` does not."""
+    shown: str = ""
     where: str = ""
 
     def __hash__(self) -> int:
@@ -52,7 +59,8 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     mode: OutputMode = "append"
     trigger: str | None = None
-    late: Late | None = None
+    late: Late | Literal["only"] | None = None
+    """`only` is for the stage that keeps late events in a topic."""
     corrections_us: int = 0
     log_columns: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
@@ -103,15 +111,23 @@ class Graph:
             )
         if node.trigger is not None:
             check_trigger(node)
+        if (most := node.settings.get("events_max")) is not None and (not isinstance(most, int) or most < 1):
+            raise InvalidApp(f"{node.place}: events_max={most!r} is no number of events.", advice="Use 1 or more.")
         if node.kind == "stream" or (node.kind == "sink" and "/" not in node.to):
             self._check_free(check_name(node.to), node.where)
         if not node.inputs:
             raise InvalidApp(f"{node.place} has no inputs.", advice="Name the topics it reads: @app.stream(clicks, …).")
+        twice = next((topic for at, topic in enumerate(node.inputs) if topic in node.inputs[:at]), None)
+        if twice is not None:
+            raise InvalidApp(
+                f"{node.place} reads topic {twice!r} twice.",
+                advice=f'Name it once; in the function the DataFrame can be used twice: {twice}.alias("a"), {twice}.alias("b").',
+            )
         self.stages[node.name] = node
         return node
 
     def late_stages(self, stage: StageNode) -> list[StageNode]:
-        """The stages that keep what comes too late for a stage: one for each input, if it asks for that."""
+        """The stages that keep what comes too late for a stage: one for each input, if it asks for that. No row of a table is left out."""
         if stage.late not in (None, "drop", "topic", "correct"):
             raise InvalidApp(
                 f"{stage.place}: late={stage.late!r} is not known.", advice='Use "drop", "topic" or "correct".'
@@ -123,17 +139,14 @@ class Graph:
             )
         if stage.late != "topic":
             return []
-        names = dict.fromkeys(stage.inputs, f"{stage.name}.late")
+        streams = [topic for topic in stage.inputs if topic not in self.topics or not self.topics[topic].is_table]
+        names = dict.fromkeys(streams, f"{stage.name}.late")
         if len(names) > 1:
             names = {topic: f"{name}.{topic}" for topic, name in names.items()}
         return [
             StageNode(name=name, kind="stream", inputs=(topic,), function=None, to=name, late="only", where=stage.where)
             for topic, name in names.items()
         ]
-
-    def topic_names(self, stage: StageNode) -> list[str]:
-        """The topics that a stage reads."""
-        return list(dict.fromkeys(stage.inputs))
 
     def writer_of(self, topic: str) -> StageNode | None:
         """The stage whose result the topic holds."""
@@ -175,10 +188,14 @@ class Graph:
             )
         for stage in self.order():
             for topic in stage.inputs:
-                if topic in self.topics and self.topics[topic].schema is not None:
+                if topic in self.topics and (self.topics[topic].schema is not None or self.topics[topic].source):
                     continue
                 if topic not in in_log and self.writer_of(topic) is None:
-                    known = ", ".join(sorted({*self.topics, *in_log, *(s.to for s in self.stages.values())} - {topic}))
+                    known = ", ".join(
+                        sorted(
+                            {*self.topics, *in_log, *(without_password(s.to) for s in self.stages.values())} - {topic}
+                        )
+                    )
                     raise InvalidApp(
                         f"{stage.place} reads topic {topic!r}, which nobody declares and which is not in the log.",
                         advice=f"Declare it with app.topic({topic!r}, schema=…), or name one of: {known}.",
@@ -230,6 +247,8 @@ class Graph:
 
     def _label(self, topic: str) -> str:
         node = self.topics.get(topic)
+        if node is not None and node.source is not None:
+            return f"{topic} (captured from {node.shown})"
         if node is None or node.schema is None:
             return topic
         facts = [f"{role} {node.settings[role]}" for role in ("key", "time") if node.settings.get(role)]
@@ -243,7 +262,7 @@ def _shown(stage: StageNode) -> str:
         case "view":
             return f"{stage.name} → view, key ({', '.join(stage.key)}), {stage.mode}"
         case "sink":
-            return f"{stage.name} → sink {stage.to}"
+            return f"{stage.name} → sink {without_password(stage.to)}"
 
 
 def declared_schema(schema: Any) -> pa.Schema | None:

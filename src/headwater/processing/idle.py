@@ -1,15 +1,20 @@
 """Idle partitions: what an application does so that nothing waits for ever for a partition that fell silent.
 
-Stages that work by event time wait for the partition furthest behind. One that had no event for a while is given a heartbeat: time has come
-there as far as in the other inputs of the stage. A log in a folder keeps heartbeats itself; for Kafka they stand beside the checkpoint.
+Stages that work by event time wait for the partition furthest behind. One that had no event for a while, seen by this process, is given a
+heartbeat: time has come there as far as in the other inputs of the stage. A log in a folder keeps heartbeats itself; for Kafka they
+stand beside the checkpoint.
+
+Heartbeats are for ever, so two kinds of partitions are told less:
+- those of a topic that a stage of the application writes: no more than that stage has passed (see `passed`), however long it is silent;
+- those that never had an event, in a topic that has some: nobody waits for them. They are told what the stage's inputs have all passed,
+  so that an event which comes there first, and is older, is counted as late instead of being lost without a word.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Protocol
 
 from headwater.log.frame import NO_TIME
@@ -21,6 +26,9 @@ from headwater.processing.reading import is_local
 
 BEAT_S = 1.0
 """So often it is looked who fell silent."""
+
+Passed = Callable[[str, int], "int | None"]
+"""For a topic in which event time has come so far: before which time its writer adds nothing; None where that is no stage of ours."""
 
 
 class Waiting(Protocol):
@@ -40,9 +48,10 @@ class Waiting(Protocol):
 class Idle:
     """Gives heartbeats to partitions that had no event for `idle_us`."""
 
-    def __init__(self, log: Log, idle_us: int) -> None:
+    def __init__(self, log: Log, idle_us: int, passed: Passed) -> None:
         self._log = log
         self._idle_us = idle_us
+        self._passed = passed
         self._beat_at = 0.0
         self._silent: dict[At, tuple[int, float]] = {}
 
@@ -57,19 +66,48 @@ class Idle:
                 tell(stage)
 
     def _in_the_log(self, stage: Waiting) -> None:
-        reached = [time for topic in stage.timed for time in self._log.reached(topic).values() if time is not None]
-        for topic in stage.timed if reached else ():
-            latest = self._log.clock() + self._log.topic(topic).future_us
-            self._log.heartbeat(topic, min(max(reached), latest), idle=timedelta(microseconds=self._idle_us))
+        reached = {topic: self._log.reached(topic) for topic in stage.timed}
+        known = {topic: [time for time in times.values() if time is not None] for topic, times in reached.items()}
+        latest = max((max(times) for times in known.values() if times), default=NO_TIME)
+        topics = {topic: self._log.topic(topic) for topic in reached}
+        behind = [min(times) - topics[topic].lateness_us for topic, times in known.items() if times]
+        for topic, times in reached.items():
+            greatest = max(known[topic], default=NO_TIME)
+            now = self._log.clock()
+            limit = self._limit(topic, min(latest, now + topics[topic].future_us), greatest)
+            for partition in self._fell_silent(topic):
+                until = limit
+                if times[partition] is None and known[topic]:
+                    all_passed = min(behind) + topics[topic].lateness_us if len(behind) == len(reached) else NO_TIME
+                    until = min(limit, all_passed)
+                if until > (times[partition] or NO_TIME):
+                    since = now + 1 - self._idle_us
+                    self._log.store.heartbeat(topic, partition, time=until, appended_before=since)
 
     def _beside(self, stage: Waiting) -> None:
-        """For partitions that this process has seen fall silent."""
         latest = max((reached for _, reached in stage.reached.values()), default=NO_TIME)
         for number, topic in enumerate(stage.inputs):
-            for partition, span in self._log.offsets(topic).items() if topic in stage.timed else ():
+            if topic not in stage.timed:
+                continue
+            greatest = max((time for at, (_, time) in stage.reached.items() if at[0] == topic), default=NO_TIME)
+            until = self._limit(topic, latest, greatest)
+            for partition, end in self._fell_silent(topic).items():
                 at = topic, partition
-                end, since = self._silent.setdefault(at, (span.stop, time.monotonic()))
-                if end != span.stop:
-                    self._silent[at] = span.stop, time.monotonic()
-                elif time.monotonic() - since > self._idle_us / 1e6 and stage.reached.get(at, (0, NO_TIME))[1] < latest:
-                    Maxima(maxima_of(stage.checkpoint, number)).tell(at, end, latest, is_heartbeat=True)
+                if stage.reached.get(at, (0, NO_TIME))[1] < until:
+                    Maxima(maxima_of(stage.checkpoint, number)).tell(at, end, until, is_heartbeat=True)
+
+    def _limit(self, topic: str, latest: int, greatest: int) -> int:
+        """The latest time that may be told, in a topic where the greatest so far is `greatest`."""
+        passed = self._passed(topic, greatest)
+        return latest if passed is None else min(latest, passed)
+
+    def _fell_silent(self, topic: str) -> dict[int, int]:
+        """The partitions, with their ends, to which nothing was appended while this process looked on for so long."""
+        found, now = {}, time.monotonic()
+        for partition, span in self._log.offsets(topic).items():
+            end, since = self._silent.get((topic, partition), (-1, now))
+            if end != span.stop:
+                self._silent[topic, partition] = span.stop, now
+            elif now - since > self._idle_us / 1e6:
+                found[partition] = end
+        return found

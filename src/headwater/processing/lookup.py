@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from headwater.model.errors import InvalidInput
@@ -90,6 +89,7 @@ class Lookup:
             )
         found = [table.field(name).with_nullable(True) for name in self._looked]
         self.schema = pa.schema([*events, *found])
+        self.keeps = at
         self._at, self._table_at, self._how, self._ties = at, table_at, how, ties
         self._deletes = DELETED.name in table.names
         own = [pa.field(f"r{number}", field.type) for number, field in enumerate(events)]
@@ -109,13 +109,14 @@ class Lookup:
             return self.schema.empty_table()
         keys = Keys.of(due)
         versions, number = state[_VERSIONS].find(keys)
-        found = self._join(
-            pa.table({"k": pa.array(keys.row), "row": pa.array(np.arange(due.num_rows)), "at": due.column(AT)}),
-            versions.drop_columns([H1, H2]).append_column("k", pa.array(number)),
-        )
-        due = due.take(found.column("row"))
-        columns = {name: due.column(f"r{place}") for place, name in enumerate(self._own)}
-        return pa.table(columns | {name: found.column(f"c{place}") for place, name in enumerate(self._looked)})
+        versions, number = self._single(versions, number)
+        found = _last_before(keys.row, column(due, AT), number, column(versions, "at"), is_equal=self._ties == "table")
+        found[found >= 0] = np.where(column(versions, "gone"), -1, np.arange(len(number)))[found[found >= 0]]
+        if self._how == "inner":
+            due, found = due.filter(pa.array(found >= 0)), found[found >= 0]
+        place = pa.array(found, mask=found < 0)
+        columns = {name: due.column(f"r{at}") for at, name in enumerate(self._own)}
+        return pa.table(columns | {name: versions.column(f"c{at}").take(place) for at, name in enumerate(self._looked)})
 
     def _wait(self, state: State, rows: pa.Table, time: Time) -> None:
         times = times_of(rows, self._at)
@@ -129,32 +130,34 @@ class Lookup:
         times = pa.array(times_of(rows, self._table_at), pa.int64())
         state[_VERSIONS].put(pa.table({H1: rows.column(H1), H2: rows.column(H2), "at": times, "gone": gone, **columns}))
 
-    def _join(self, due: pa.Table, versions: pa.Table) -> pa.Table:
-        columns = ", ".join(f"c{number}" for number in range(len(self._looked)))
-        picked = "".join(f", v.c{number}" for number in range(len(self._looked)))
-        order = f"gone, {columns}" if columns else "gone"
-        sooner = ">=" if self._ties == "table" else ">"
-        last = f'select *, true as found from versions qualify row_number() over (partition by k, "at" order by {order}) = 1'
-        is_met = "where v.found and not v.gone" if self._how == "inner" else ""
-        joined = ask(
-            f'select due."row", v.gone{picked} from due asof left join ({last}) v on due.k = v.k and due."at" {sooner} v."at" '
-            f'{is_met} order by due."row"',
-            due=due,
-            versions=versions,
+    def _single(self, versions: pa.Table, number: Any) -> tuple[pa.Table, Any]:
+        """The versions of each key in the order of their times; of several at one time, the first by all columns."""
+        times = column(versions, "at")
+        order = np.lexsort((times, number))
+        versions, number, times = versions.take(pa.array(order)), number[order], times[order]
+        is_same = (number[1:] == number[:-1]) & (times[1:] == times[:-1])
+        if not bool(is_same.any()):
+            return versions, number
+        columns = ", ".join(["gone", *(f"c{at}" for at in range(len(self._looked)))])
+        versions = ask(
+            f"""select * exclude (turn) from (select *, row_number() over (partition by k, "at" order by {columns}) as turn from versions)
+                where turn = 1 order by k, "at" """,
+            versions=versions.append_column("k", pa.array(number)),
         )
-        if self._deletes and self._how == "left":
-            joined = _without_gone(joined)
-        return joined
+        return versions, column(versions, "k")
 
 
-def _without_gone(joined: pa.Table) -> pa.Table:
-    """A row that was deleted by then is no row."""
-    is_gone = joined.column("gone").fill_null(False)
-    columns = {
-        name: values if name in ("row", "gone") else pc.if_else(is_gone, pa.scalar(None, values.type), values)
-        for name, values in zip(joined.column_names, joined.columns, strict=True)
-    }
-    return pa.table(columns)
+def _last_before(key: Any, at: Any, known: Any, since: Any, *, is_equal: bool) -> Any:
+    """For each event the last version of its key before its time, or at it; -1 where there is none. Versions are in order."""
+    if not len(known):
+        return np.full(len(key), -1)
+    times = np.unique(since)
+    width = len(times) + 1
+    places = known * width + np.searchsorted(times, since) + 1
+    found = np.searchsorted(places, key * width + np.searchsorted(times, at, "right" if is_equal else "left"), "right")
+    found -= 1
+    found[known[found] != key] = -1
+    return found
 
 
 def _is_needed(versions: pa.Table, until: int) -> Any:

@@ -45,10 +45,19 @@ def ends_of(checkpoint: str, batch_id: int) -> list[Any]:
     return [_value(end) for end in ends if end]
 
 
+def planned(checkpoint: str) -> int | None:
+    """The last batch that a query has begun; None where there is none."""
+    return _newest(checkpoint, "offsets")
+
+
 def committed(checkpoint: str) -> int | None:
     """The last batch that a query has done, all of it; None where there is none."""
+    return _newest(checkpoint, "commits")
+
+
+def _newest(checkpoint: str, folder: str) -> int | None:
     system, path = _place(checkpoint)
-    selector = pafs.FileSelector(f"{path}/commits", allow_not_found=True)
+    selector = pafs.FileSelector(f"{path}/{folder}", allow_not_found=True)
     return max(
         (int(file.base_name) for file in system.get_file_info(selector) if file.base_name.isdigit()), default=None
     )

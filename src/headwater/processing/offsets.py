@@ -6,7 +6,9 @@ whole source, under keys that begin with "." as no topic's name does:
     {"orders": {"0": 12, "1": 7}, ".incarnation": 0, ".topics": {"orders": {"id": "6f…", "schema": 0}}}
 
 `.watermark`, where a stage asks for it, is the event time up to which nothing more is waited for, and `.reached` what it is made of
-where the log does not keep that (see `maxima`). `.topics` says which topics these
+where the log does not keep that (see `maxima`); `.version`, where a source has an operator in it, is that of its state (see `fused`),
+and `.events` how many events it was given since the query began.
+`.topics` says which topics these
 offsets belong to (one that was deleted and created again has another id) and which version of its schema the query read last;
 `.incarnation` is the log's. A reader keeps further keys with a dot as they are, so that a later version can add some. Topics and
 partitions stand in order: Spark compares offsets as text.
@@ -28,6 +30,9 @@ from headwater.model.errors import InvalidInput
 
 EARLIEST, LATEST = "earliest", "latest"
 WATERMARK, REACHED = ".watermark", ".reached"
+VERSION, EVENTS = ".version", ".events"
+BEAT = ".beat"
+"""The one key of the offsets of beats (see `beats`), which are no events."""
 
 Place = str | int
 """For all partitions: "earliest", "latest", or an event time in µs."""
@@ -91,6 +96,12 @@ def places_of(ends: Sequence[Any]) -> dict[At, int]:
     for source in ends:
         found |= Offsets.from_json(source or {}).places
     return found
+
+
+def count_between(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """How many offsets lie between what two markers say of their sources."""
+    starts = places_of(before)
+    return sum(end - starts.get(place, 0) for place, end in places_of(after).items())
 
 
 def parse_places(option: str, text: str, ends: Sequence[str]) -> Places:

@@ -13,28 +13,32 @@ On a DataFrame that is no stream it runs over everything at once: nothing was be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DoubleType, FloatType, StructType
 
 from headwater.log.frame import NO_TIME
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.border import crossing
-from headwater.processing.runs import H1, H2, column
-from headwater.processing.state import State, StateStore, TableSpec, check_uid, fingerprint_of
-from headwater.processing.types import to_arrow, to_spark
+from headwater.processing.runs import H1, H2, check_fits, column
+from headwater.processing.state import State, StateStore, StateTable, TableSpec, check_uid, fingerprint_of, partition_of
+from headwater.processing.types import to_spark
 
 MAX_TIME = 2**63 - 1
-_P, _SIDE, _BEFORE, _UNTIL = "_p", "_side", "_before", "_until"
+KEPT = "headwater.time"
+"""By this key in a column's metadata it is known that an operator gives event times as they were, each when or before it is passed."""
+
+_SIDE = "_side"
+"""Which input a row is of. That of a beat is below 0, by its partition, and its hashes are the watermarks: few columns travel quicker."""
+
 _EPOCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
 
 
@@ -46,7 +50,12 @@ class Time(NamedTuple):
 
 
 class Operator(Protocol):
-    """What an operator does. It is pickled into tasks, and two with the same `settings` and columns are the same."""
+    """What an operator does. It is pickled into tasks, and two with the same `settings` and columns are the same.
+
+    One that has `is_prompt = True` gives for each row a few at once: a batch gives about as many rows as it reads. One that has
+    `keeps = "at"` gives its rows with that time as it was, and none that was passed before the batch. One that has
+    `remembers = ()` keeps these columns of its input in its state, beside what is in its settings, and no whole rows.
+    """
 
     name: str
     settings: tuple[Any, ...]
@@ -64,16 +73,36 @@ class Input(NamedTuple):
     key: Sequence[str]
 
 
-class Building:
-    """A stage whose function is being called: where its operators keep their state, and where beats come from."""
+class Fuses(Protocol):
+    """What puts operators into sources (see `fusion`)."""
 
-    def __init__(self, state: str, *, partitions: int, beats: Callable[[], DataFrame]) -> None:
+    def fuse(self, operator: Operator, each: Input, state: str, uid: str, fingerprint: str) -> DataFrame | None:
+        """The operator's result, made by the source of its input; None where it is to be made here."""
+
+
+class Building:
+    """A stage whose function is being called: where its operators keep their state, where beats come from, and what fuses operators."""
+
+    def __init__(
+        self,
+        state: str,
+        *,
+        partitions: int,
+        beats: Callable[[], DataFrame],
+        tasks: int | None = None,
+        fusion: Fuses | None = None,
+    ) -> None:
+        """`tasks`: so many work on the state's partitions, each on several where that are fewer."""
         self.state = state
         self.partitions = partitions
+        self.tasks = tasks or partitions
         self.beats = beats
+        self.fusion = fusion
         self.uids: set[str] = set()
         self.uses_time = False
         """Whether one of its operators works by event time, so that late rows are none of its business."""
+        self.is_prompt = True
+        """Whether all of them are."""
 
     def uid(self, name: str, given: str | None) -> str:
         """A name for an operator's state: the one given, or the operator's and how many of them came before."""
@@ -109,26 +138,63 @@ def note_time() -> None:
 
 def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = None) -> DataFrame:
     """The operator's result over its inputs."""
-    schemas = [each.frame.schema for each in inputs]
     is_stream = any(each.frame.isStreaming for each in inputs)
     stage = _building.get()
-    if is_stream and stage is None:
+    if not is_stream:
+        return _spread(operator, inputs, stage.partitions if stage is not None else 4)
+    if stage is None:
         raise InvalidInput(
             f"hw.{operator.name} keeps a state on a stream, and does not know where.",
             advice="Use it in a function of an application (@app.stream or @app.view).",
         )
-    partitions = stage.partitions if stage is not None else 4
-    rows = _united([_hashed(each, number, partitions) for number, each in enumerate(inputs)])
-    if not is_stream:
-        task = _task(operator, schemas, None)
-        return rows.repartitionById(partitions, F.col(_P)).mapInArrow(task, to_spark(operator.schema))
-    assert stage is not None
-    known = fingerprint_of(operator.name, operator.settings, [schema.json() for schema in schemas])
-    kept = _Kept(stage.state, stage.uid(operator.name, uid), known, partitions)
-    rows = rows.unionByName(stage.beats(), allowMissingColumns=True)
-    return rows.repartitionById(partitions, F.col(_P)).mapInArrow(
-        _task(operator, schemas, kept), to_spark(operator.schema)
-    )
+    known = fingerprint_of(operator.name, operator.settings, [_remembered(operator, each) for each in inputs])
+    kept = _Kept(stage.state, stage.uid(operator.name, uid), known, stage.partitions)
+    stage.is_prompt &= getattr(operator, "is_prompt", False)
+    if len(inputs) == 1 and stage.fusion is not None:
+        fused = stage.fusion.fuse(operator, inputs[0], kept.url, kept.uid, known)
+        if fused is not None:
+            return fused
+    return _spread(operator, inputs, stage.partitions, tasks=stage.tasks, kept=kept, beats=stage.beats())
+
+
+def _remembered(operator: Operator, each: Input) -> list[tuple[str, str]]:
+    """The columns of an input that the state depends on, with their types: its key's, and those that are kept in it."""
+    names = [*each.key, *getattr(operator, "remembers", each.frame.columns)]
+    return [(name, each.frame.schema[name].dataType.simpleString()) for name in dict.fromkeys(names)]
+
+
+def _spread(
+    operator: Operator,
+    inputs: Sequence[Input],
+    partitions: int,
+    *,
+    tasks: int | None = None,
+    kept: _Kept | None = None,
+    beats: DataFrame | None = None,
+) -> DataFrame:
+    """The operator in tasks that have the state's partitions between them."""
+    tasks = tasks or partitions
+    rows = _united([_hashed(each, number) for number, each in enumerate(inputs)])
+    owner = F.pmod(F.col(H1), F.lit(partitions))
+    if beats is not None:
+        told = beats.select((-1 - F.col("_p")).alias(_SIDE), F.col("_before").alias(H1), F.col("_until").alias(H2))
+        rows = rows.unionByName(told, allowMissingColumns=True)
+        owner = F.when(F.col(_SIDE) < 0, -1 - F.col(_SIDE)).otherwise(owner)
+    task = _task(operator, [each.frame.schema for each in inputs], kept)
+    return rows.repartitionById(tasks, F.pmod(owner, F.lit(tasks)).cast("int")).mapInArrow(task, _result_of(operator))
+
+
+def _result_of(operator: Operator) -> StructType:
+    """The columns of an operator's result."""
+    schema = to_spark(operator.schema)
+    for field in schema:
+        if field.name == getattr(operator, "keeps", None):
+            field.metadata = {KEPT: True}
+    return schema
+
+
+_Side = Mapping[str, str]
+"""The columns of an input, and their places among those that travel."""
 
 
 class _Kept(NamedTuple):
@@ -140,13 +206,24 @@ class _Kept(NamedTuple):
     partitions: int
 
 
-def _hashed(each: Input, side: int, partitions: int) -> DataFrame:
-    """The rows with the hashes of their key; their own columns have numbers, so that no name is in the way."""
+def _hashed(each: Input, side: int) -> DataFrame:
+    """The rows with the hashes of their key; their own columns have places, so that no name is in the way."""
     h1, h2 = hashes(hashed_parts(each.frame, each.key))
-    columns = [F.col(f"`{name}`").alias(f"c{side}_{number}") for number, name in enumerate(each.frame.columns)]
-    return each.frame.select(F.lit(side).alias(_SIDE), h1.alias(H1), h2.alias(H2), *columns).withColumn(
-        _P, F.pmod(F.col(H1), F.lit(partitions)).cast("int")
-    )
+    places = zip(each.frame.columns, _places(each.frame.schema), strict=True)
+    columns = [F.col(f"`{name}`").alias(place) for name, place in places]
+    return each.frame.select(F.lit(side).alias(_SIDE), h1.alias(H1), h2.alias(H2), *columns)
+
+
+def _places(schema: StructType) -> list[str]:
+    """A name for each column, by its type and how many of that come before: inputs share the columns that they have alike.
+
+    All inputs of an operator travel as one; each column that only some have is carried by the rows of the others, too.
+    """
+    found: list[str] = []
+    for field in schema:
+        kind = fingerprint_of(field.dataType.json())[:8]
+        found.append(f"c{sum(place.endswith(kind) for place in found)}_{kind}")
+    return found
 
 
 def hashed_parts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
@@ -184,35 +261,54 @@ def _united(frames: Sequence[DataFrame]) -> DataFrame:
 
 def _task(operator: Operator, schemas: Sequence[StructType], kept: _Kept | None) -> Any:
     """What a task does with the rows of its partition."""
-    arrow = [to_arrow(schema) for schema in schemas]
+    sides = [dict(zip(schema.names, _places(schema), strict=True)) for schema in schemas]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with crossing():
             whole = list(batches)
             table = pa.Table.from_batches(whole) if whole else None
-            result = _once(operator, arrow, table) if kept is None else _in_batch(operator, arrow, table, kept)
-            if result is not None:
+            results = _once(operator, sides, table) if kept is None else _in_batch(operator, sides, table, kept)
+            for result in results:
                 yield from result.select(operator.schema.names).cast(operator.schema).to_batches(max_chunksize=65_536)
 
     return run
 
 
-def _once(operator: Operator, schemas: Sequence[pa.Schema], table: pa.Table | None) -> pa.Table | None:
+def _once(operator: Operator, sides: Sequence[_Side], table: pa.Table | None) -> Iterator[pa.Table]:
     if table is None or not table.num_rows:
-        return None
-    from headwater.processing.state import StateTable
-
+        return
     state = State({name: StateTable(spec) for name, spec in operator.tables.items()})
-    return operator.process(state, _inputs(table, schemas), Time(NO_TIME, MAX_TIME))
+    inputs = [_input(table, side, column(table, _SIDE) == number) for number, side in enumerate(sides)]
+    yield operator.process(state, inputs, Time(NO_TIME, MAX_TIME))
 
 
-def _in_batch(operator: Operator, schemas: Sequence[pa.Schema], table: pa.Table | None, kept: _Kept) -> pa.Table | None:
-    assert table is not None, "every partition has a beat"
-    beats = table.filter(table.column(_UNTIL).is_valid())
-    assert beats.num_rows == 1, "one beat for a partition and a batch"
-    partition, before, until = (beats.column(name)[0].as_py() for name in (_P, _BEFORE, _UNTIL))
-    rows = table.filter(table.column(_UNTIL).is_null())
-    assert bool(np.all(column(rows, _P) == partition)), "rows are where their key belongs"
+def _in_batch(operator: Operator, sides: Sequence[_Side], table: pa.Table | None, kept: _Kept) -> Iterator[pa.Table]:
+    """What each partition of a task gives, one after the other; a beat says which there are."""
+    if table is None:
+        raise _misplaced(kept.uid, "a task has got no rows at all")
+    number = column(table, _SIDE)
+    beats = table.select([_SIDE, H1, H2]).filter(pa.array(number < 0)).to_pylist()
+    times = {-1 - beat[_SIDE]: Time(beat[H1], beat[H2]) for beat in beats}
+    if len(times) < len(beats):
+        raise _misplaced(kept.uid, "a state partition has two beats in one batch")
+    owner = np.where(number < 0, -1, partition_of(column(table, H1), kept.partitions))
+    if not bool(np.isin(owner, [-1, *times]).all()):
+        raise _misplaced(kept.uid, "rows are in a task where their key does not belong")
+    for partition, time in times.items():
+        inputs = [_input(table, side, (owner == partition) & (number == at)) for at, side in enumerate(sides)]
+        yield _in_partition(operator, inputs, kept, partition, time)
+
+
+def _misplaced(uid: str, what: str) -> Unsupported:
+    """The error for rows that are not where they were sent: an operator would work with the wrong state, so nothing is done."""
+    return Unsupported(
+        f"Spark has not kept the partitions of operator {uid!r}: {what}.",
+        advice="Run the Spark version that Headwater is made for, and leave its settings spark.sql.adaptive.… as they are.",
+    )
+
+
+def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, partition: int, time: Time) -> pa.Table:
+    check_fits(inputs)
     context = TaskContext.get()
     assert context is not None
     epoch, query = int(context.getLocalProperty(_EPOCH) or 0), context.getLocalProperty(_QUERY) or ""
@@ -221,16 +317,13 @@ def _in_batch(operator: Operator, schemas: Sequence[pa.Schema], table: pa.Table 
         partitions=kept.partitions, specs=operator.tables,
     )  # fmt: skip
     state = store.load(epoch - 1)
-    result = operator.process(state, _inputs(rows, schemas), Time(before, until))
-    store.save(state, epoch, watermark=until if until > NO_TIME else None)
+    result = operator.process(state, inputs, time)
+    store.save(state, epoch, watermark=time.until if time.until > NO_TIME else None)
     return result
 
 
-def _inputs(table: pa.Table, schemas: Sequence[pa.Schema]) -> list[pa.Table]:
-    """The rows of each input, with its own columns and the key's hashes."""
-    found = []
-    for side, schema in enumerate(schemas):
-        rows = table if len(schemas) == 1 else table.filter(pc.equal(table.column(_SIDE), side))
-        columns = {name: rows.column(f"c{side}_{number}") for number, name in enumerate(schema.names)}
-        found.append(pa.table({**columns, H1: rows.column(H1), H2: rows.column(H2)}))
-    return found
+def _input(table: pa.Table, side: _Side, is_mine: Any) -> pa.Table:
+    """Some rows of one input, with its own columns and the key's hashes."""
+    named = {name: table.column(place) for name, place in {**side, H1: H1, H2: H2}.items()}
+    rows = pa.table(named)
+    return rows if bool(is_mine.all()) else rows.filter(pa.array(is_mine))

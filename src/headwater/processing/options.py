@@ -23,6 +23,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
+    "operator",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -36,7 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `lateness_us` is that of the columns `_late` and `_watermark` where it is not the topic's own.
     `pace`, `maxima` and `stop` are for applications: the folder in which a stream tells how far its batches go, and that it keeps a
     watermark; the one in which tasks tell how far event time has come, where the log does not keep it; and the offsets that another query
-    has in its checkpoint, at which a stream that is run over what is there ends.
+    has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source.
     """
 
     log: str
@@ -54,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pace: str | None = None
     maxima: str | None = None
     stop: str | None = None
+    operator: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -91,6 +93,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         pace=said.get("pace"),
         maxima=said.get("maxima"),
         stop=said.get("stopOffsets"),
+        operator=said.get("operator"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

@@ -12,21 +12,25 @@ The dead letters are written before the file is, with a marker of their own: a c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from headwater.log.log import Log
 from headwater.model.marker import Marker
 from headwater.processing.analysis import apply
-from headwater.processing.marker import ends_of
+from headwater.processing.beginning import beginning, places_text
+from headwater.processing.border import told
+from headwater.processing.failure import is_about_data
+from headwater.processing.graph import DEAD_SCHEMA
+from headwater.processing.marker import ends_of, planned
 from headwater.processing.offsets import places_of
 
 if TYPE_CHECKING:
     from headwater.processing.runner import Plan, Runner
 
-DEAD_SCHEMA = "topic STRING, partition INT, offset BIGINT, event STRING, error STRING"
 POISON_MAX = 100
 """So many events are set aside of one batch; where more fail, it is the function that is wrong."""
 
@@ -93,7 +97,7 @@ class PoisonHunt:
 
     def run(self, checkpoint: str) -> int | str:
         """How many events were set aside; or why none could be."""
-        epoch, ranges = failed_ranges(checkpoint, self._plan.stage.inputs)
+        epoch, ranges = failed_ranges(self._runner.log, checkpoint, self._plan.stage.inputs)
         named = ", ".join(map(str, ranges))
         if self._plan.analysed.stateful:
             return (
@@ -125,19 +129,27 @@ class PoisonHunt:
                 waiting += one.halves()
 
     def _tried(self, one: Range) -> str | None:
-        """The error of processing these events alone."""
+        """The error of processing these events alone; what no event is to blame for is raised."""
         batch: dict[str, tuple[str, str]] = {}
         for topic in self._plan.stage.inputs:
             ends = {number: span.start for number, span in self._runner.log.offsets(topic).items()}
             starts = dict(ends)
             if topic == one.topic:
                 starts[one.partition], ends[one.partition] = one.start, one.end
-            batch[topic] = (_offsets(topic, starts), _offsets(topic, ends))
+            batch[topic] = (places_text(topic, starts), places_text(topic, ends))
+        if self._runner.is_stopping:
+            raise InterruptedError("the application is being stopped")
+        spark = self._runner.spark.sparkContext
+        spark.addJobTag(self._runner.job_tag)
         try:
-            result = apply(self._plan.stage, self._runner.frames(self._plan, self._skips, batch=batch))
+            result = apply(self._plan.stage, self._runner.inputs.frames(self._plan, self._skips, batch=batch))
             result.write.format("noop").mode("overwrite").save()
-        except Exception as error:  # noqa: BLE001 - that is what is looked for
+        except Exception as error:
+            if told(error) is not None or not is_about_data(error):
+                raise
             return str(error)
+        finally:
+            spark.removeJobTag(self._runner.job_tag)
         return None
 
     def _bury(self, found: Sequence[Range]) -> None:
@@ -152,24 +164,23 @@ class PoisonHunt:
                 {"topic": one.topic, "partition": one.partition, "offset": one.start, "event": event, "error": last[-1]}
             )
         stage = self._runner.stage_of(self._plan)
-        places = {one.topic: {str(one.partition): one.start} for one in found}
+        places = sorted([one.topic, one.partition, one.start] for one in found)
         epoch = 0 if stage.last is None else stage.last.epoch + 1
         if stage.last is None or stage.last.ends != places:
             stage.commit(Marker(query="poison", epoch=epoch, ends=places), appends=[(name, rows)])
 
 
-def failed_ranges(checkpoint: str, topics: Sequence[str]) -> tuple[int, list[Range]]:
-    """The number of the batch that a checkpoint says was begun last, and the events it has."""
-    epoch = max(int(file.name) for file in (Path(checkpoint) / "offsets").iterdir() if file.name.isdigit())
+def failed_ranges(log: Log, checkpoint: str, topics: Sequence[str]) -> tuple[int, list[Range]]:
+    """The number of the batch that a checkpoint says was begun last, and the events it has that are still in the log."""
+    epoch = planned(checkpoint)
+    assert epoch is not None, "a batch has failed"
     ends = places_of(ends_of(checkpoint, epoch))
-    starts = places_of(ends_of(checkpoint, epoch - 1)) if epoch else {}
+    starts = places_of(ends_of(checkpoint, epoch - 1)) if epoch else beginning(checkpoint)
     ranges = []
-    for (topic, partition), end in sorted(ends.items()):
-        start = starts.get((topic, partition), 0)
-        if topic in topics and start < end:
-            ranges.append(Range(topic, partition, start, end))
+    for topic in topics:
+        for partition, span in log.offsets(topic).items():
+            at = (topic, partition)
+            start, end = max(span.start, starts.get(at, 0)), ends.get(at, 0)
+            if start < end:
+                ranges.append(Range(topic, partition, start, end))
     return epoch, ranges
-
-
-def _offsets(topic: str, places: Mapping[int, int]) -> str:
-    return json.dumps({topic: {str(number): offset for number, offset in places.items()}})

@@ -18,8 +18,9 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.event_time import telling_row
+from headwater.processing.fused import Fused, Root, Roots
 from headwater.processing.maxima import Maxima
-from headwater.processing.offsets import cut
+from headwater.processing.offsets import Offsets, cut
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
 from headwater.processing.reading import Passing, Range, Ranges, Selection, Whole, is_local, read_ranges, read_whole
@@ -58,8 +59,18 @@ class Query:
 
     @property
     def names(self) -> list[str]:
-        """The columns of the DataFrame."""
-        return list(self._schema.names)
+        """The columns that are read."""
+        return list(self._read.names)
+
+    @cached_property
+    def fused(self) -> Fused | None:
+        """The operator that works on what is read, if there is one."""
+        return None if self.options.operator is None else Fused.from_option(self.options.operator)
+
+    @cached_property
+    def _read(self) -> pa.Schema:
+        """What is read: the columns of the DataFrame, or of an operator's input."""
+        return to_arrow(self._schema) if self.fused is None else self.fused.read
 
     @cached_property
     def subscription(self) -> Subscription:
@@ -69,7 +80,7 @@ class Query:
     @cached_property
     def checked(self) -> Subscription:
         """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
-        wanted, there = to_arrow(self._schema), {field.name: field for field in self.subscription.schema()}
+        wanted, there = self._read, {field.name: field for field in self.subscription.schema()}
         for field in wanted:
             found = there.get(field.name)
             if found is None or found.type != field.type:
@@ -93,6 +104,12 @@ class Query:
             return [Ranges(ranges)]
         return self.split(ranges)
 
+    def roots(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[InputPartition]:
+        """The tasks of a micro-batch with an operator: one for each root, or one for them all."""
+        assert self.fused is not None
+        found = self.fused.tasks(ranges, before, after)
+        return [Roots(found)] if self.is_small(ranges) else [*found]
+
     @cached_property
     def maxima(self) -> Maxima | None:
         """Where tasks tell how far event time has come, if they have to."""
@@ -100,7 +117,7 @@ class Query:
 
     @cached_property
     def is_nested(self) -> bool:
-        """Whether a column has columns or elements of its own."""
+        """Whether a column of the DataFrame has columns or elements of its own."""
         return any(pa.types.is_nested(field.type) for field in to_arrow(self._schema))
 
     def is_small(self, ranges: Sequence[Range]) -> bool:
@@ -125,7 +142,11 @@ class Query:
             if isinstance(wanted, (Range, Ranges)):
                 yield from self.rows(wanted.ranges if isinstance(wanted, Ranges) else (wanted,))
             elif isinstance(wanted, Passing):
-                yield telling_row(to_arrow(self._schema), wanted.watermark)
+                yield telling_row(self._read, wanted.watermark)
+            elif isinstance(wanted, (Root, Roots)):
+                assert self.fused is not None
+                for root in wanted.roots if isinstance(wanted, Roots) else (wanted,):
+                    yield from self.fused.give(root, self.rows(root.ranges))
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
@@ -136,7 +157,7 @@ class Query:
     @cached_property
     def _selection(self) -> Selection:
         return Selection(
-            to_arrow(self._schema),
+            self._read,
             self.subscription.condition(),
             lateness_us=self.options.lateness_us,
             maxima=self.maxima,

@@ -20,11 +20,13 @@ from typing import Literal
 import msgspec
 
 from headwater.model.errors import HeadwaterError, InvalidApp
+from headwater.processing.beginning import beginning, places_text
 from headwater.processing.border import told
+from headwater.processing.failure import sentence
 from headwater.processing.marker import committed, ends_of, query_of
-from headwater.processing.offsets import Offsets
+from headwater.processing.offsets import VERSION, Offsets
 from headwater.processing.poison import Skips
-from headwater.processing.runner import Plan, Runner, sentence
+from headwater.processing.runner import Plan, Runner
 from headwater.processing.session import activate
 from headwater.processing.state import layouts, write_whole
 from headwater.processing.state_files import StateFolder
@@ -46,16 +48,21 @@ def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
         return f"{stage.place} has done no batch yet: there is nothing to be rebuilt."
     ends = [Offsets.from_json(end or {}) for end in ends_of(plan.checkpoint, last)]
     stop = {topic: next((end for end in ends if topic in end.topics), Offsets({}, {})) for topic in stage.inputs}
-    if how == "all":
-        _check_kept(runner, plan, stop)
+    start = _kept(runner, plan, stop, how)
     scratch = folder / "rebuild" / Path(plan.checkpoint).name
     shutil.rmtree(scratch, ignore_errors=True)
-    events = sum(offset for end in stop.values() for offset in end.places.values())
+    events = sum(
+        max(0, offset - start[topic].get(number, 0))
+        for end in stop.values()
+        for (topic, number), offset in end.places.items()
+    )
     replay = msgspec.structs.replace(
         plan,
         checkpoint=str(scratch / "checkpoint"),
         operators=str(scratch / "operators"),
+        start={topic: places_text(topic, places) for topic, places in start.items()},
         stop={topic: json.dumps(end.to_json()) for topic, end in stop.items()},
+        begun=plan.checkpoint,
     )
     _run(runner, replay, Skips(folder / "skipped" / f"{stage.name}.json"))
     _take_over(replay, plan, last)
@@ -63,26 +70,29 @@ def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
     return f"{stage.place}: its state was rebuilt from {events:,} events, and goes on behind batch {last}."
 
 
-def _check_kept(runner: Runner, plan: Plan, stop: Mapping[str, Offsets]) -> None:
-    """What the query began with must still be there."""
+def _kept(runner: Runner, plan: Plan, stop: Mapping[str, Offsets], how: Rebuild) -> dict[str, dict[int, int]]:
+    """For each partition of each input the first offset to read; for "all" what the query began with must still be there."""
+    began = beginning(plan.checkpoint)
+    start: dict[str, dict[int, int]] = {}
     for topic, end in stop.items():
-        given = plan.start.get(topic, "")
-        began = Offsets.from_json(json.loads(given)).places if given.startswith("{") else {}
-        for number, span in runner.log.offsets(topic).items():
-            if (topic, number) in end.places and span.start > began.get((topic, number), 0):
+        spans = runner.log.offsets(topic)
+        for number, span in spans.items():
+            if how == "all" and (topic, number) in end.places and span.start > began.get((topic, number), 0):
                 raise InvalidApp(
                     f"{plan.stage.place}: retention has removed events of {topic}[{number}] before offset {span.start:,}, "
                     "which its state was made of.",
                     advice="Where what is kept reaches back far enough (a window, a lateness), have it rebuilt from that: "
                     f"--rebuild-state {plan.stage.name}=kept. Otherwise put the state back.",
                 )
+        start[topic] = {number: max(span.start, began.get((topic, number), 0)) for number, span in spans.items()}
+    return start
 
 
 def _run(runner: Runner, replay: Plan, skips: Skips) -> None:
     """Runs the stage to where it stops, and throws away what it gives."""
     activate(runner.spark)
     try:
-        writer = runner.result(replay, skips).writeStream.format("noop").outputMode(replay.stage.mode)
+        writer = runner.inputs.result(replay, skips).writeStream.format("noop").outputMode(replay.stage.mode)
         writer = writer.queryName(f"{replay.stage.name} (rebuilding)").option("checkpointLocation", replay.checkpoint)
         writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
@@ -103,7 +113,18 @@ def _take_over(replay: Plan, plan: Plan, epoch: int) -> None:
             advice=f"Begin from its first events: --accept-new-checkpoint {plan.stage.name}=earliest.",
         )
     for uid in uids:
-        for there in layouts(f"{replay.operators}/{uid}")[plan.state_partitions]:
-            version = there.version(last)
+        [(layout, folders)] = layouts(f"{replay.operators}/{uid}").items()
+        topic = plan.analysed.fused[uid] if layout.by == "topic" else None
+        for there in folders:
+            version = there.version(_numbered(replay.checkpoint, last, topic))
             here = StateFolder(f"{plan.operators}/{uid}/{there.name}")
-            write_whole(here, msgspec.structs.replace(version, query=query, epoch=epoch), [(there, version)])
+            written = msgspec.structs.replace(version, query=query, epoch=_numbered(plan.checkpoint, epoch, topic))
+            write_whole(here, written, [(there, version)])
+
+
+def _numbered(checkpoint: str, batch: int, topic: str | None) -> int:
+    """The version that a state has after a batch: the batch's number; that of an operator inside a source stands in its offsets."""
+    if topic is None:
+        return batch
+    ends = [Offsets.from_json(end or {}) for end in ends_of(checkpoint, batch)]
+    return next(int(end.more[VERSION]) for end in ends if topic in end.topics)

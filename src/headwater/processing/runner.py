@@ -11,68 +11,55 @@ Thread-safety: one thread starts, another may look after the stages (`supervise`
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
-from headwater.model.errors import Fenced, HeadwaterError
-from headwater.model.schema import DELETED
-from headwater.processing.analysis import Analysed, Facts, apply, with_watermark
-from headwater.processing.beats import NAME as BEATS
+from headwater.model.errors import Fenced, HeadwaterError, NotFound
+from headwater.processing.analysis import Analysed, Facts
+from headwater.processing.beginning import note_beginning
 from headwater.processing.border import told
-from headwater.processing.event_time import LATE, PASSED, with_time, without_late
+from headwater.processing.failure import is_about_data, sentence
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.idle import Idle
+from headwater.processing.inputs import Inputs
 from headwater.processing.java import how_it_ended
-from headwater.processing.marker import ends_of
-from headwater.processing.maxima import maxima_of
+from headwater.processing.marker import committed, ends_of, planned, query_of
 from headwater.processing.offsets import At, places_of
-from headwater.processing.operator import Building, building
-from headwater.processing.poison import PoisonHunt, Skips, failed_ranges
-from headwater.processing.reading import is_local
+from headwater.processing.passed import passed_by
+from headwater.processing.poison import PoisonHunt, Skips
 from headwater.processing.session import activate
-from headwater.processing.status import LATE_ROWS, Rate, StageStatus, ends_in, reached_in
-from headwater.processing.table import Table
+from headwater.processing.state_list import rows_kept
+from headwater.processing.status import Rate, StageStatus, ends_in, reached_in
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """How long a stage waits before its next attempt, by how often it has failed since it last went on."""
 
 LOOK_S = 0.2
 LAG_S = 2.0
+KEPT_S = 5.0
 BEGIN_S = 10.0
 BEGIN_LOOK_S = 0.02
 DRAIN_S = 30.0
-REPLAY_EVENTS = 1_000_000
-"""So many events of an input are in one batch of a run that replays what another query has read."""
-
 GONE_S = 2.0
 """So long after a call to a dead JVM failed its process may still look alive."""
 
-_NO_MEMORY = re.compile(r"^(?:[\w.: ]+[. ])?(?:OutOf)?MemoryError\b", re.MULTILINE)
 _BEGINNING = "Initializing"
-_TIME = "_time"
-_WORKER_DIED = re.compile(r"Python worker (exited unexpectedly|failed to connect back)|PYTHON_WORKER_EXITED")
-_DATA_EXCEPTION = re.compile(r"SQLSTATE: 22")
-_RAISED = re.compile(r"^(?:: )?(?:[\w.$]+\.)?([A-Z]\w*(?:Error|Exception|Warning): .*)$", re.MULTILINE)
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
-Write = Callable[[DataFrame, int], None]
-"""What `foreachBatch` calls: the result of one batch and its number."""
+Write = Callable[[DataFrame, int], "int | None"]
+"""What `foreachBatch` calls: the result of one batch and its number. It may return how many rows it has set aside as dead letters."""
+
+Noted = Callable[[DataFrame, int], None]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -88,6 +75,8 @@ class Plan(msgspec.Struct, frozen=True):
     write: Callable[[], Write] | None = None
     stop: Mapping[str, str] = {}
     """For each input the offsets at which a run over what is there ends; without them, those that are there."""
+    begun: str | None = None
+    """The checkpoint that says which operators are inside sources, where that is another one."""
 
 
 class Runner:
@@ -101,8 +90,8 @@ class Runner:
         self._log = log
         self._graph = graph
         self._stop = threading.Event()
-        self._paces: list[str] = []
-        self._idle = Idle(log, idle_us)
+        self.inputs = Inputs(spark, log, state / "pace")
+        self._idle = Idle(log, idle_us, self._passed)
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -130,7 +119,7 @@ class Runner:
         """Looks after the stages until `stop` is called, or none of them will ever go on."""
         while not self._stop.wait(LOOK_S):
             for stage in self.stages:
-                self._with_spark(stage.look)
+                self._look_after(stage)
             self._idle.beat(stage for stage in self.stages if stage.plan.analysed.uses_time)
             if on_look is not None:
                 on_look()
@@ -146,14 +135,37 @@ class Runner:
                 if on_look is not None:
                     on_look()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing is to be started any more."""
+        return self._stop.is_set()
+
+    @property
+    def job_tag(self) -> str:
+        """What the jobs of Spark are marked with that a stop need not wait for."""
+        return f"headwater-{id(self)}"
+
+    def ask_to_stop(self) -> None:
+        """Lets whoever looks after the stages end soon: none is started any more, and the search for poison is given up."""
+        self._stop.set()
+        with suppress(Exception):  # a JVM that is gone has no jobs
+            self.spark.sparkContext.cancelJobsWithTag(self.job_tag)
+
     def stop(self, *, drain: bool = True) -> None:
-        """Ends every query; with `drain` between two batches, where that comes soon."""
+        """Ends every query; with `drain` between two batches, where that comes soon. Nobody looks after the stages any more."""
         self._stop.set()
         deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
-        for stage in self.stages:
-            self._with_spark(partial(stage.end, deadline))
-        while self._paces:
-            shutil.rmtree(self._paces.pop(), ignore_errors=True)
+        with ExitStack() as ending:  # what goes wrong with one of them is raised when all were ended
+            ending.callback(self.inputs.close)
+            for stage in reversed(self.stages):
+                ending.callback(self._with_spark, partial(stage.end, deadline))
+
+    def _look_after(self, stage: _Supervised) -> None:
+        """What goes wrong when a stage is looked at is told, and the others are looked after as before."""
+        try:
+            self._with_spark(stage.look)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may find it gone
+            stage.status.error = f"It cannot be looked after: {sentence(error, stage.plan.stage)}"
 
     def _with_spark(self, do: Callable[[], None]) -> None:
         """Does something that needs the JVM; when that is gone, every stage is told so instead."""
@@ -167,82 +179,7 @@ class Runner:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
-    def frames(
-        self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
-    ) -> list[DataFrame | Table]:
-        """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
-        return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
-
-    def result(self, plan: Plan, skips: Skips) -> DataFrame:
-        """What a stage's function makes of its inputs as streams."""
-        if not plan.analysed.operators:
-            return apply(plan.stage, self.frames(plan, skips))
-        pace = tempfile.mkdtemp(prefix="headwater-pace-")
-        self._paces.append(pace)
-        partitions = plan.state_partitions
-        options = {"pace": pace, "partitions": str(partitions)}
-        beats = self.spark.readStream.format(BEATS).options(**options).load()
-        with building(Building(plan.operators, partitions=partitions, beats=lambda: beats)):
-            return apply(plan.stage, self.frames(plan, skips, pace=pace))
-
-    def _frame(
-        self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
-    ) -> DataFrame | Table:
-        topic = plan.stage.inputs[number]
-        facts = plan.facts[topic]
-        names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
-        names += [DELETED.name, _TIME] if facts.is_table else []
-        options = {
-            "log": self._log.url,
-            "topic": topic,
-            "columns": ",".join(f"`{name.replace('`', '``')}`" for name in names),
-            "startingOffsets": plan.start.get(topic, "earliest"),
-        }
-        if pace is not None:
-            options["pace"] = pace
-        if LATE in names and not is_local(self._log):
-            options["maxima"] = maxima_of(plan.checkpoint, number)
-        if plan.stage.corrections_us:
-            options["lateness"] = f"{facts.lateness_us + plan.stage.corrections_us} microseconds"
-        if topic in plan.stop:
-            options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
-        condition = skips.condition(topic)
-        if condition:
-            options["filter"] = condition
-        if batch is not None:
-            options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
-            frame = without_late(self.spark.read.format("headwater").options(**options).load())
-            return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
-        frame = self.spark.readStream.format("headwater").options(**options).load()
-        if facts.is_table:
-            frame = _with_times(frame, facts)
-        if plan.stage.late == "only":
-            return frame.where(LATE).drop(LATE)
-        if PASSED in names:
-            assert facts.time is not None
-            count, keeps = f"{LATE_ROWS} {number}", facts.is_table
-            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
-        else:
-            frame = with_watermark(frame, facts)
-        return Table(topic, frame) if facts.is_table else frame
-
-    def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
-        """The columns by which an input's late rows are told, and its watermark.
-
-        No row of a table comes too late: it is what later events are to find. What failed on Kafka is looked for in late rows, too:
-        there only tasks of the stream know which those are.
-        """
-        if facts.time is None or (is_batch and not is_local(self._log)):
-            return []
-        if plan.stage.late == "only":
-            return [LATE]
-        if not plan.analysed.uses_time:
-            return []
-        if is_batch:
-            return [] if facts.is_table else [LATE]
-        return [LATE, PASSED]
-
-    def writer(self, plan: Plan, result: DataFrame, write: Write | None) -> DataStreamWriter:
+    def writer(self, plan: Plan, result: DataFrame, write: Noted | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""
         stage = plan.stage
         writer = (
@@ -258,6 +195,12 @@ class Runner:
             .option("topic", stage.to)
             .option("stage", f"{self._graph.name}.{stage.name}")
         )
+
+    def _passed(self, topic: str, greatest: int) -> int | None:
+        """Before which time a topic gets no rows any more that the stage which writes it gives; None where none of these does."""
+        writer = self._graph.writer_of(topic)
+        plans = [stage.plan for stage in self.stages if writer is not None and stage.plan.stage.name == writer.name]
+        return passed_by(self._log, plans[0], greatest) if plans else None
 
     def stage_of(self, plan: Plan) -> Stage:
         """The stage of the log that dead letters of a plan are written by."""
@@ -281,7 +224,7 @@ class _Supervised:
         self._rate = Rate()
         self._query: StreamingQuery | None = None
         self._raised: Exception | None = None
-        self._available_now = False
+        self._available_now = self._has_told = False
         self._failures = 0
         self._failed_at = -1
         self._retry_at: float | None = None
@@ -289,6 +232,7 @@ class _Supervised:
         self.reached: dict[At, tuple[int, int]] = {}
         """How far event time had come where the last batch began; known only where the log does not keep it."""
         self._lag_at = 0.0
+        self._kept_rows, self._kept_epoch, self._kept_at = 0, -1, 0.0
 
     @property
     def checkpoint(self) -> str:
@@ -311,29 +255,38 @@ class _Supervised:
         self._retry_at = self._raised = None
         try:
             activate(self._runner.spark)
-            result = self._runner.result(self.plan, self._skips)
+            note_beginning(self._runner.log, self.plan.checkpoint, self.inputs, self.plan.start)
+            result = self._runner.inputs.result(self.plan, self._skips)
             write = None if self.plan.write is None else self._noting(self.plan.write())
             writer = self._runner.writer(self.plan, result, write)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
+            if self._runner.is_stopping:
+                return
             self._query = writer.trigger(**trigger).start()
             self.status.state = "running"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told in the status, and the other stages go on
             self._query = None
             self._fail(error)
 
-    def _noting(self, write: Write) -> Write:
+    def _noting(self, write: Write) -> Noted:
         """Keeps what a writer raises as it was: Spark makes a text of it in which every error looks like one of Python's."""
 
         def noted(result: DataFrame, epoch: int) -> None:
             try:
-                write(result, epoch)
+                self.status.dead += write(result, epoch) or 0
             except Exception as error:
                 self._raised = error
                 raise
 
         return noted
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether its query has done a batch, now or in an earlier run, and has told that no event waits for it."""
+        has_begun = self.status.epoch >= 0 or committed(self.plan.checkpoint) is not None
+        return self._has_told and self.status.lag == 0 and has_begun
 
     @property
     def is_beginning(self) -> bool:
@@ -370,21 +323,33 @@ class _Supervised:
         newest = query.lastProgress
         if newest is None:
             return
+        self._has_told = True
+        kept = self._rows_kept(query, int(newest["batchId"]))
         if int(newest["batchId"]) > self.status.epoch + 1:
             for progress in query.recentProgress:
-                self.status.follow(progress)
-        self.status.follow(newest)
+                self.status.follow(progress, rows_kept=kept)
+        self.status.follow(newest, rows_kept=kept)
         self._ends |= ends_in(newest)
         self.reached |= reached_in(newest)
         if self.status.epoch > self._failed_at:
             self._failures = 0
             self.status.error = None
 
+    def _rows_kept(self, query: StreamingQuery, epoch: int) -> int:
+        """How many rows its operators keep; asked now and then, and where their files cannot be read at this moment, later."""
+        if not self.plan.analysed.operators or epoch == self._kept_epoch:
+            return self._kept_rows
+        if time.monotonic() >= self._kept_at or not query.isActive:
+            self._kept_at = time.monotonic() + KEPT_S
+            with suppress(HeadwaterError):
+                self._kept_rows, self._kept_epoch = rows_kept(self.plan.operators), epoch
+        return self._kept_rows
+
     def _fall_behind(self) -> None:
         """While no query tells its lag, it grows with what others append; a log that cannot be asked leaves it as it was."""
         with suppress(HeadwaterError, OSError, ValueError):
             if not self._ends:
-                begun, _ = failed_ranges(self.plan.checkpoint, ())
+                begun = planned(self.plan.checkpoint)
                 self._ends = places_of(ends_of(self.plan.checkpoint, begun - 1)) if begun else {}
         with suppress(HeadwaterError):
             self.status.lag = sum(
@@ -401,10 +366,10 @@ class _Supervised:
 
     def end(self, deadline: float) -> None:
         """Stops the query, once its batch is done or the time is up."""
-        query, self._query = self._query, None
+        query, self._query, self._retry_at = self._query, None, None
+        if query is None and self.status.state in ("waiting", "starting"):
+            query, self.status.state = self._left_behind(), "stopped"
         if query is None:
-            if self.status.state in ("waiting", "starting"):
-                self.status.state = "stopped"
             return
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -413,6 +378,13 @@ class _Supervised:
         self.status.events_per_s = 0.0
         if self.status.state == "running":
             self.status.state = "stopped"
+
+    def _left_behind(self) -> StreamingQuery | None:
+        """A query whose start was interrupted: Spark runs it, and nobody was given it."""
+        with suppress(NotFound):
+            own = query_of(self.plan.checkpoint)
+            return next((query for query in self._runner.spark.streams.active if query.id == own), None)
+        return None
 
     def _fail(self, error: BaseException) -> None:
         ours = error if isinstance(error, HeadwaterError) else told(error)
@@ -434,48 +406,18 @@ class _Supervised:
             self._retry_at = time.monotonic() + RETRY_S[min(self._failures - 1, len(RETRY_S) - 1)]
 
     def _cure(self) -> bool:
-        """Finds the poison events of a batch that failed twice and sets them aside; False where that cannot be done."""
+        """Finds the poison events of a batch that failed twice and sets them aside; False where that can never be done."""
         try:
             hunt = PoisonHunt(self._runner, self.plan, self._skips)
             found = hunt.run(self.plan.checkpoint)
-        except Exception as error:  # noqa: BLE001 - the stage stops with both errors told
-            self.status.error = f"{self.status.error}. Looking for the event that does it failed too: {sentence(error, self.plan.stage)}"
-            return False
+        except Exception as error:  # noqa: BLE001 - both errors are told
+            ours = error if isinstance(error, HeadwaterError) else told(error)
+            why = sentence(error, self.plan.stage) if ours is None else f"[{ours.code}] {ours}"
+            self.status.error = f"{self.status.error}. Looking for the event that does it failed too: {why}"
+            return ours is None or ours.retriable
         if isinstance(found, str):
             self.status.error = f"{self.status.error}. {found}"
             return False
         self.status.dead += found
         self._failed_at = -1
         return True
-
-
-def is_about_data(error: BaseException) -> bool:
-    """Whether it is the events, or the function, that an error is about: Python raised it, or SQL calls it a data exception.
-
-    Anything else (a worker that did not start, a dead machine, no memory) may be gone at the next attempt.
-    """
-    text = str(error)
-    if _NO_MEMORY.search(text) or _WORKER_DIED.search(text):
-        return False
-    return "Traceback (most recent call last)" in text or _DATA_EXCEPTION.search(text) is not None
-
-
-def _with_times(versions: DataFrame, facts: Facts) -> DataFrame:
-    """The versions of a table's rows; a row was deleted when the log was told."""
-    if facts.time is not None:
-        versions = versions.withColumn(facts.time, F.coalesce(f"`{facts.time}`", _TIME))
-    return versions.drop(_TIME)
-
-
-def sentence(error: BaseException, stage: StageNode) -> str:
-    """The part of an error that says most: what Python raised and in which line of the script, or Spark's first line."""
-    text = str(error)
-    if _WORKER_DIED.search(text):
-        return "A Python process of Spark died, or did not start in time: killed, out of memory, or a busy machine."
-    raised = _RAISED.findall(text)
-    if not raised:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[0] if lines else type(error).__name__
-    script = stage.function.__code__.co_filename if stage.function is not None else ""
-    lines = [number for file, number in _FRAME.findall(text) if file == script]
-    return f"{Path(script).name}:{lines[-1]}: {raised[-1]}" if lines else raised[-1]

@@ -34,6 +34,9 @@ Array = Any
 """A NumPy array."""
 
 H1, H2, AT, GONE = "_h1", "_h2", "_at", "_gone"
+NUMBER = "_number"
+"""Which key a row has, by its place in the order of all keys of a batch; a column of rows whose keys were numbered before."""
+
 GROWTH = 4
 MIN_TIME = -(2**63)
 PART_BYTES = 8 << 20
@@ -109,32 +112,49 @@ def _above(part: Part, floor: int) -> Part:
 
 
 class Keys(NamedTuple):
-    """Keys as their hashes, in order and each once; `row` says for each row it was made of which one it has."""
+    """Keys as their hashes, in order and each once; `row` says for each row it was made of which one it has, `one` is a row of each."""
 
     h1: Array
     h2: Array
     row: Array
+    one: Array
 
     @classmethod
     def of(cls, rows: pa.Table) -> Keys:
         """The keys of rows in any order."""
         h1, h2 = column(rows, H1), column(rows, H2)
         if not len(h1):
-            return cls(h1, h2, np.zeros(0, np.int64))
-        order = np.lexsort((h2, h1))
-        h1, h2 = h1[order], h2[order]
-        is_first = np.r_[True, (h1[1:] != h1[:-1]) | (h2[1:] != h2[:-1])]
+            return cls(h1, h2, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        if NUMBER in rows.column_names:
+            return cls._numbered(h1, h2, column(rows, NUMBER))
+        order = np.argsort(h1)
+        is_same = h1[order][1:] == h1[order][:-1]
+        if bool((is_same & (h2[order][1:] != h2[order][:-1])).any()):  # two keys share their first hash: once in ages
+            order = np.lexsort((h2, h1))
+            is_same = (h1[order][1:] == h1[order][:-1]) & (h2[order][1:] == h2[order][:-1])
+        is_first = np.r_[True, ~is_same]
         row = np.empty(len(order), np.int64)
         row[order] = np.cumsum(is_first) - 1
-        return cls(h1[is_first], h2[is_first], row)
+        one = order[is_first]
+        return cls(h1[one], h2[one], row, one)
+
+    @classmethod
+    def _numbered(cls, h1: Array, h2: Array, number: Array) -> Keys:
+        """Rows that have the numbers of their keys already; some of the keys may have no row any more."""
+        one = np.full(int(number.max()) + 1, -1)
+        one[number] = np.arange(len(number))
+        is_there = one >= 0
+        row = number if bool(is_there.all()) else (np.cumsum(is_there) - 1)[number]
+        one = one[is_there]
+        return cls(h1[one], h2[one], row, one)
 
     def only(self, mask: Array) -> Keys:
         """Some of them."""
-        return Keys(self.h1[mask], self.h2[mask], np.zeros(0, np.int64))
+        return Keys(self.h1[mask], self.h2[mask], self.row[:0], self.one[mask])
 
     def part(self, start: int, end: int) -> Keys:
         """Neighbouring ones."""
-        return Keys(self.h1[start:end], self.h2[start:end], self.row[:0])
+        return Keys(self.h1[start:end], self.h2[start:end], self.row[:0], self.one[start:end])
 
     def __len__(self) -> int:
         return len(self.h1)
@@ -160,7 +180,10 @@ def in_order(rows: pa.Table, kind: Kind) -> pa.Table:
     h1, h2 = column(rows, H1), column(rows, H2)
     if len(h1) < 2 or bool(((h1[1:] > h1[:-1]) | ((h1[1:] == h1[:-1]) & (h2[1:] >= h2[:-1]))).all()):
         return rows
-    return rows.take(pa.array(np.lexsort((h2, h1))))
+    # NumPy's stable sort is slow: numbers that have the key before the row are sorted instead.
+    count = rows.num_rows
+    order = np.sort(Keys.of(rows).row * count + np.arange(count)) % count
+    return rows.take(pa.array(order))
 
 
 def spans(run: pa.Table, keys: Keys) -> tuple[Array, Array]:
@@ -221,6 +244,17 @@ def find(runs: Sequence[Run], kind: Kind, keys: Keys) -> Found | None:
         return rows, found
     is_there = ~column(rows, GONE)
     return rows.filter(pa.array(is_there)), found[is_there]
+
+
+def check_fits(inputs: Sequence[pa.Table]) -> None:
+    """`KeyTooLarge` where the rows that a batch brings to a state partition are more than a task can work on."""
+    brought = sum(rows.nbytes for rows in inputs)
+    if brought > FOUND_BYTES_MAX:
+        raise KeyTooLarge(
+            f"A batch brings {brought / 1e9:.1f} GB of rows to one state partition of an operator.",
+            advice=f"One takes {FOUND_BYTES_MAX / 1e9:.1f} GB at once. Bound the batches with events_max=, or use more state_partitions; "
+            "where it is a single key, take a finer one.",
+        )
 
 
 def _size(rows: pa.Table, count: int) -> int:

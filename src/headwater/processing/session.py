@@ -48,6 +48,7 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
+    "spark.python.daemon.module": "headwater.processing.daemon",
 }
 
 
@@ -123,12 +124,16 @@ def is_local(master: str) -> bool:
 
 def check_reachable(log: str, master: str) -> None:
     """Refuses a log in a folder for a Spark that runs elsewhere; `Unsupported`."""
-    scheme = log.partition("://")[0] if "://" in log else "file"
-    if log and scheme == "file" and not is_local(master):
+    if log and is_folder_log(log) and not is_local(master):
         raise Unsupported(
             f"The log {log!r} is a folder of this machine, and Spark's tasks run on others (master {master!r}).",
             advice='Use a kafka:// log for a cluster, or master="local[*]" for a folder.',
         )
+
+
+def is_folder_log(url: str) -> bool:
+    """Whether a log's URL is that of a folder."""
+    return "://" not in url or url.startswith("file://")
 
 
 def check_java() -> None:

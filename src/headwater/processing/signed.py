@@ -3,9 +3,9 @@
 What is computed over a table that changes takes the earlier row back before it adds the one that replaces it, also where the row now
 belongs to another group. This operator, keyed by the table's key, remembers the row that each key has, and gives both.
 
-A row with `_deleted` takes its key away. Of several rows of a key the one with the latest time `at` counts, and of equal times the last by
-all columns, however batches are cut; a deletion is remembered then, so that an earlier row that comes later does not bring its key back.
-Without a time the later batch counts, and a batch that has two rows of one key is refused.
+A row with `_deleted` takes its key away. Of several rows of a key the one with the latest time `at` (or the highest `_offset`) counts,
+and of equal times the last by all columns, however batches are cut; a deletion is remembered then, so that an earlier row that comes
+later does not bring its key back. Without a time the later batch counts, and a batch that has two rows of one key is refused.
 
 State: `rows`, the row of each key.
 """
@@ -29,6 +29,9 @@ from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
 
 SIGN = "_sign"
+OFFSET = "_offset"
+"""The log's own order, which it keeps of each key."""
+
 _ROWS, _KNOWN = "rows", "_known"
 
 
@@ -36,8 +39,13 @@ def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str 
     """The rows of `df`, changes of a table with this key, with their `_sign`."""
     names = [key] if isinstance(key, str) else list(key)
     # The time says which change is the later, no more: one that the watermark has passed counts as well, so this does not note it.
-    if at is not None and (at not in df.columns or not isinstance(df.schema[at].dataType, TimestampType)):
-        raise InvalidInput(f"There is no column {at!r} with times (TIMESTAMP).", advice="Name another with at=.")
+    if at is not None and not (
+        at in df.columns and (at == OFFSET or isinstance(df.schema[at].dataType, TimestampType))
+    ):
+        raise InvalidInput(
+            f"There is no column {at!r} with times (TIMESTAMP).",
+            advice=f"Name another with at=, or {OFFSET!r}, which the stage has with log_columns=[{OFFSET!r}].",
+        )
     operator = Signed(to_arrow(df.schema), names, at)
     return operate(operator, [Input(df, names)], uid=None if uid is None else f"{uid}.rows")
 
@@ -57,6 +65,7 @@ class Signed:
     """The operator."""
 
     name = "signed"
+    is_prompt = True
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], at: str | None) -> None:
         self.settings = (tuple(key), at)
@@ -123,7 +132,7 @@ class Signed:
         values = ", ".join(f"{name}={rows.column(name)[row].as_py()!r}" for name in self._key)
         raise InvalidInput(
             f"A batch has two rows of the key {values}: which one is the later?",
-            advice="Say with at= which column is the time of a change.",
+            advice=f"Say with at= which column is the time of a change; for a table of the log at={OFFSET!r}, its order there.",
         )
 
 

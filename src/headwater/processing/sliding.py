@@ -2,7 +2,8 @@
 
 A row is given when the watermark has passed it, with what its key had in the `over` before it and at its own time: SQL's
 `RANGE BETWEEN … PRECEDING AND CURRENT ROW`, by event time. So the answer is the same however batches are cut and rows are shuffled within
-the lateness. DuckDB computes it, over the rows that are due and those of their keys that are near enough.
+the lateness. It is computed over the rows that are due and those of their keys that are near enough: by NumPy (see `ranges`), or where that
+has no words for it by DuckDB.
 
 State: `waiting`, rows that the watermark has not passed; `passed`, what later rows may need of those it has.
 """
@@ -10,6 +11,7 @@ State: `waiting`, rows that the watermark has not passed; `passed`, what later r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from headwater.model.errors import InvalidInput
 from headwater.processing.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.columns import time_column, times_of
 from headwater.processing.operator import Input, Time, operate
+from headwater.processing.ranges import aggregated
 from headwater.processing.runs import AT, H1, H2, Keys, column
 from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
@@ -61,6 +64,7 @@ class Sliding:
         self.schema = schema
         for aggregate in aggregates:
             self.schema = self.schema.append(pa.field(aggregate.name, aggregate.type))
+        self.keeps = at
         self._at, self._over, self._aggregates = at, over_us, aggregates
         self._used = sorted({aggregate.column for aggregate in aggregates if aggregate.column is not None})
         used = [pa.field(f"c{number}", schema.field(name).type) for number, name in enumerate(self._used)]
@@ -82,15 +86,13 @@ class Sliding:
         mine = {"at": due.column(AT)} | {
             f"c{at}": due.column(f"r{self._own.index(name)}") for at, name in enumerate(self._used)
         }
-        near = pa.table(
-            {"k": pa.array(number), "row": pa.array(np.full(len(number), -1)), **{n: found.column(n) for n in mine}}
-        )
-        here = pa.table({"k": pa.array(keys.row), "row": pa.array(np.arange(due.num_rows)), **mine})
-        computed = self._compute(pa.concat_tables([near, here.cast(near.schema)]))
+        near = pa.table({"k": pa.array(number), **{n: found.column(n) for n in mine}})
+        here = pa.table({"k": pa.array(keys.row), **mine})
+        computed = self._compute(pa.concat_tables([near, here.cast(near.schema)]), known=near.num_rows)
         state[_PASSED].put(pa.table({H1: due.column(H1), H2: due.column(H2), **mine}))
         state[_PASSED].keeps = lambda rows: pa.array(column(rows, "at") > oldest)
         columns = {name: due.column(f"r{at}") for at, name in enumerate(self._own)}
-        return pa.table({**columns, **{each.name: computed.column(each.name) for each in self._aggregates}})
+        return pa.table({**columns, **computed})
 
     def _wait(self, state: State, rows: pa.Table, time: Time) -> None:
         times = times_of(rows, self._at)
@@ -98,16 +100,24 @@ class Sliding:
         kept = pa.table({H1: rows.column(H1), H2: rows.column(H2), AT: pa.array(times, pa.int64()), **columns})
         state[_WAITING].put(kept.filter(pa.array(times > time.before)))
 
-    def _compute(self, rows: pa.Table) -> pa.Table:
+    def _compute(self, rows: pa.Table, *, known: int) -> dict[str, Any]:
+        """The aggregates of all rows but the first `known`."""
+        is_due = np.arange(rows.num_rows) >= known
+        columns = {name: rows.column(f"c{number}") for number, name in enumerate(self._used)}
+        found = aggregated(column(rows, "k"), column(rows, "at"), is_due, self._over, columns, self._aggregates)
+        return self._asked(rows.append_column("due", pa.array(is_due))) if found is None else found
+
+    def _asked(self, rows: pa.Table) -> dict[str, Any]:
         columns = ", ".join(f'{self._sql(each)} over w as "{each.name}"' for each in self._aggregates)
         window = f'partition by k order by "at" range between {self._over} preceding and current row'
         result = ask(
-            f'select * from (select "row", {columns} from rows window w as ({window})) where "row" >= 0 order by "row"',
-            rows=rows,
+            f"""select * exclude (place, due) from (select place, due, {columns} from rows window w as ({window}))
+                where due order by place""",
+            rows=rows.append_column("place", pa.array(np.arange(rows.num_rows))),
         )
-        return result.drop_columns(["row"]).cast(
-            pa.schema([pa.field(each.name, each.type) for each in self._aggregates])
-        )
+        schema = pa.schema([pa.field(each.name, each.type) for each in self._aggregates])
+        cast = result.cast(schema)
+        return {each.name: cast.column(each.name) for each in self._aggregates}
 
     def _sql(self, each: Aggregate) -> str:
         if each.column is None:

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from headwater.processing.beats import BeatsSource
 from headwater.processing.border import crossing
+from headwater.processing.fused import Fused
 from headwater.processing.offsets import EARLIEST, LATEST
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import read_options
@@ -59,7 +60,7 @@ class HeadwaterSource(DataSource):
             subscription = Subscription(log_for_reading(options.log), options)
             schema = to_spark(subscription.schema())
             subscription.condition()
-            return schema
+            return schema if options.operator is None else Fused.from_option(options.operator).gives
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""

@@ -18,11 +18,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from headwater.log.disk import RealDisk
 from headwater.log.stage import Stage, StageCommit
 from headwater.log.topic import Topic
 from headwater.model.marker import Marker
 from headwater.processing.marker import marker_of
-from headwater.processing.offsets import places_of
+from headwater.processing.offsets import count_between
 from headwater.processing.opened import log_for_writing
 from headwater.processing.reading import is_local
 from headwater.processing.staging import Staged, commit_staged, stage_rows, sweep, take_number
@@ -68,22 +69,26 @@ class FrameWriter:
     def _commit_staged(self, df: DataFrame, marker: Marker) -> StageCommit:
         target, stage = self._log.store.refresh(self._topic), self._stage
         rows = df.mapInArrow(_stager(self._url, stage.name, stage.number, target), _MESSAGE).collect()
+        disk = RealDisk()
+        disk.reach("frame: all staged")
         messages: list[Staged] = [pickle.loads(row.message) for row in rows]
         done = commit_staged(self._log, stage, target, marker, messages)
+        disk.reach("frame: committed")
         sweep(self._log, stage.name, stage.number)
+        disk.reach("frame: swept")
         return done
 
     def _is_small(self, marker: Marker) -> bool:
         """Whether a batch reads few events; nobody knows of the first one, which has no batch before it."""
         if self._last is None or self._last.epoch + 1 != marker.epoch:
             return False
-        before, after = places_of(self._last.ends), places_of(marker.ends)
-        return sum(end - before.get(place, 0) for place, end in after.items()) <= FETCH_EVENTS_MAX
+        return count_between(self._last.ends, marker.ends) <= FETCH_EVENTS_MAX
 
 
 def _stager(url: str, stage: str, number: int, topic: Topic) -> Any:
     def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         staged = stage_rows(log_for_writing(url), stage, number, topic, batches)
+        RealDisk().reach("frame: task staged")
         yield pa.record_batch([pa.array([pickle.dumps(staged)], pa.binary())], names=["message"])
 
     return stage_task

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,6 +32,9 @@ OWNER = "_owner"
 """In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
 
 KEY_FIELDS = [pa.field(H1, pa.int64()), pa.field(H2, pa.int64())]
+
+By = Literal["hash", "topic"]
+"""Which keys a state partition has: by their first hash, or those of a partition of the topic that is read (see `fused`)."""
 
 Keep = Callable[[pa.Table], Any]
 """Which rows may still be needed; asked when runs are merged."""
@@ -155,10 +158,10 @@ class StateStore:
 
     def __init__(
         self, url: str, *, uid: str, query: str, fingerprint: str, partition: int, partitions: int,
-        specs: Mapping[str, TableSpec],
+        specs: Mapping[str, TableSpec], by: By = "hash",
     ) -> None:  # fmt: skip
-        self._root = f"{url}/{uid}"
-        self._folder = StateFolder(f"{self._root}/{folder_name(partition, partitions)}")
+        self._root, self._layout = f"{url}/{uid}", Layout(partitions, by)
+        self._folder = StateFolder(f"{self._root}/{self._layout.folder(partition)}")
         kinds = {name: spec.kind for name, spec in specs.items()}
         self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {}, kinds)
         self._specs = specs
@@ -192,7 +195,7 @@ class StateStore:
             self._folder.remove(old for old in there if old < epoch and old not in needed)
         self._folder.sweep(epoch)
         if self._blank.partition == 0:
-            for folders in layouts(self._root, but=self._blank.partitions).values():
+            for folders in layouts(self._root, but=self._layout).values():
                 if all(old <= epoch - 2 for folder in folders for old in folder.epochs()):
                     for folder in folders:
                         folder.remove_all()
@@ -201,8 +204,10 @@ class StateStore:
         ours = self._blank
         if version.fingerprint != ours.fingerprint:
             raise Conflict(
-                f"The state in {folder.url} was made by operator {version.uid!r} with other settings or columns.",
-                advice=f"Undo the change; or give the changed operator another uid=. {REBUILD}",
+                f"The state in {folder.url} was made by operator {version.uid!r} with other settings or columns: it has rows in it as "
+                "they were.",
+                advice="Undo the change, or where the topic has got a column, select() those of before in front of the operator; or "
+                f"give the changed operator another uid=. {REBUILD}",
             )
         if version.query != ours.query:
             raise Conflict(
@@ -215,8 +220,10 @@ class StateStore:
         """Writes this partition's version out of the partitions of another number of them, which stay until it is safe."""
         complete = (
             folders
-            for partitions, folders in layouts(self._root, but=self._blank.partitions).items()
-            if len(folders) == partitions and all(before in folder.epochs() for folder in folders)
+            for layout, folders in layouts(self._root, but=self._layout).items()
+            if layout.by == self._layout.by == "hash"
+            and len(folders) == layout.partitions
+            and all(before in folder.epochs() for folder in folders)
         )
         folders = next(complete, None)
         if folders is None:
@@ -268,24 +275,35 @@ def write_whole(
     folder.write(version, tables)
 
 
-def layouts(root: str, *, but: int | None = None) -> dict[int, list[StateFolder]]:
-    """The folders of an operator's partitions, by how many partitions there are to be; `but` leaves one number out."""
-    found: dict[int, list[StateFolder]] = {}
+class Layout(NamedTuple):
+    """How a state is divided: into how many partitions, and by what."""
+
+    partitions: int
+    by: By = "hash"
+
+    def folder(self, partition: int) -> str:
+        """The name of a partition's folder."""
+        return f"{partition:05d}-of-{self.partitions:05d}{_BY_TOPIC if self.by == 'topic' else ''}"
+
+
+_BY_TOPIC = ".topic"
+
+
+def layouts(root: str, *, but: Layout | None = None) -> dict[Layout, list[StateFolder]]:
+    """The folders of an operator's partitions, by how many there are to be, and of what; `but` leaves some out."""
+    found: dict[Layout, list[StateFolder]] = {}
     for name in StateFolder(root).names():
-        number, _, count = name.partition("-of-")
-        if number.isdigit() and count.isdigit() and int(count) != but:
-            found.setdefault(int(count), []).append(StateFolder(f"{root}/{name}"))
+        number, _, count = name.removesuffix(_BY_TOPIC).partition("-of-")
+        if number.isdigit() and count.isdigit():
+            layout = Layout(int(count), "topic" if name.endswith(_BY_TOPIC) else "hash")
+            if layout != but:
+                found.setdefault(layout, []).append(StateFolder(f"{root}/{name}"))
     return found
 
 
 def partition_of(h1: Any, partitions: int) -> Any:
     """Which state partition keys belong to, by their first hash."""
     return np.mod(h1, partitions)
-
-
-def folder_name(partition: int, partitions: int) -> str:
-    """The folder of a partition."""
-    return f"{partition:05d}-of-{partitions:05d}"
 
 
 def fingerprint_of(*parts: object) -> str:

@@ -137,8 +137,11 @@ class StateFolder:
             with self._opened(draft) as write:
                 version = _written(write, version, runs)
             if self._is_local:
+                disk = RealDisk()
+                disk.reach("state: drafted")
                 os.replace(draft, path)
-                RealDisk().sync_folder(self._path)
+                disk.sync_folder(self._path)
+                disk.reach("state: saved")
             else:
                 self._system.move(draft, path)
         return version

@@ -62,6 +62,17 @@ def rows_of(info: StateInfo, table: str) -> Iterator[pa.Table]:
         yield from runs.merged(held_runs(folder, version, table), version.kinds[table], is_oldest=True)
 
 
+def rows_kept(url: str) -> int:
+    """How many rows the operators of a stage keep, counted in the newest files only: one that was replaced counts until it is merged."""
+    return sum(
+        run.rows
+        for each in _operators(url, 0)
+        for _, version in _newest(each)
+        for held in version.tables.values()
+        for run in held
+    )
+
+
 def _operators(url: str, depth: int) -> Iterator[str]:
     if layouts(url):
         yield url
@@ -103,8 +114,8 @@ def _describe(url: str) -> StateInfo:
 def _newest(url: str) -> list[tuple[StateFolder, Version]]:
     """The newest version that all partitions have, of the number of partitions that has it."""
     complete = []
-    for partitions, folders in layouts(url).items():
-        if len(folders) == partitions:
+    for layout, folders in layouts(url).items():
+        if len(folders) == layout.partitions:
             common = set.intersection(*(set(folder.epochs()) for folder in folders))
             complete += [(max(common), folders)] if common else []
     if not complete:

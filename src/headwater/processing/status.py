@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from headwater.databases.address import without_password
 from headwater.model.clock import system_clock
 from headwater.model.errors import AppFailed
 from headwater.processing.graph import Graph, StageNode
+from headwater.processing.offsets import BEAT, EVENTS, REACHED
 
 StageState = Literal["starting", "running", "waiting", "stopped", "failed", "done"]
 
@@ -51,21 +53,30 @@ class StageStatus(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, stage: StageNode) -> StageStatus:
         """A stage that has not begun."""
-        return cls(name=stage.name, kind=stage.kind, to=stage.to, inputs=list(stage.inputs), where=stage.where)
+        return cls(
+            name=stage.name,
+            kind=stage.kind,
+            to=without_password(stage.to),
+            inputs=list(stage.inputs),
+            where=stage.where,
+        )
 
-    def follow(self, progress: Mapping[str, Any]) -> None:
-        """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new."""
+    def follow(self, progress: Mapping[str, Any], *, rows_kept: int = 0) -> None:
+        """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new.
+
+        `rows_kept` are those of our operators, of which Spark knows nothing.
+        """
         duration = progress.get("durationMs") or {}
-        rows = int(progress.get("numInputRows") or 0)
         if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
             self.epoch = int(progress["batchId"])
-            self.events += rows
+            self.events += sum(_events(source) for source in progress.get("sources") or [])
             self.late += _late(progress)
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
         self.watermark = (progress.get("eventTime") or {}).get("watermark") or self.watermark
-        self.state_rows = sum(int(operator.get("numRowsTotal", 0)) for operator in progress.get("stateOperators") or [])
+        of_spark = sum(int(operator.get("numRowsTotal", 0)) for operator in progress.get("stateOperators") or [])
+        self.state_rows = of_spark + rows_kept
 
 
 class AppStatus(msgspec.Struct, kw_only=True):
@@ -146,6 +157,19 @@ def _late(progress: Mapping[str, Any]) -> int:
     return sum(int(counted["rows"] or 0) for name, counted in found.items() if name.startswith(LATE_ROWS))
 
 
+def _events(source: Mapping[str, Any]) -> int:
+    """How many events a source has read in a batch; of one with an operator in it Spark knows only what that gave."""
+    start, end = (_decoded(source.get(name)) for name in ("startOffset", "endOffset"))
+    if BEAT in end:
+        return 0
+    return int(end[EVENTS] - start.get(EVENTS, 0) if EVENTS in end else source.get("numInputRows") or 0)
+
+
+def _decoded(offsets: Any) -> Mapping[str, Any]:
+    found = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets
+    return found or {}
+
+
 def _lag(source: Mapping[str, Any]) -> int:
     """How many events a source had not given out when the batch was planned."""
     end, latest = (_places(source.get(name)) for name in ("endOffset", "latestOffset"))
@@ -163,18 +187,15 @@ def reached_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, 
     """How far event time had come where a batch began, where that stands in its offsets (see `maxima`)."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for source in progress.get("sources") or []:
-        offsets = source["endOffset"]
-        kept = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets or {}
-        for topic, partitions in kept.get(".reached", {}).items():
+        for topic, partitions in _decoded(source["endOffset"]).get(REACHED, {}).items():
             found |= {(topic, int(number)): (int(offset), int(time)) for number, (offset, time) in partitions.items()}
     return found
 
 
 def _places(offsets: Any) -> dict[tuple[str, int], int]:
-    found = msgspec.json.decode(offsets) if isinstance(offsets, str) and offsets else offsets
     return {
         (topic, int(number)): int(offset)
-        for topic, partitions in (found or {}).items()
+        for topic, partitions in _decoded(offsets).items()
         if not topic.startswith(".")
         for number, offset in partitions.items()
     }

@@ -37,7 +37,7 @@ from headwater.processing.event_time import PASSED
 from headwater.processing.fetched import FetchingReader
 from headwater.processing.maxima import from_json
 from headwater.processing.maxima import to_json as reached_json
-from headwater.processing.offsets import LATEST, REACHED, WATERMARK, At, Offsets, share, to_json
+from headwater.processing.offsets import EVENTS, LATEST, REACHED, VERSION, WATERMARK, At, Offsets, share, to_json
 from headwater.processing.query import Query
 from headwater.processing.reading import Passing, Range, is_local, reached_in
 from headwater.processing.subscription import Subscription, taken_back
@@ -120,8 +120,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
                 self.fetched = None if self._query.is_nested else list(self.read(Passing(watermark)))
                 return [Passing(watermark)]
-            tasks = self._query.tasks(ranges)
-            self.fetched = self._fetch(ranges) if len(tasks) == 1 else None
+            tasks = self._query.tasks(ranges) if self._query.fused is None else self._query.roots(ranges, before, after)
+            self.fetched = self._fetch(tasks[0]) if len(tasks) == 1 and self._query.is_small(ranges) else None
             return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -132,17 +132,17 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def _subscription(self) -> Subscription:
         return self._query.checked
 
-    def _fetch(self, ranges: Sequence[Range]) -> list[pa.RecordBatch] | None:
+    def _fetch(self, task: InputPartition) -> list[pa.RecordBatch] | None:
         """The rows of a small batch; none if they are too large, or if reading fails: a task says that better.
 
         What it gives is read by one task either way, so the number of tasks never depends on it. Arrays, maps and structs are left
         to tasks: Spark fails where it copies nulls in them.
         """
-        if self._query.is_nested or not self._query.is_small(ranges):
+        if self._query.is_nested:
             return None
         fetched, size = [], 0
         try:
-            for batch in self._query.rows(ranges):
+            for batch in self.read(task):
                 fetched.append(batch)
                 size += batch.nbytes
                 if size > FETCH_BYTES_MAX:
@@ -155,7 +155,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         """The offsets, with their watermark where it is asked for, told to those who keep pace."""
         pace = self._query.options.pace
         if pace is None and PASSED not in self._query.names and self._query.maxima is None:
-            return offsets.to_json()
+            return self._numbered(begin, offsets).to_json()
         before, maxima = offsets.more.get(WATERMARK, NO_TIME), self._query.maxima
         told: dict[str, Any] = {}
         reached: Mapping[At, int] = {}
@@ -166,10 +166,18 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             told, reached = {REACHED: reached_json(known)}, {at: time for at, (_, time) in known.items()}
         passed = self._subscription.watermark(topics, reached)
         more = {**offsets.more, **told, WATERMARK: max(before, passed, self._stopped(offsets.places))}
-        paced = msgspec.structs.replace(offsets, more=more).to_json()
+        paced = self._numbered(begin, msgspec.structs.replace(offsets, more=more)).to_json()
         if pace is not None:
             Pace(pace).tell(sorted(offsets.topics), paced)
         return paced
+
+    def _numbered(self, begin: Offsets, offsets: Offsets) -> Offsets:
+        """The offsets, with the next version of the state of an operator inside the source, where they go on."""
+        if self._query.fused is None or offsets == begin:
+            return offsets
+        events = sum(offsets.places[at] - offset for at, offset in begin.places.items())
+        counted = {VERSION: begin.more.get(VERSION, -1) + 1, EVENTS: begin.more.get(EVENTS, 0) + events}
+        return msgspec.structs.replace(offsets, more={**offsets.more, **counted})
 
     def _read_again(self, at: At, start: int, end: int, running: int) -> int:
         topic = next(topic for topic in self._subscription.topics() if topic.name == at[0])

@@ -13,7 +13,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from headwater.log.events import output_schema
-from headwater.log.frame import NO_TIME
 from headwater.log.log import Log
 from headwater.log.store import Bounds
 from headwater.log.topic import Topic
@@ -25,6 +24,7 @@ from headwater.processing.condition import Condition, parse_condition
 from headwater.processing.event_time import FIELDS, PASSED
 from headwater.processing.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
 from headwater.processing.options import Options
+from headwater.processing.watermark import reached_at, watermark_at
 
 LOG_COLUMNS = ("_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted")
 """What every event has beside its topic's own columns; in a DataFrame on request."""
@@ -88,26 +88,11 @@ class Subscription:
 
     def reached(self, topics: Iterable[Topic], places: Mapping[At, int]) -> dict[At, int]:
         """The greatest event time of each partition before these offsets."""
-        names = [topic.name for topic in topics]
-        found = self._log.store.bounds(names)
-        return {at: self._log.store.reached(*at, offset=places.get(at, 0)) for at in found}
+        return reached_at(self._log, topics, places)
 
     def watermark(self, topics: Iterable[Topic], reached: Mapping[At, int]) -> int:
-        """The event time that is passed when partitions have reached so much: that of the one furthest behind, less the topic's lateness.
-
-        An event that is late by the lateness exactly is not late, so it is the microsecond before that. A partition that never had an
-        event or a heartbeat waits for nothing.
-        """
-        given = self._options.lateness_us
-        lateness = {topic.name: topic.lateness_us if given is None else given for topic in topics}
-        found = []
-        for at, bound in self._log.store.bounds(list(lateness)).items():
-            time = reached.get(at, NO_TIME)
-            if time != NO_TIME:
-                found.append(time - lateness[at[0]] - 1)
-            elif bound.end > 0:
-                return NO_TIME
-        return min(found, default=NO_TIME)
+        """The event time that is passed when partitions have reached so much."""
+        return watermark_at(self._log, topics, reached, lateness_us=self._options.lateness_us)
 
     def incarnation(self) -> int:
         """The log's."""
@@ -222,7 +207,7 @@ class Subscription:
         if offset > bound.end:
             raise InvalidInput(
                 f"Option {option}: offset {offset} is not in partition {at[1]} of topic {at[0]!r}.",
-                advice=f"It holds offsets {bound.first} to {bound.end}; -1 stands for its end.",
+                advice=f"{bound.described()}; -1 stands for its end.",
             )
         return offset
 

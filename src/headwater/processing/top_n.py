@@ -65,6 +65,7 @@ class TopN:
     """The operator over facts."""
 
     name = "top_n"
+    is_prompt = True
 
     def __init__(self, schema: pa.Schema, n: int, order: Sequence[str]) -> None:
         self.settings = (n, tuple(order))
@@ -109,6 +110,7 @@ class TopOfTable:
     """The operator over signed rows."""
 
     name = "top_n"
+    is_prompt = True
 
     def __init__(self, schema: pa.Schema, n: int, order: Sequence[str]) -> None:
         own = pa.schema([field for field in schema if field.name != SIGN])

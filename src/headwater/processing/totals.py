@@ -28,6 +28,7 @@ from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.signed import SIGN, check_facts, signed
 from headwater.processing.sql import ask
 from headwater.processing.state import OWNER, State, TableSpec
+from headwater.processing.sums import Given, aggregated
 from headwater.processing.types import to_arrow
 
 KINDS = ("count", "sum", "avg", "min", "max", "distinct")
@@ -65,6 +66,7 @@ class Totals:
     """The operator. Its input has the group as `b0` …, the used columns as `v0` …, hashes for the n-th distinct count, and a sign."""
 
     name = "totals"
+    is_prompt = True
 
     def __init__(
         self, group: Sequence[pa.Field], aggregates: Sequence[Aggregate], schema: pa.Schema, *, is_signed: bool
@@ -90,57 +92,62 @@ class Totals:
         if not rows.num_rows:
             return self.schema.empty_table()
         keys = Keys.of(rows)
-        sign = column(rows, SIGN) if self._is_signed else np.ones(rows.num_rows, np.int64)
+        sign = column(rows, SIGN) if self._is_signed else None
         found, number = state[_TOTALS].find(keys)
         known = pa.table({"k": pa.array(number), **{field.name: found.column(field.name) for field in self._fields}})
-        values = {f"v{at}": rows.column(f"v{at}") for at in range(len(self._used))}
-        given = pa.table({"k": pa.array(keys.row), "sign": pa.array(sign), **values})
-        now = self._computed(given, known, self._first_seen(state, rows, keys, sign))
+        values = [rows.column(f"v{at}") for at in range(len(self._used))]
+        given = Given(keys, sign, values, self._first_seen(state, rows, keys, sign))
+        now = aggregated(given, known, self._fields, self._aggregates, self._used)
+        if now is None:
+            now = self._asked(given, known)
         own = {field.name: now.column(field.name) for field in self._fields}
         is_gone = column(now, "rows") == 0
         put = pa.table({H1: pa.array(keys.h1), H2: pa.array(keys.h2), **own})
         state[_TOTALS].put(put.filter(pa.array(~is_gone)))
         state[_TOTALS].remove(keys.only(is_gone))
-        one_of_each = pa.array(np.unique(keys.row, return_index=True)[1])
-        columns = {name: rows.column(f"b{at}").take(one_of_each) for at, name in enumerate(self._group)}
+        columns = {name: rows.column(f"b{at}").take(pa.array(keys.one)) for at, name in enumerate(self._group)}
         columns |= {each.name: now.column(f"a{at}") for at, each in enumerate(self._aggregates)}
         columns |= {DELETED.name: pa.array(is_gone)} if self._is_signed else {}
         return pa.table(columns).filter(now.column("changed"))
 
-    def _first_seen(self, state: State, rows: pa.Table, keys: Keys, sign: Any) -> pa.Table:
+    def _first_seen(self, state: State, rows: pa.Table, keys: Keys, sign: Any) -> Any:
         """By how much each distinct count of each group grows or shrinks."""
         gained = np.zeros((len(keys), self._distinct), np.int64)
         for number in range(self._distinct):
             hashed = {H1: rows.column(f"d{number}_1"), H2: rows.column(f"d{number}_2"), OWNER: rows.column(H1)}
             is_value = hashed[H1].is_valid().to_numpy()
             values = pa.table(hashed).filter(pa.array(is_value))
-            self._count_seen(state, values, keys.row[is_value], sign[is_value], gained[:, number])
-        deltas = {f"d{number}": pa.array(gained[:, number]) for number in range(self._distinct)}
-        return pa.table({"k": pa.array(np.arange(len(keys))), **deltas})
+            signs = None if sign is None else sign[is_value]
+            self._count_seen(state, values, keys.row[is_value], signs, gained[:, number])
+        return gained
 
     def _count_seen(self, state: State, values: pa.Table, group: Any, sign: Any, gained: Any) -> None:
         if not values.num_rows:
             return
         keys = Keys.of(values)
-        one_of_each = np.unique(keys.row, return_index=True)[1]
         found, number = state[_SEEN].find(keys)
         before = np.zeros(len(keys), np.int64)
         before[number] = column(found, _COUNT)
         after = before.copy()
-        if self._is_signed:
+        if sign is not None:
             np.add.at(after, keys.row, sign)
         else:
             after[:] = 1  # that a value was there is enough where nothing is taken back
-        np.add.at(gained, group[one_of_each], (after > 0).astype(np.int64) - (before > 0))
-        owner = values.column(OWNER).take(pa.array(one_of_each))
+        np.add.at(gained, group[keys.one], (after > 0).astype(np.int64) - (before > 0))
+        owner = values.column(OWNER).take(pa.array(keys.one))
         put = pa.table({H1: pa.array(keys.h1), H2: pa.array(keys.h2), OWNER: owner, _COUNT: pa.array(after)})
         state[_SEEN].put(put.filter(pa.array((after != before) & (after > 0))))
         state[_SEEN].remove(keys.only((after <= 0) & (before > 0)))
 
-    def _computed(self, given: pa.Table, known: pa.Table, seen: pa.Table) -> pa.Table:
-        """For each group, in order: the new sums, the aggregates `a0` …, and whether they are others than before."""
+    def _asked(self, brought: Given, known: pa.Table) -> pa.Table:
+        """For each group, in order: the new sums, the aggregates `a0` …, and whether they are others than before; by SQL."""
         import duckdb
 
+        keys, sign = brought.keys, np.ones(len(brought.keys.row), np.int64) if brought.sign is None else brought.sign
+        values = {f"v{at}": each for at, each in enumerate(brought.columns)}
+        given = pa.table({"k": pa.array(keys.row), "sign": pa.array(sign), **values})
+        gained = {f"d{number}": pa.array(brought.gained[:, number]) for number in range(self._distinct)}
+        seen = pa.table({"k": pa.array(np.arange(len(keys))), **gained})
         fresh = ", ".join(["k", "sign as rows", *(part for sums in self._sums for part in sums.of_a_row)])
         summed = [
             "sum(rows)::bigint as rows",

@@ -1,6 +1,7 @@
 """A folder of files as a sink, for whoever reads Parquet, JSON or CSV: each batch adds its files once.
 
     <folder>/<query>-<epoch>-<number>.parquet   the files of one batch; readers of the folder see these only
+    <folder>/day=2026-01-31/<query>-…           with `?partition_by=day`: a folder for each value, as Hive and Spark name them
     <folder>/_headwater/ledger.json             the marker of the batch that was added last
     <folder>/_headwater/lock                    its lock is held while files are moved and the ledger is written
     <folder>/_headwater/staged/<any>/           what one attempt of a batch is written to before it counts
@@ -31,10 +32,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import parse_qsl
 
 from headwater.log.stage import is_new
 from headwater.model.errors import InvalidInput, TimedOut, Unsupported
 from headwater.model.marker import Marker
+from headwater.sinks.sink import column_names, is_target
 
 FileFormat = Literal["parquet", "json", "csv"]
 
@@ -42,11 +45,12 @@ LOCK_S = 10.0
 
 _FOLDER = "_headwater"
 _LOOK_S = 0.02
+_ESCAPED = frozenset("\"#%'/:=\\{]^\x7f") | {chr(code) for code in range(1, 32)}
 
 
 def is_folder(to: str) -> bool:
-    """Whether a sink's target is a folder, not a topic."""
-    return "/" in to or to.startswith(".")
+    """Whether a sink's target is a folder, not a topic or another system."""
+    return ("/" in to or to.startswith(".")) and not is_target(to)
 
 
 class FileSink:
@@ -54,7 +58,9 @@ class FileSink:
 
     def __init__(self, to: str, *, stage: str) -> None:
         url, _, query = to.partition("?")
-        self.format = _format(to, query)
+        options = _options(to, query)
+        self.format = _format(to, options.get("format", "parquet"))
+        self.partition_by = column_names(options.get("partition_by", ""))
         self._stage = stage
         scheme, found, rest = url.partition("://")
         if found and scheme != "file":
@@ -94,22 +100,33 @@ class FileSink:
             if not is_new(self._stage, self.last, marker):
                 shutil.rmtree(staged, ignore_errors=True)
                 return 0
-            files = sorted(file for file in staged.iterdir() if file.name[0] not in "_.")
+            files = sorted(file for file in staged.glob(self._inside("*")) if file.name[0] not in "_.")
             prefix = f"{marker.query[:8]}-{marker.epoch:08d}-"
-            for left in self._folder.glob(f"{prefix}*"):
+            for left in self._folder.glob(self._inside(f"{prefix}*")):
                 left.unlink()
             self.reach("files: moving")
             for number, file in enumerate(files):
                 _sync(file)
-                file.rename(self._folder / f"{prefix}{number:04d}.{self.format}")
+                place = self._folder / file.parent.relative_to(staged)
+                place.mkdir(parents=True, exist_ok=True)
+                file.rename(place / f"{prefix}{number:04d}.{self.format}")
                 self.reach("files: moved one")
-            _sync(self._folder)
+            self._sync_folders({file.parent.relative_to(staged) for file in files})
             self._enter(marker)
             self.reach("files: entered")
             for attempt in (self._own / "staged").iterdir():
                 shutil.rmtree(attempt, ignore_errors=True)
             self.reach("files: swept")
         return len(files)
+
+    def _inside(self, name: str) -> str:
+        """The pattern of files in the folders of all values."""
+        return "/".join([*(f"{column}=*" for column in map(_literal, self.partition_by)), name])
+
+    def _sync_folders(self, places: set[Path]) -> None:
+        """Makes the names of files, and of folders that are new, outlast a power loss."""
+        for place in {above for each in places for above in (each, *each.parents)} | {Path()}:
+            _sync(self._folder / place)
 
     def _enter(self, marker: Marker) -> None:
         partial = self._own / "ledger.partial"
@@ -148,16 +165,26 @@ class FileSink:
         return last
 
 
-def _format(to: str, query: str) -> FileFormat:
-    if not query:
-        return "parquet"
-    name, _, value = query.partition("=")
+def _options(to: str, query: str) -> dict[str, str]:
+    found = dict(parse_qsl(query, keep_blank_values=True))
+    if query and (not found or not found.keys() <= {"format", "partition_by"}):
+        raise InvalidInput(
+            f"The sink {to!r} is not understood.",
+            advice="Behind the folder stand ?format=parquet, json or csv, and partition_by=column,column.",
+        )
+    return found
+
+
+def _format(to: str, given: str) -> FileFormat:
     for known in get_args(FileFormat):
-        if name == "format" and value == known:
+        if given == known:
             return known
-    raise InvalidInput(
-        f"The sink {to!r} is not understood.", advice="Write ?format=parquet, json or csv behind the folder."
-    )
+    raise InvalidInput(f"The sink {to!r} is not understood.", advice="Write ?format=parquet, json or csv.")
+
+
+def _literal(name: str) -> str:
+    """A column's name as Spark writes it in the name of a folder, with nothing in it that a pattern would understand."""
+    return "".join(f"[{char}]" if char in "*?[" else f"%{ord(char):02X}" if char in _ESCAPED else char for char in name)
 
 
 def _sync(path: Path) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Self
 import msgspec
 
 from headwater.app import App, load_app
-from headwater.launch import make_declared
+from headwater.declared import make_declared
 from headwater.log.log import Log, open_log
 from headwater.model.errors import HeadwaterError, InvalidApp, InvalidInput, TimedOut
 from headwater.processing.graph import StageNode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ UNWORKABLE: list[dict[str, Any]] = [
     {"linger_ms": "5"},
     {"retry_s": -1},
     {"retry_s": None},
+]
+
+BAD_AND_GOOD = [
+    ("bad", "deleted", "headers", "plain"),
+    ("headers", "bad", "deleted", "plain"),
+    ("plain", "deleted", "headers", "bad"),
 ]
 
 WRONG_HEADERS: list[Any] = [{"a": 1}, {1: b"a"}, {"a": [b"1"]}, [("a", b"1")], "trace", 7]
@@ -189,6 +196,25 @@ class ProducerContract(LogCase):
         producer.send("orders", order(2))
         producer.close()
         assert [value["amount"] for value in values_of(log, "orders")] == [0.0, 1.0, 2.0]
+
+    @pytest.mark.parametrize("kinds", BAD_AND_GOOD, ids=" ".join)
+    def test_a_bad_event_harms_no_neighbour_of_any_kind(self, log: Log, kinds: Sequence[str]) -> None:
+        """Whichever comes first of those with headers and those that delete."""
+        log.create_topic("orders", ORDERS, key="id", partitions=1)
+        good = [kind for kind in kinds if kind != "bad"]
+        producer = log.producer(linger_ms=60_000)
+        receipts = {}
+        for kind in kinds:
+            row = {"id": kind, "amount": "much" if kind == "bad" else 1.0}
+            headers = {"trace": b"1"} if kind == "headers" else None
+            receipts[kind] = producer.send("orders", None if kind == "deleted" else row, key=kind, headers=headers)
+        with refused(SchemaMismatch, "amount"):
+            producer.close()
+        assert [receipts[kind].result().offset for kind in good] == [0, 1, 2]
+        stored = log.read("orders", columns=["id", "_headers", "_deleted"]).to_pylist()
+        assert [(row["id"], dict(row["_headers"] or []), bool(row["_deleted"])) for row in stored] == [
+            (kind, {"trace": b"1"} if kind == "headers" else {}, kind == "deleted") for kind in good
+        ]
 
     @pytest.mark.parametrize("value", [7, 1.5, {"a": 1}, [b"x"], object()], ids=lambda value: type(value).__name__)
     def test_a_topic_of_bytes_takes_nothing_else(self, log: Log, value: Any) -> None:

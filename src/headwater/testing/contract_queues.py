@@ -289,6 +289,10 @@ class LeaseContract(QueueCase):
                 queue.lease(events_max=0)
             with refused(InvalidInput):
                 queue.send(b"x", delay_s=1, at=5)
+            for given in (["x"], "x", 5, None, [None]):
+                for settle in (queue.ack, queue.nack):
+                    with refused(InvalidInput, "queue.lease()"):
+                        settle(given)  # type: ignore[arg-type]
             log.append("tasks", [b"x"])
             with log.queue("tasks", group="another") as another, refused(InvalidInput, "another queue"):
                 queue.ack([one(another)])

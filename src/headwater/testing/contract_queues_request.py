@@ -80,6 +80,31 @@ class RequestContract(LogCase):
             with refused(InvalidInput, "timeout_s"):
                 log.request("ask", b"x", timeout_s=0)
 
+    @pytest.mark.covers("TIBCO EMS")
+    def test_a_topic_is_bridged_to_a_queue(self, log: Log, other: Log) -> None:
+        """What is published once, every subscriber gets, and of the queue's workers one: nothing has to be copied for it."""
+        log.create_topic("prices", "n INT", key="n", partitions=2)
+        seen: list[int] = []
+
+        def work(lease: Lease) -> None:
+            seen.append(lease.event.value["n"])
+            lease.ack()
+
+        with workers(log, "prices", work, count=3):
+            with log.reader("prices") as first, other.reader("prices") as second:
+                log.append("prices", [{"n": n} for n in range(40)])
+                for reader in (first, second):
+                    got: list[int] = []
+                    while len(got) < 40:
+                        got += [event.value["n"] for event in reader.poll(timeout_s=20)]
+                    assert sorted(got) == list(range(40))
+            deadline = time.monotonic() + 30
+            while len(seen) < 40 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert sorted(seen) == list(range(40))
+        with log.queue("prices", group="workers") as queue:
+            assert queue.lease(timeout_s=0) == []
+
     def test_replies_are_bytes_or_json_or_rows_of_a_topic(self, log: Log) -> None:
         """What the worker gave is what the sender gets."""
         log.create_topic("echo", partitions=1)

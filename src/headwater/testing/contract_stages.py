@@ -82,7 +82,7 @@ class StageContract(LogCase):
         """And never passed over: nothing is written, the last marker stays, and the ways out are named."""
         stage = log.stage("s")
         stage.commit(marker(4), [("b", rows(4))])
-        with refused(CheckpointConflict, "'s'", "epoch 4", word, "--accept-new-checkpoint from"):
+        with refused(CheckpointConflict, "'s'", "epoch 4", word, "--accept-new-checkpoint STAGE=marker"):
             stage.commit(second, [("b", rows(99))])
         assert stage.last is not None
         assert stage.last.epoch == 4

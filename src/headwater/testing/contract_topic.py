@@ -45,6 +45,7 @@ UNWORKABLE: list[tuple[dict[str, Any], type[InvalidInput]]] = [
     ({"partitions": 1_000_000}, InvalidInput),
     ({"partitions": "4"}, InvalidInput),
     ({"partitions": 2.5}, InvalidInput),
+    ({"partitions": True}, InvalidInput),
     ({"schema": ORDERS, "key": "missing"}, InvalidInput),
     ({"schema": ORDERS, "key": 7}, InvalidInput),
     ({"schema": ORDERS, "time": "missing"}, InvalidInput),
@@ -233,19 +234,27 @@ class TopicContract(LogCase):
             lambda log: log.read("nowhere"),
             lambda log: log.scan("nowhere"),
             lambda log: log.table("nowhere"),
+            lambda log: log.snapshot("nowhere"),
+            lambda log: log.snapshot("orders", follow="nowhere"),
+            lambda log: log.consumer("nowhere", group="g"),
+            lambda log: log.queue("nowhere"),
+            lambda log: log.request("nowhere", b"x", timeout_s=0.1),
+            lambda log: log.seal("nowhere"),
+            lambda log: log.tidy("nowhere"),
             lambda log: log.alter_topic("nowhere", lateness="1 second"),
             lambda log: log.delete_topic("nowhere"),
         ],
         ids=[
             "topic", "offsets", "offsets_at", "append", "atomic append", "transaction", "producer", "reader",
-            "reader of two", "read", "scan", "table", "alter", "delete",
+            "reader of two", "read", "scan", "table", "snapshot", "snapshot of two", "consumer", "queue", "request", "seal",
+            "tidy", "alter", "delete",
         ],
     )  # fmt: skip
     def test_an_unknown_topic_is_refused_and_the_known_ones_are_named(
         self, log: Log, use: Callable[[Log], object]
     ) -> None:
         """Nothing makes a topic by accident."""
-        log.create_topic("orders", ORDERS)
+        log.create_topic("orders", ORDERS, key="id")
         with refused(TopicNotFound, "'nowhere'", "orders"):
             use(log)
         assert log.topics() == ["orders"]
@@ -264,13 +273,28 @@ class TopicContract(LogCase):
             lambda: log.table(name),
             lambda: log.offsets(name),
             lambda: log.offsets_at(name, 0),
+            lambda: log.snapshot(name),
+            lambda: log.consumer([name], group="g"),
+            lambda: log.consumer("t", group=name),
+            lambda: log.group(name),
+            lambda: log.reset_group(name, to="earliest"),
+            lambda: log.delete_group(name),
+            lambda: log.queue(name),
+            lambda: log.queue("t", group=name),
+            lambda: log.delete_queue(name),
+            lambda: log.delete_queue("t", group=name),
+            lambda: log.request(name, b"x", timeout_s=0.1),
+            lambda: log.stage(name),
+            lambda: log.seal(name),
+            lambda: log.tidy(name),
             lambda: log.alter_topic(name, lateness="1 second"),
             lambda: log.delete_topic(name),
         ]
+        log.create_topic("t", partitions=1)
         for use in uses:
             with refused(InvalidName):
                 use()
-        assert log.topics() == []
+        assert (log.topics(), log.groups()) == (["t"], [])
 
     @pytest.mark.parametrize(("settings", "error"), UNWORKABLE, ids=lambda value: f"{value!r:.60}")
     def test_settings_that_cannot_work_are_refused(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from headwater.log.log import Log
-from headwater.model.errors import SchemaMismatch, TopicNotFound
+from headwater.model.errors import Closed, InvalidInput, SchemaMismatch, TopicNotFound
 from headwater.testing.contract_case import (
     ORDERS,
     LogCase,
@@ -64,6 +67,49 @@ class TransactionContract(LogCase):
             fail()
         assert values_of(log, "raw") == []
         assert transaction.offsets == {}
+
+    @pytest.mark.parametrize("end", ["raised", "committed", "committed in the block", "refused"])
+    def test_a_transaction_that_is_over_is_not_used_again(self, log: Log, end: str) -> None:
+        """What was rolled back never happens, and nothing is taken that would not be stored."""
+        for name in ("raw", "gone"):
+            log.create_topic(name, partitions=1)
+        transaction = log.transaction()
+        with suppress(ZeroDivisionError, TopicNotFound), transaction:
+            transaction.append("raw", [b"first"])
+            if end == "raised":
+                raise ZeroDivisionError
+            if end == "committed in the block":
+                transaction.commit()
+            if end == "refused":
+                transaction.append("gone", [b"first"])
+                log.delete_topic("gone")
+        stored = [] if end in ("raised", "refused") else [b"first"]
+        assert values_of(log, "raw") == stored
+        with log.consumer("raw", group="g", commit="manual") as consumer:
+            uses: list[Callable[[], object]] = [
+                lambda: transaction.append("raw", [b"again"]),
+                lambda: transaction.commit_offsets(consumer),
+                lambda: transaction.ack([]),
+                transaction.commit,
+                transaction.__enter__,
+            ]
+            for use in uses:
+                with refused(Closed, "over"):
+                    use()
+        assert values_of(log, "raw") == stored
+
+    @pytest.mark.parametrize("given", ["x", None, 7, object()], ids=lambda given: type(given).__name__)
+    def test_a_transaction_takes_consumers_and_leases_only(self, log: Log, given: Any) -> None:
+        """Anything else is refused in our words."""
+        with log.transaction() as transaction:
+            uses: list[Callable[[], object]] = [
+                lambda: transaction.commit_offsets(given),
+                lambda: transaction.ack(given),
+                lambda: transaction.ack([given]),
+            ]
+            for use in uses:
+                with refused(InvalidInput):
+                    use()
 
     def test_a_row_that_does_not_fit_stores_nothing(self, log: Log) -> None:
         """Neither of its topic nor of the others."""

@@ -15,12 +15,14 @@ _SPLITS = ("split:",)
 _REMOVAL = ("removal:",)
 _STAGES = ("stage:",)
 _HEARTBEATS = ("heartbeat:",)
+_REPLACING = ("replace:",)
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
+_REPLACES = re.compile(r"""\bpoint(?:: str)? ?= ?"([^"]+)\"""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS)
+    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS, *_REPLACING)
     return [point for point in _all_points() if not point.startswith(others)]
 
 
@@ -65,6 +67,11 @@ def split_points() -> list[str]:
     return _beginning(_SPLITS)
 
 
+def replacing_points() -> list[str]:
+    """The points of replacing a file as a whole, wherever that has no names of its own."""
+    return _beginning(_REPLACING)
+
+
 def removal_points() -> list[str]:
     """Every point at which a group or a queue is removed."""
     return _beginning(_REMOVAL)
@@ -79,5 +86,7 @@ def _all_points() -> list[str]:
     found: set[str] = set()
     for module in files("headwater.log").iterdir():
         if module.name.endswith(".py"):
-            found.update(_REACH.findall(module.read_text(encoding="utf-8")))
+            source = module.read_text(encoding="utf-8")
+            found.update(_REACH.findall(source))
+            found.update(f"{point} {step}" for point in _REPLACES.findall(source) for step in ("written", "named"))
     return sorted(found)

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import msgspec
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition
-from headwater.views.store import META, Applied, Stored, choose, moved_on, quoted, table_name
+from headwater.views.store import META, Applied, Stored, choose, moved_on, table_name
 
 
 class SqlGenerations(ABC):

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.databases.keys import key_texts
 from headwater.log.log import Log
 from headwater.log.rows import to_batch
 from headwater.log.table import Newest
@@ -41,7 +42,6 @@ from headwater.views.changes import (
     stored_schema,
 )
 from headwater.views.definition import ViewDefinition
-from headwater.views.keys import key_texts
 from headwater.views.store import Applied, Selection, ViewStore
 
 Reach = Callable[[str], None]

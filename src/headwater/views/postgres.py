@@ -19,12 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable, Unsupported
-from headwater.views.changes import KEY, Delta, stored_schema
-from headwater.views.connections import Connections
-from headwater.views.definition import ViewDefinition
-from headwater.views.generations import SqlGenerations
-from headwater.views.postgres_types import (
+from headwater.databases.address import quoted, without_password
+from headwater.databases.postgres_types import (
     answer_column,
     cast_type,
     declared_type,
@@ -33,6 +29,11 @@ from headwater.views.postgres_types import (
     to_csv,
     to_text,
 )
+from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable, Unsupported
+from headwater.views.changes import KEY, Delta, stored_schema
+from headwater.views.connections import Connections
+from headwater.views.definition import ViewDefinition
+from headwater.views.generations import SqlGenerations
 from headwater.views.store import (
     EVERYTHING,
     META,
@@ -43,12 +44,10 @@ from headwater.views.store import (
     Stored,
     check_condition,
     choose,
+    columns_within,
     not_stored,
     order_sql,
-    quoted,
     table_name,
-    too_large,
-    without_password,
 )
 
 CONNECT_S = 10
@@ -147,21 +146,17 @@ class PostgresStore(SqlGenerations):
             _limit(connection, deadline, limits)
             # Prepared, because then the server itself refuses more than one statement.
             connection.execute(f"declare question no scroll cursor for\n{query}", prepare=True)
-            rows: list[tuple[Any, ...]] = []
-            size = 0
-            while True:
+            described: list[Any] = []
+
+            def fetch() -> list[tuple[Any, ...]]:
                 _limit(connection, deadline, limits)
                 cursor = connection.execute(f"fetch forward {_CHUNK_ROWS} from question")
-                chunk = cursor.fetchall()
-                rows += chunk
-                size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for row in chunk for value in row)
-                if len(rows) > limits.rows_max or size > limits.bytes_max:
-                    raise too_large(limits)
-                if len(chunk) < _CHUNK_ROWS:
-                    break
-        columns = list(zip(*rows, strict=True)) if rows else [() for _ in cursor.description]
-        arrays = [answer_column(values, one) for values, one in zip(columns, cursor.description, strict=True)]
-        return pa.Table.from_arrays(arrays, names=[one.name for one in cursor.description])
+                described[:] = cursor.description
+                return list(cursor.fetchall())
+
+            columns = columns_within(limits, iter(fetch, [])) or [() for _ in described]
+        arrays = [answer_column(values, one) for values, one in zip(columns, described, strict=True)]
+        return pa.Table.from_arrays(arrays, names=[one.name for one in described])
 
     def close(self) -> None:
         self._connections.close()

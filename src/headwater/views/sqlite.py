@@ -22,6 +22,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.databases.address import quoted
+from headwater.databases.sqlite_types import answer_column, declared_type, to_column, to_values
 from headwater.model.errors import (
     Closed,
     HeadwaterError,
@@ -36,7 +38,6 @@ from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
 from headwater.views.generations import SqlGenerations
-from headwater.views.sqlite_types import answer_column, declared_type, to_column, to_values
 from headwater.views.store import (
     EVERYTHING,
     META,
@@ -48,10 +49,9 @@ from headwater.views.store import (
     Stored,
     check_condition,
     choose,
+    columns_within,
     order_sql,
-    quoted,
     table_name,
-    too_large,
 )
 
 BUSY_S = 30.0
@@ -267,14 +267,8 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 def _answer(cursor: sqlite3.Cursor, names: Sequence[tuple[Any, ...]], limits: Limits) -> pa.Table:
     """All rows, as long as they stay below the limits."""
-    rows: list[tuple[Any, ...]] = []
-    size = 0
-    while chunk := cursor.fetchmany(_CHUNK_ROWS):
-        rows += chunk
-        size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for row in chunk for value in row)
-        if len(rows) > limits.rows_max or size > limits.bytes_max:
-            raise too_large(limits)
-    columns = list(zip(*rows, strict=True)) if rows else [() for _ in names]
+    chunks = iter(lambda: cursor.fetchmany(_CHUNK_ROWS), [])
+    columns = columns_within(limits, chunks) or [() for _ in names]
     arrays = [answer_column(values, one[1], one[2]) for values, one in zip(columns, names, strict=True)]
     return pa.Table.from_arrays(arrays, names=[one[1] for one in names])
 

@@ -10,8 +10,7 @@ SQLite (`sqlite:///./data/views.db`) and PostgreSQL (`postgresql://…`) are the
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -141,17 +140,6 @@ def open_store(url: str, *, read_only: bool = False) -> ViewStore:
     )
 
 
-def without_password(url: str) -> str:
-    """The URL as it may be shown: nothing between the user's name and the host, and no password among its parameters."""
-    bare = re.sub(r"(://[^/?#]*?):[^/?#]*@", r"\1@", url)
-    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&#]*", r"\1…", bare)
-
-
-def quoted(name: str) -> str:
-    """An SQL name, whatever characters it has."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def table_name(definition: ViewDefinition) -> str:
     """The table of a generation; a view's own name cannot have the `@`."""
     return f"{definition.name}@{definition.generation}"
@@ -209,7 +197,19 @@ def moved_on(definition: ViewDefinition, before: Applied, found: Applied | None)
     )
 
 
-def too_large(limits: Limits) -> InvalidInput:
+def columns_within(limits: Limits, chunks: Iterable[Sequence[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    """The columns of all rows, as long as those stay below the limits; none where there is no row."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for chunk in chunks:
+        rows += chunk
+        size += sum(len(value) if isinstance(value, (str, bytes)) else 8 for row in chunk for value in row)
+        if len(rows) > limits.rows_max or size > limits.bytes_max:
+            raise _too_large(limits)
+    return list(zip(*rows, strict=True))
+
+
+def _too_large(limits: Limits) -> InvalidInput:
     """The error for an answer beyond its limits."""
     return InvalidInput(
         f"The answer is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",

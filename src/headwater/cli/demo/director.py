@@ -62,6 +62,7 @@ class Director:
         except KeyboardInterrupt:
             if self._scene.first_s is None:
                 raise
+            self._scene.is_cut_short = True
             self._tell("Ctrl-C: closing early; once more ends it at once")
         return self._close()
 

@@ -1,4 +1,7 @@
-"""`headwater demo`: `examples/clickstream` on Spark, with processes that click, live views, two kills, and numbers that are right.
+"""`headwater demo`: two examples on Spark, each with a proof at its end.
+
+1. `examples/clickstream`: processes that click, live views, two kills, and numbers that are right.
+2. `examples/in_sync`: a shop whose clients write twice, and what is derived from its log; what is wrong in which is counted.
 
 Nothing stays behind: everything lies in a temporary folder, and every process ends with this one, however it ends.
 """
@@ -10,8 +13,9 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
     from headwater.cli.demo.proof import Agreement, Line
     from headwater.cli.demo.screen import Scene
 
-SECONDS = 60
-SECONDS_ON_A_TERMINAL = 600
+SECONDS = 30
+SECONDS_ON_A_TERMINAL = 60
 RATE = 1_000.0
 PORT = 8642
 
@@ -39,7 +43,7 @@ def demo(
         typer.Option(
             min=1,
             max=3600,
-            help=f"How long at least; without it {SECONDS}, on a terminal until Ctrl-C ({SECONDS_ON_A_TERMINAL} at most).",
+            help=f"How long each part lasts at least; without it {SECONDS}, on a terminal {SECONDS_ON_A_TERMINAL} or until Ctrl-C.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +51,7 @@ def demo(
         int, typer.Option(min=1, max=65535, help="Of the status page; the next free one if it is taken.")
     ] = PORT,
 ) -> None:
-    """See it work: clicks from several processes, an application on Spark, live views, two crashes, and the right count."""
+    """See it work: live views over clicks with two crashes and the right count, then a shop and four systems kept in step with it."""
     from headwater.cli.run_screen import quiet_keys
 
     console = Console()
@@ -60,16 +64,19 @@ def demo(
         _inside(folder),
     ):
         scene, lines, agreements = _play(Path(folder), seconds, port, console)
-    _print_result(console, scene, lines, agreements)
-    if not _is_right(lines, agreements):
-        raise typer.Exit(1)
+        _print_result(console, scene, lines, agreements)
+        if not _is_right(lines, agreements):
+            raise typer.Exit(1)
+        if not scene.is_cut_short:
+            _play_in_sync(Path(folder), seconds, console)
+    _print_next(console)
 
 
-def find_script() -> Path:
-    """The example: in the repository, or where installing the package has put it."""
+def find_script(name: str = "clickstream/app.py") -> Path:
+    """A file of the examples: in the repository, or where installing the package has put it."""
     places = [Path(__file__).parents[4], Path(sysconfig.get_path("data")) / "share" / "headwater"]
     for place in places:
-        script = place / "examples" / "clickstream" / "app.py"
+        script = place / "examples" / name
         if script.exists():
             return script
     raise NotFound(
@@ -89,7 +96,7 @@ def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Sc
 
     script = find_script()
     scene = Scene(seconds)
-    console.print(Text.assemble(("headwater demo", "bold"), ("  examples/clickstream/app.py on Spark", "dim")))
+    console.print(Text.assemble(("headwater demo", "bold"), ("  1 of 2: examples/clickstream on Spark", "dim")))
     with Application(script, folder, port=port) as application:
         app = load_app(script)
         with open_log(app.log_url) as log:
@@ -105,6 +112,26 @@ def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Sc
                     screen.close()
             counts = {region.name: region.acknowledged for region in crowd.regions}
             return scene, prove(log, counts, begun_us=crowd.begun_us, rate=RATE), agreements
+
+
+def _play_in_sync(folder: Path, seconds: float, console: Console) -> None:
+    from headwater.cli.demo.in_sync import CLIENTS, play_in_sync
+
+    missing = [name for name in CLIENTS if find_spec(name) is None]
+    if missing:
+        said = f"\nexamples/in_sync, the second part, needs {', '.join(missing)}: pip install 'headwater[redis,search,delta]'."
+        console.print(Text(said), soft_wrap=True)
+        return
+    console.print(Text.assemble(("\nheadwater demo", "bold"), ("  2 of 2: examples/in_sync on Spark", "dim")))
+    for line in (
+        "Clients of a shop write each product to its database, and then to a cache.",
+        "An application follows the database's log into Redis, a search index, Parquet",
+        "and a view. Every few seconds all of them are compared with the database.",
+    ):
+        console.print(Text(line), soft_wrap=True)
+    code = play_in_sync(find_script("in_sync/watch.py"), folder, seconds=seconds)
+    if code:
+        raise typer.Exit(code)
 
 
 def _print_result(console: Console, scene: Scene, lines: list[Line], agreements: list[Agreement]) -> None:
@@ -141,19 +168,23 @@ def _print_result(console: Console, scene: Scene, lines: list[Line], agreements:
     if killed:
         say(f"  {' and '.join(killed)} were killed on the way, and started again.", "green")
     say(f"  first result {scene.first_s or 0:.1f} s after the start.", "green")
-    _print_next(say)
 
 
-def _print_next(say: Callable[[str, str], None]) -> None:
-    script = find_script()
-    shown = min(os.path.relpath(script), str(script), key=len)
-    say("\nnext:", "bold")
-    for line in (
-        f"{shown}   the whole application: one file of functions from DataFrames to DataFrames",
-        f"headwater plan {shown}   checks and draws it; headwater run {shown} runs it",
-        "docs/apps.md, docs/views.md   how to write your own, and how to ask and follow a view",
+def _print_next(console: Console) -> None:
+    clicks, shop = (_shown(find_script(f"{name}/app.py")) for name in ("clickstream", "in_sync"))
+    console.print(Text("\nnext:", style="bold"))
+    for where, what in (
+        (clicks, "each application is one file: functions from DataFrames"),
+        (shop, "to a DataFrame, tables of a database, sinks"),
+        (f"headwater plan {clicks}", "checks and draws it; headwater run runs it"),
+        ("docs/apps.md, docs/views.md", "how to write your own, and how to ask a view"),
+        ("docs/capture.md, docs/verify.md", "databases as streams, and copies proved equal"),
     ):
-        say(f"  {line}", "")
+        console.print(Text(f"  {where}\n      {what}"), soft_wrap=True)
+
+
+def _shown(script: Path) -> str:
+    return min(os.path.relpath(script), str(script), key=len)
 
 
 def _is_right(lines: list[Line], agreements: list[Agreement]) -> bool:

@@ -51,6 +51,7 @@ class Scene:
     first_s: float | None = None
     killed_s: float | None = None
     back_s: float | None = None
+    is_cut_short: bool = False
 
     @property
     def elapsed_s(self) -> float:

@@ -7,13 +7,12 @@ touch no network. Several processes may ask at once: one downloads.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from headwater.testing.servers import ServerError
+from headwater.testing.servers import ServerError, cache_folder
 from headwater.testing.servers.server import tail
 
 _POM = """\
@@ -33,8 +32,7 @@ def fetch_jars(name: str, artifacts: Sequence[str], *, alone: bool = False) -> P
 
     `name` says what they are and in which version, since a set that is there is not looked at again.
     """
-    own = Path("/var/cache/headwater") if os.geteuid() == 0 else Path.home() / ".cache" / "headwater"
-    home = Path(os.environ.get("HEADWATER_CACHE") or own) / name
+    home = cache_folder(name)
     libs = home / "libs"
     if libs.is_dir():
         return libs

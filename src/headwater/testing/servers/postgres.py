@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 import socket
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from headwater.testing.servers.packaged import PackagedServer
@@ -27,21 +28,27 @@ class PostgresServer(PackagedServer):
     package = "postgresql"
     also_in = tuple(f"/usr/lib/postgresql/{version}/bin" for version in range(20, 13, -1))
 
+    def __init__(self, *, settings: Mapping[str, str] | None = None, parent_folder: Path | None = None) -> None:
+        """`settings` are laid over ours."""
+        super().__init__(parent_folder=parent_folder)
+        self._settings = dict(settings or {})
+
     @property
     def url(self) -> str:
         """Where it is."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def command(self, program: str, folder: Path, port: int) -> list[str]:
-        """Makes the cluster, then becomes the server."""
+        """Makes the cluster if there is none, then becomes the server."""
         binaries = Path(program).resolve().parent
         data = folder / "data"
         make = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust", "-E", "UTF8", "--no-sync"]
         make += ["--locale=C.UTF-8"]
         serve = [str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1"]
-        settings = {"fsync": "off", "unix_socket_directories": str(folder), "max_connections": "50"}
+        settings = {"fsync": "off", "unix_socket_directories": str(folder), "max_connections": "50", **self._settings}
         serve += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return ["sh", "-c", f"{shlex.join(make)} && exec {shlex.join(serve)}"]
+        once = f"{{ test -d {shlex.quote(str(data))} || {shlex.join(make)}; }}"
+        return ["sh", "-c", f"{once} && exec {shlex.join(serve)}"]
 
     def is_ready(self) -> bool:
         """Whether it lets somebody in; it takes connections a while before that."""

@@ -1,4 +1,4 @@
-"""The columns of views in SQLite: the one map from our types to SQLite's and back, exact in both directions.
+"""The columns of tables in SQLite: the one map from our types to SQLite's and back, exact in both directions.
 
 | type | column | value |
 |---|---|---|

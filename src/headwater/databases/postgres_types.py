@@ -1,4 +1,4 @@
-"""The columns of views in PostgreSQL: the one map from our types to PostgreSQL's and back, by whole columns as CSV for COPY.
+"""The columns of tables in PostgreSQL: the one map from our types to PostgreSQL's and back, by whole columns as CSV for COPY.
 
 | type | column |
 |---|---|

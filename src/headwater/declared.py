@@ -1,0 +1,86 @@
+"""The topics of an application: what its script declares, made in the log or held against what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from headwater.log.log import Log
+from headwater.model.ddl import to_ddl
+from headwater.model.errors import HeadwaterError, InvalidApp
+from headwater.model.schema import widen
+from headwater.processing.graph import StageNode, TopicNode
+from headwater.sinks.files import is_folder
+from headwater.sinks.sink import is_target
+from headwater.sources.capture.supervised import CapturedTable
+
+if TYPE_CHECKING:
+    from headwater.processing.analysis import Analysed
+
+
+def make_declared(log: Log, node: TopicNode) -> None:
+    """A declared topic is made; one that is there must have the columns that were declared."""
+    if node.schema is None:
+        return
+    if node.name not in log.topics():
+        log.create_topic(node.name, node.schema, exist_ok=True, **node.settings)
+        return
+    there = log.topic(node.name).schema
+    for field in node.schema:
+        found = there.field(field.name) if field.name in there.names else None
+        if found is None or found.type != field.type:
+            has = f"has no column {field.name}" if found is None else f"has {field.name} {to_ddl(pa.schema([found]))}"
+            raise InvalidApp(
+                f"{node.where}: topic {node.name!r} was declared with {field.name}, and in the log it {has}.",
+                advice="Declare it as it is (`headwater topics show`), or alter the topic.",
+            )
+
+
+def captured_table(node: TopicNode) -> CapturedTable:
+    """A declared table as its capture knows it."""
+    assert node.source is not None
+    key = node.settings.get("key")
+    return CapturedTable(topic=node.name, url=node.source, key=None if key is None else (key,))
+
+
+def captured_node(
+    name: str, schema: Any, key: str | None, source: str, settings: Mapping[str, Any], where: str
+) -> TopicNode:
+    """A table that is captured from a database, which knows its columns itself."""
+    if schema is not None or settings:
+        given = ", ".join([*(["schema"] if schema is not None else []), *settings])
+        raise InvalidApp(
+            f"{where}: table {name!r} is captured from a database, which says itself what {given} is.",
+            advice="Leave that out; its topics can be altered later with `headwater topics alter`.",
+        )
+    node = TopicNode(name=name, settings={"key": key}, is_table=True, source=source, where=where)
+    declared = captured_table(node)
+    try:
+        table, shown = declared.table, declared.shown
+    except HeadwaterError as error:
+        raise InvalidApp(f"{where}: table {name!r}: {error.what}", advice=error.advice) from None
+    return msgspec.structs.replace(node, shown=shown if table == name else f"{shown}, table {table}")
+
+
+def make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
+    """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused."""
+    if stage.kind == "view" or is_folder(stage.to) or is_target(stage.to):
+        return
+    if stage.to not in log.topics():
+        settings = {name: value for name, value in stage.settings.items() if name not in ("lateness_us", "events_max")}
+        log.create_topic(stage.to, analysed.schema, exist_ok=True, **settings)
+        return
+    there = log.topic(stage.to)
+    if there.key != (stage.key[0] if stage.key else None):
+        raise InvalidApp(
+            f"{stage.place} writes topic {stage.to!r} with key {stage.key[0] if stage.key else None!r}, and its key is {there.key!r}.",
+            advice="A topic's key is for ever; write to another topic.",
+        )
+    try:
+        if widen(there.schema, analysed.schema) != there.schema:
+            log.alter_topic(stage.to, schema=analysed.schema)
+    except HeadwaterError as error:
+        raise InvalidApp(f"{stage.place} does not fit topic {stage.to!r}: {error.what}", advice=error.advice) from None

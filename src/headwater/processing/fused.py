@@ -1,0 +1,154 @@
+"""A fused operator: one that works where the events of its topic are read, before any row is Spark's.
+
+A topic is partitioned by its key, so all events of a key are read by one task anyway. Where that key is (part of) the operator's, the task
+that reads a partition also has its state: rows are neither carried into the JVM, nor shuffled, nor carried out again. `fusion` says when
+that is sound; this module is what the tasks do.
+
+A state partition stands for each partition that the topic was created with, its **root**. Partitions that were added later have the keys of
+one root each (see `headwater.log.split`), so their ranges go to the task of that root. Each key that is read is checked to belong there: a
+topic that was copied from elsewhere may have been partitioned by other rules, and would give wrong results in silence.
+
+Versions of the state are numbered by the source's own offsets, which Spark writes into the checkpoint before a batch: `.version` grows
+by one with every batch. So a batch that is run again, in whatever process, finds the same version before it and writes the same one.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from headwater.log.frame import NO_TIME
+from headwater.log.placement import key_bytes, partitions_of
+from headwater.model.errors import Unsupported
+from headwater.processing.hashing import hashes_of
+from headwater.processing.marker import query_of
+from headwater.processing.offsets import VERSION, WATERMARK, Offsets
+from headwater.processing.operator import Operator, Time
+from headwater.processing.reading import Range
+from headwater.processing.runs import H1, H2, NUMBER, check_fits
+from headwater.processing.shipping import pickled
+from headwater.processing.state import StateStore
+from headwater.processing.types import to_arrow, to_spark
+
+BATCH_ROWS = 65_536
+
+
+class Root(InputPartition):
+    """What one batch has for the state of one root: ranges of its partitions, perhaps none."""
+
+    def __init__(self, number: int, ranges: Sequence[Range], version: int, time: Time) -> None:
+        self.number, self.ranges, self.version, self.time = number, tuple(ranges), version, time
+
+    def __repr__(self) -> str:
+        return f"root {self.number}: {', '.join(map(repr, self.ranges))}"
+
+
+class Roots(InputPartition):
+    """A small batch: all roots, one after the other in one task."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self.roots = tuple(roots)
+
+
+class Fused(NamedTuple):
+    """An operator in a source: what it is, what it reads, and where its state is kept."""
+
+    operator: Operator
+    schema: pa.Schema
+    """The operator's input."""
+    columns: Sequence[str]
+    """For each column of the input, the topic's column that it is."""
+    key: Sequence[str]
+    """The operator's key, as columns of the topic."""
+    placed_by: str
+    """The topic's key, one of them."""
+    roots: int
+    state: str
+    uid: str
+    fingerprint: str
+    checkpoint: str
+
+    @property
+    def read(self) -> pa.Schema:
+        """What is read of the topic."""
+        fields = zip(self.columns, self.schema, strict=True)
+        return pa.schema(list({source: field.with_name(source) for source, field in fields}.values()))
+
+    @property
+    def gives(self) -> StructType:
+        """The DataFrame that the source gives."""
+        return to_spark(self.operator.schema)
+
+    def to_option(self) -> str:
+        """As an option of a source, which is a text."""
+        return base64.b64encode(pickled(self, ())).decode("ascii")
+
+    @classmethod
+    def from_option(cls, text: str) -> Fused:
+        """What `to_option` gave."""
+        found = pickle.loads(base64.b64decode(text))
+        assert isinstance(found, cls)
+        return found
+
+    def tasks(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[Root]:
+        """The work of a batch: every root, because every one has a version for every batch."""
+        time = Time(before.more.get(WATERMARK, NO_TIME), after.more.get(WATERMARK, NO_TIME))
+        mine: list[list[Range]] = [[] for _ in range(self.roots)]
+        for wanted in ranges:
+            mine[wanted.partition % self.roots].append(wanted)
+        return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
+
+    def give(self, root: Root, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the operator makes of the rows that are read of a root; its state is saved before."""
+        rows = pa.Table.from_batches(list(batches), self.read)
+        named = {name: rows.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
+        table = pa.table({**named, **self._hashed(rows, root)})
+        check_fits([table])
+        store = StateStore(
+            self.state, uid=self.uid, query=query_of(self.checkpoint), fingerprint=self.fingerprint,
+            partition=root.number, partitions=self.roots, specs=self.operator.tables, by="topic",
+        )  # fmt: skip
+        state = store.load(root.version - 1)
+        result = self.operator.process(state, [table], root.time)
+        until = root.time.until
+        store.save(state, root.version, watermark=until if until > NO_TIME else None)
+        schema = to_arrow(self.gives)
+        yield from result.select(schema.names).cast(schema).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+
+    def _hashed(self, rows: pa.Table, root: Root) -> dict[str, pa.Array]:
+        """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
+        columns = [_whole(rows.column(name)) for name in self.key]
+        if len(columns) > 1:
+            self._check_placed(_whole(rows.column(self.placed_by)).unique(), root)
+            return {name: pa.array(each) for name, each in zip((H1, H2), hashes_of(columns), strict=True)}
+        encoded = columns[0].dictionary_encode()
+        self._check_placed(encoded.dictionary, root)
+        h1, h2 = hashes_of([encoded.dictionary])
+        order = np.lexsort((h2, h1))
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(order))
+        code = encoded.indices.to_numpy()
+        return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
+
+    def _check_placed(self, keys: pa.Array, root: Root) -> None:
+        wrong = np.flatnonzero(partitions_of(key_bytes(keys), self.roots) != root.number)
+        if len(wrong):
+            topic = root.ranges[0].topic
+            raise Unsupported(
+                f"The event with {self.placed_by}={keys[int(wrong[0])].as_py()!r} is in a partition of topic {topic!r} where that key "
+                f"does not belong, so operator {self.uid!r} cannot run inside the source.",
+                advice="The topic was copied from a log that places keys by other rules. Have a stage write it into a topic "
+                "of this log, with the same key, and read that.",
+            )
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -1,0 +1,185 @@
+"""The inputs of a stage as DataFrames, and what its function makes of them.
+
+Streams come with their event time and without what is late, as far as the stage works by time (see `event_time`); what failed is looked at
+again as tables of one batch. Operators that can are put into the sources here (see `fusion`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headwater.log.log import Log
+from headwater.model.schema import DELETED
+from headwater.processing.analysis import Facts, apply, with_watermark
+from headwater.processing.beats import NAME as BEATS
+from headwater.processing.event_time import LATE, PASSED, only_late, with_time, without_late
+from headwater.processing.fusion import Fusion, Origin, chosen, placed_by
+from headwater.processing.maxima import maxima_of
+from headwater.processing.operator import Building, building
+from headwater.processing.poison import Skips
+from headwater.processing.reading import is_local
+from headwater.processing.status import LATE_ROWS
+from headwater.processing.table import Table
+
+if TYPE_CHECKING:
+    from headwater.processing.runner import Plan
+
+REPLAY_EVENTS = 1_000_000
+"""So many events of an input are in one batch of a run that replays what another query has read."""
+
+_TIME = "_time"
+
+
+class Inputs:
+    """Makes the inputs of stages, in one Spark session from one log."""
+
+    def __init__(self, spark: SparkSession, log: Log, folder: Path) -> None:
+        """`folder` is for what the readers of running queries tell each other; what a killed run left there is removed."""
+        self._spark = spark
+        self._log = log
+        self._folder = folder
+        self._paces: dict[str, str] = {}
+        self.close()
+
+    def close(self) -> None:
+        """Removes what running queries told each other."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def frames(
+        self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
+    ) -> list[DataFrame | Table]:
+        """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
+        return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
+
+    def result(self, plan: Plan, skips: Skips) -> DataFrame:
+        """What a stage's function makes of its inputs as streams."""
+        if not plan.analysed.operators:
+            return apply(plan.stage, self.frames(plan, skips))
+        pace = self._new_pace(plan)
+        options = {"pace": pace, "partitions": str(plan.state_partitions)}
+        frames = self.frames(plan, skips, pace=pace)
+        stage = Building(
+            plan.operators,
+            partitions=plan.state_partitions,
+            beats=cache(self._spark.readStream.format(BEATS).options(**options).load),
+            tasks=self._tasks(plan.state_partitions),
+            fusion=self._fusion(plan, skips, frames, pace),
+        )
+        with building(stage):
+            return apply(plan.stage, frames)
+
+    def _new_pace(self, plan: Plan) -> str:
+        """An empty folder: a reader that an earlier run of the query left behind writes into another one."""
+        if before := self._paces.pop(plan.checkpoint, None):
+            shutil.rmtree(before, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        pace = self._paces[plan.checkpoint] = tempfile.mkdtemp(dir=self._folder, prefix=f"{plan.stage.name}.")
+        return pace
+
+    def _tasks(self, partitions: int) -> int:
+        """How many tasks work on the partitions of a state: more than there are processors cost time and bring nothing.
+
+        On Kafka each task writes for itself, so their number must not depend on the machine.
+        """
+        return min(partitions, self._spark.sparkContext.defaultParallelism) if is_local(self._log) else partitions
+
+    def _fusion(self, plan: Plan, skips: Skips, frames: Sequence[DataFrame | Table], pace: str) -> Fusion:
+        """What puts operators into the sources of a stage: those that its query began with, or may begin with."""
+        origins = []
+        for number, frame in enumerate(frames):
+            if isinstance(frame, DataFrame) and is_local(self._log):
+                topic = self._log.topic(plan.stage.inputs[number])
+                make = partial(self._with_operator, plan, number, skips, pace)
+                origins.append(
+                    Origin(topic.name, frame, placed_by(topic.schema, topic.key), topic.partitions_first, make)
+                )
+        placed = {each.topic for each in origins if each.placed_by is not None}
+        sound = [uid for uid, topic in plan.analysed.fused.items() if topic in placed]
+        return Fusion(origins, checkpoint=plan.checkpoint, wanted=chosen(plan.begun or plan.checkpoint, sound))
+
+    def _with_operator(
+        self, plan: Plan, number: int, skips: Skips, pace: str, columns: Sequence[str], more: Mapping[str, str]
+    ) -> DataFrame:
+        """An input of a stage with an operator inside its source."""
+        options = self._options(plan, number, columns, skips, pace)
+        return self._spark.readStream.format("headwater").options(**options, **more).load()
+
+    def _frame(
+        self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
+    ) -> DataFrame | Table:
+        topic = plan.stage.inputs[number]
+        facts = plan.facts[topic]
+        names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
+        names += [DELETED.name, _TIME] if facts.is_table else []
+        options = self._options(plan, number, names, skips, pace)
+        if batch is not None:
+            options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
+            frame = without_late(self._spark.read.format("headwater").options(**options).load(), facts.time)
+            return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
+        frame = self._spark.readStream.format("headwater").options(**options).load()
+        if facts.is_table:
+            frame = _with_times(frame, facts)
+        if plan.stage.late == "only":
+            return only_late(frame, facts.time)
+        if PASSED in names:
+            assert facts.time is not None
+            count, keeps = f"{LATE_ROWS} {number}", facts.is_table
+            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
+        else:
+            frame = with_watermark(frame, facts)
+        return Table(topic, frame) if facts.is_table else frame
+
+    def _options(self, plan: Plan, number: int, names: Sequence[str], skips: Skips, pace: str | None) -> dict[str, str]:
+        """How an input of a stage is read."""
+        topic = plan.stage.inputs[number]
+        options = {
+            "log": self._log.url,
+            "topic": topic,
+            "columns": ",".join(f"`{name.replace('`', '``')}`" for name in names),
+            "startingOffsets": plan.start.get(topic, "earliest"),
+        }
+        if pace is not None:
+            options["pace"] = pace
+        if LATE in names and not is_local(self._log):
+            options["maxima"] = maxima_of(plan.checkpoint, number)
+        if plan.stage.corrections_us:
+            options["lateness"] = f"{plan.facts[topic].lateness_us + plan.stage.corrections_us} microseconds"
+        if events_max := plan.stage.settings.get("events_max"):
+            options["maxOffsetsPerTrigger"] = str(events_max)
+        if topic in plan.stop:
+            options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
+        condition = skips.condition(topic)
+        if condition:
+            options["filter"] = condition
+        return options
+
+    def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
+        """The columns by which an input's late rows are told, and its watermark.
+
+        No row of a table comes too late: it is what later events are to find. What failed on Kafka is looked for in late rows, too:
+        there only tasks of the stream know which those are.
+        """
+        if facts.time is None or (is_batch and not is_local(self._log)):
+            return []
+        if plan.stage.late == "only":
+            return [LATE]
+        if not plan.analysed.uses_time:
+            return []
+        if is_batch:
+            return [] if facts.is_table else [LATE]
+        return [LATE, PASSED]
+
+
+def _with_times(versions: DataFrame, facts: Facts) -> DataFrame:
+    """The versions of a table's rows; a row was deleted when the log was told."""
+    if facts.time is not None:
+        versions = versions.withColumn(facts.time, F.coalesce(f"`{facts.time}`", _TIME))
+    return versions.drop(_TIME)

@@ -1,0 +1,105 @@
+"""A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
+
+Where it begins is written to a file before the checkpoint and the last marker are forgotten: whoever is killed on the way chooses again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headwater.log.log import Log
+from headwater.model.errors import InvalidApp
+from headwater.model.marker import Marker
+from headwater.processing.graph import StageNode
+from headwater.sink_stages import ledger_of
+from headwater.sinks.files import FileSink
+from headwater.sinks.sink import is_target
+
+if TYPE_CHECKING:
+    from headwater.processing.analysis import Analysed
+
+Restart = Literal["marker", "earliest", "latest"]
+"""Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
+
+
+def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
+    """Where stages are to begin, checked; `InvalidApp`."""
+    known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
+    for name, start in given.items():
+        if start not in known:
+            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+    return {name: known[start] for name, start in given.items()}
+
+
+def check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:
+    """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
+    if analysed.stateful and restart != "earliest":
+        raise InvalidApp(
+            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
+            advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
+        )
+    replaces = stage.kind == "view" or (stage.kind == "sink" and is_target(stage.to))
+    if not analysed.stateful and restart == "earliest" and not replaces:
+        raise InvalidApp(
+            f"{stage.place} would write everything again that it has written before.",
+            advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+        )
+
+
+def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, checkpoint: Path, starts: Path) -> str:
+    """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
+    ledger = ledger_of(stage, name)
+    try:
+        last = log.stage(name).last if ledger is None else ledger.last
+        own = re.compile(rf"{re.escape(name)}\.\d+")  # on Kafka each task has a stage of its own
+        tasks = [each for each in log.stages() if own.fullmatch(each)]
+        if restart == "marker" and last is None:
+            raise _no_marker(stage, by_task=bool(tasks))
+        starts.parent.mkdir(parents=True, exist_ok=True)
+        partial = starts.with_suffix(".partial")
+        partial.write_text(json.dumps(_beginnings(log, stage, restart, last)))
+        partial.replace(starts)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if ledger is None:
+            for each in (name, *tasks):
+                log.stage(each).accept_new_checkpoint()
+        else:
+            ledger.accept_new_checkpoint()
+    finally:
+        if ledger is not None and not isinstance(ledger, FileSink):
+            ledger.close()
+    behind = f"behind what it wrote last ({last})"
+    return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
+
+
+def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:
+    """Where each input begins. The ends of this moment are told as offsets: a first batch that is run again must not begin elsewhere."""
+    from headwater.processing.beginning import places_text
+    from headwater.processing.offsets import places_of
+
+    begin = dict.fromkeys(stage.inputs, "earliest")
+    done = places_of(last.ends) if restart == "marker" and last is not None else {}
+    for topic in stage.inputs if restart != "earliest" else ():
+        spans = log.offsets(topic)
+        places = {number: span.stop for number, span in spans.items()}
+        if restart == "marker":
+            places = {number: done.get((topic, number), span.start) for number, span in spans.items()}
+        begin[topic] = places_text(topic, places)
+    return begin
+
+
+def _no_marker(stage: StageNode, *, by_task: bool) -> InvalidApp:
+    if by_task:
+        return InvalidApp(
+            f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
+            advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+        )
+    return InvalidApp(
+        f"{stage.place} has written nothing yet, so there is no marker to go on from.",
+        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave it out.",
+    )

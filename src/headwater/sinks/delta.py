@@ -1,0 +1,206 @@
+"""A Delta table as a sink: `delta:///./warehouse/users?partition_by=country`, for warehouses that read Delta.
+
+A batch is one merge, one version of the table. Its commit has the stage's transaction (Delta's `txn`: the stage as `appId`, the batch's
+number as `version`), which every reader of Delta understands, and the whole marker as metadata. A commit is made on the version that the
+batch began with, and on no other (`max_commit_retries=0`): whoever was overtaken changes nothing. That needs no fencing number,
+as files do not: a writer that wakes late finds its batch there, or a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headwater.databases.address import load_client, parse_address, quoted
+from headwater.model.errors import InvalidInput, Unreachable
+from headwater.model.marker import Marker
+from headwater.model.schema import DELETED
+from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
+from headwater.sinks.sink import Refusal, Shape, column_names
+
+MARKER = "headwater.marker"
+_ACCEPTED = -1
+"""The version of the stage's transaction after its last marker was forgotten."""
+
+
+class DeltaSink:
+    """One Delta table, fed by one stage."""
+
+    def __init__(self, to: str, *, stage: str) -> None:
+        address = parse_address(to, options=("partition_by",))
+        self.stage = stage
+        self.url = address.shown
+        self.folder = Path(address.path).absolute()
+        self.partition_by = column_names(address.options.get("partition_by", ""))
+        self._delta = load_client("deltalake", extra="delta", purpose="A Delta table as a sink")
+        self._shape: Shape | None = None
+        self._table: Any = None
+        self._pieces: list[pa.Table] = []
+
+    @property
+    def shape(self) -> Shape:
+        """What is written."""
+        assert self._shape is not None, "the sink was not opened"
+        return self._shape
+
+    def open(self, shape: Shape) -> None:
+        self._shape = shape
+        with self._told():
+            nullable = pa.schema([field.with_nullable(True) for field in shape.schema])
+            if not self._exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                parts = list(self.partition_by)
+                missing = [name for name in parts if name not in nullable.names]
+                if missing:
+                    raise InvalidInput(
+                        f"{self.url}: there is no column {missing[0]!r} to partition by.",
+                        advice=f"The columns are {', '.join(nullable.names)}.",
+                    )
+                self._delta.DeltaTable.create(str(self.folder), schema=nullable, mode="ignore", partition_by=parts)
+            table = self.load()
+            self._check_partitions(tuple(table.metadata().partition_columns))
+            there = set(table.schema().to_arrow().names)
+            missing = [field for field in nullable if field.name not in there]
+            if missing:
+                table.alter.add_columns(list(self._delta.Schema.from_arrow(pa.schema(missing)).fields))
+
+    def attach(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def entry(self) -> Entry:
+        with self._told():
+            return self._entry(self.load()) if self._exists() else NO_ENTRY
+
+    def load(self) -> Any:
+        """The table's newest version."""
+        return self._delta.DeltaTable(str(self.folder))
+
+    def entries_in(self, table: Any) -> dict[str, Entry]:
+        """What a version of the table knows of every stage that writes to it."""
+        found: dict[str, Entry] = {}
+        for commit in table.history():
+            if MARKER in commit:
+                marker = Marker.from_canonical(commit[MARKER].encode())
+                found.setdefault(marker.stage, NO_ENTRY if marker.ends == _ACCEPTED else Entry(0, marker))
+        return found
+
+    @property
+    def last(self) -> Marker | None:
+        return self.entry().last
+
+    def begin(self, marker: Marker) -> bool:
+        with self._told():
+            self._table, self._pieces = self.load(), []
+            return admits(self.stage, self._entry(self._table), 0, marker)
+
+    def begin_repair(self, marker: Marker | None) -> None:
+        with self._told():
+            self._table, self._pieces = self.load(), []
+            check_unmoved(self.stage, self._entry(self._table), marker)
+
+    def upsert(self, rows: pa.Table) -> Sequence[Refusal]:
+        self._pieces.append(rows.append_column(DELETED.name, pa.array(np.zeros(rows.num_rows, bool))))
+        return ()
+
+    def delete(self, keys: pa.Table) -> None:
+        columns = [
+            keys.column(field.name) if field.name in keys.column_names else pa.nulls(keys.num_rows, field.type)
+            for field in self.shape.schema
+        ]
+        rows = pa.Table.from_arrays(columns, names=self.shape.schema.names)
+        self._pieces.append(rows.append_column(DELETED.name, pa.array(np.ones(rows.num_rows, bool))))
+
+    def commit(self, marker: Marker | None) -> None:
+        with self._told():
+            named = None if marker is None else msgspec.structs.replace(marker, stage=self.stage)
+            self._commit(named, self._pieces or [self._empty()])
+        self._pieces = []
+
+    def rollback(self) -> None:
+        self._pieces = []
+
+    def accept_new_checkpoint(self) -> Marker | None:
+        last = self.entry().last
+        if last is not None:
+            with self._told():
+                self._table = self.load()
+                forgotten = Marker(query="", epoch=0, ends=_ACCEPTED, stage=self.stage)
+                self._table.alter.set_table_description(
+                    f"Fed by {self.stage}", commit_properties=self._properties(forgotten)
+                )
+        return last
+
+    def close(self) -> None:
+        self._table = None
+
+    def _check_partitions(self, there: tuple[str, ...]) -> None:
+        """A table keeps the partitions that it was made with; whoever names none takes them as they are."""
+        if self.partition_by and self.partition_by != there:
+            raise InvalidInput(
+                f"{self.url} is partitioned by {', '.join(there) or 'nothing'}, not by {', '.join(self.partition_by)}.",
+                advice="Delta cannot change that: name a new folder.",
+            )
+
+    def _empty(self) -> pa.Table:
+        return pa.schema([*self.shape.schema, DELETED]).empty_table()
+
+    def _commit(self, marker: Marker | None, pieces: Sequence[pa.Table]) -> None:
+        rows = pa.concat_tables(pieces, promote_options="permissive")
+        same = " and ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in self.shape.key)
+        values = {quoted(name): f"s.{quoted(name)}" for name in self.shape.schema.names}
+        gone = f"s.{quoted(DELETED.name)}"
+        merge = self._table.merge(
+            rows, same, source_alias="s", target_alias="t", commit_properties=self._properties(marker)
+        )
+        merge = merge.when_matched_delete(gone).when_matched_update(values)
+        merge.when_not_matched_insert(values, f"not {gone}").execute()
+
+    def _properties(self, marker: Marker | None) -> Any:
+        more: dict[str, Any] = {}
+        if marker is not None:
+            more["custom_metadata"] = {MARKER: marker.canonical().decode()}
+            more["app_transactions"] = [self._delta.Transaction(self.stage, marker.epoch)]
+        return self._delta.CommitProperties(max_commit_retries=0, **more)
+
+    def _entry(self, table: Any) -> Entry:
+        """The newest marker of the stage among the commits that Delta keeps."""
+        if table.transaction_version(self.stage) is None:
+            return NO_ENTRY
+        found = self.entries_in(table).get(self.stage)
+        if found is not None:
+            return found
+        raise InvalidInput(
+            f"{self.url}: the commit with the last marker of {self.stage!r} was removed from Delta's log.",
+            advice="Write everything again: --accept-new-checkpoint STAGE=earliest.",
+        )
+
+    def _exists(self) -> bool:
+        return bool(self._delta.DeltaTable.is_deltatable(str(self.folder)))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        errors = self._delta.exceptions
+        try:
+            yield
+        except errors.CommitFailedError as error:
+            # Perhaps somebody only tidied the table up: the next attempt finds out whether it was another writer of this stage.
+            raise Unreachable(
+                f"{self.url}: it was changed meanwhile: {_first_line(error)}",
+                advice="Nothing was written; it is tried again.",
+            ) from None
+        except errors.DeltaError as error:
+            raise InvalidInput(f"{self.url}: {_first_line(error)}", advice="See whether the table is whole.") from None
+        except OSError as error:
+            raise Unreachable(
+                f"{self.url}: {_first_line(error)}", advice="Check the folder and the rights on it."
+            ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

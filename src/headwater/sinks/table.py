@@ -1,0 +1,238 @@
+"""A table of an SQL database as a sink: what SQLite, DuckDB and PostgreSQL have in common.
+
+    headwater_ledger (stage, number, marker)   one row for each stage that writes to this database
+    <table>                                    one row for each key; made where it is missing
+
+A batch is one transaction: it locks the stage's row of the ledger, looks at number and marker, changes rows, and writes the marker. A
+table that is there keeps its own columns and types; it needs a unique index on the key, and columns that it lacks are added. Other
+columns of it are never touched by an update. What differs (types, how rows travel, which errors mean what) is in the three classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headwater.databases.address import Address, quoted
+from headwater.model.errors import InvalidInput
+from headwater.model.marker import Marker
+from headwater.sinks.ledger import NO_ENTRY, TABLE, Entry, admits, check_unmoved
+from headwater.sinks.sink import Refusal, Shape
+
+_CREATE = f"create table if not exists {TABLE} (stage varchar primary key, number bigint not null, marker varchar)"
+
+
+class TableSink:
+    """One table, fed by one stage; a kind of database adds what is its own."""
+
+    _mark = "?"
+    _lock_row = ""
+    _snapshot = "begin"
+
+    def __init__(self, address: Address, *, stage: str) -> None:
+        self.stage = stage
+        self.url = address.shown
+        self.address = address
+        self._shape: Shape | None = None
+        self._number = 0
+        self._begun = False
+
+    # What a kind of database gives
+
+    def _writing(self) -> AbstractContextManager[Any]:
+        """A transaction of its own that changes things."""
+        raise NotImplementedError
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """A connection to read by."""
+        raise NotImplementedError
+
+    def _start(self) -> Any:
+        """Begins the transaction of a batch; its connection."""
+        raise NotImplementedError
+
+    def _finish(self, *, commits: bool) -> None:
+        """Ends the transaction of a batch."""
+        raise NotImplementedError
+
+    def _columns(self, connection: Any) -> dict[str, str]:
+        """The columns that the table has, with their types; none where it is missing."""
+        raise NotImplementedError
+
+    def _is_unique(self, connection: Any) -> bool:
+        """Whether the table lets each key be there once only."""
+        raise NotImplementedError
+
+    def _declared(self, type_: pa.DataType) -> str:
+        raise NotImplementedError
+
+    def _told(self) -> AbstractContextManager[None]:
+        """The database's errors in our words."""
+        raise NotImplementedError
+
+    def _has_ledger(self, connection: Any) -> bool:
+        raise NotImplementedError
+
+    # The sink
+
+    @property
+    def shape(self) -> Shape:
+        """What is written."""
+        assert self._shape is not None, "the sink was not opened"
+        return self._shape
+
+    @property
+    def table(self) -> str:
+        """The table's name in SQL."""
+        return quoted(self.address.options.get("table") or self.shape.name)
+
+    def open(self, shape: Shape) -> None:
+        self._shape = shape
+        with self._told(), self._writing() as connection:
+            connection.execute(_CREATE)
+            self._make(connection)
+            entry = self._entry(connection, locks=True)
+            self._number = entry.number + 1
+            self._enter(connection, Entry(self._number, entry.last))
+
+    def attach(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def entry(self) -> Entry:
+        with self._told(), self._reading() as connection:
+            return self._entry(connection) if self._has_ledger(connection) else NO_ENTRY
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """A transaction in which everything that is read was true at one moment."""
+        with self._told(), self._reading() as connection:
+            connection.execute(self._snapshot)
+            try:
+                yield connection
+            finally:
+                connection.execute("rollback")
+
+    def entries_in(self, connection: Any) -> dict[str, Entry]:
+        """What the ledger says of every stage, inside a transaction."""
+        if not self._has_ledger(connection):
+            return {}
+        found = connection.execute(f"select stage, number, marker from {TABLE}").fetchall()
+        return {stage: _entry_of(number, marker) for stage, number, marker in found}
+
+    def columns_in(self, connection: Any) -> dict[str, str]:
+        """The columns that the table has, with their types; none where it is missing."""
+        return self._columns(connection)
+
+    @property
+    def last(self) -> Marker | None:
+        return self.entry().last
+
+    def begin(self, marker: Marker) -> bool:
+        with self._beginning() as connection:
+            self._begun = admits(self.stage, self._entry(connection, locks=True), self._number, marker)
+        return self._begun
+
+    def begin_repair(self, marker: Marker | None) -> None:
+        with self._beginning() as connection:
+            entry = self._entry(connection, locks=True) if self._has_ledger(connection) else NO_ENTRY
+            check_unmoved(self.stage, entry, marker)
+            self._begun = True
+
+    def commit(self, marker: Marker | None) -> None:
+        with self._told():
+            if marker is not None:
+                self._enter(self._connection(), Entry(self._number, marker))
+            self._finish(commits=True)
+            self._begun = False
+
+    def rollback(self) -> None:
+        if self._begun:
+            self._begun = False
+            self._finish(commits=False)
+
+    def accept_new_checkpoint(self) -> Marker | None:
+        with self._told(), self._writing() as connection:
+            if not self._has_ledger(connection):
+                return None
+            entry = self._entry(connection, locks=True)
+            self._enter(connection, Entry(entry.number + 1, None))
+            return entry.last
+
+    def upsert(self, rows: pa.Table) -> Sequence[Refusal]:
+        raise NotImplementedError
+
+    def delete(self, keys: pa.Table) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    # Parts
+
+    def _connection(self) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def _beginning(self) -> Iterator[Any]:
+        with self._told():
+            connection = self._start()
+            try:
+                yield connection
+            finally:
+                if not self._begun:
+                    self._finish(commits=False)
+
+    def _make(self, connection: Any) -> None:
+        """The table with the columns that are written, and one row for each key."""
+        there = self._columns(connection)
+        fields = {field.name: self._declared(field.type) for field in self.shape.schema}
+        if not there:
+            columns = [f"{quoted(name)} {type_}" for name, type_ in fields.items()]
+            connection.execute(f"create table {self.table} ({', '.join(columns)}{self._key_clause()})")
+            return
+        for name, type_ in fields.items():
+            if name not in there:
+                connection.execute(f"alter table {self.table} add column {quoted(name)} {type_}")
+        if not self._is_unique(connection):
+            raise InvalidInput(
+                f"{self.url}: table {self.table} may hold a key ({', '.join(self.shape.key)}) twice.",
+                advice=f"Run: CREATE UNIQUE INDEX ON {self.table} ({', '.join(map(quoted, self.shape.key))}).",
+            )
+
+    def _key_clause(self) -> str:
+        return f", primary key ({', '.join(map(quoted, self.shape.key))})"
+
+    def _entry(self, connection: Any, *, locks: bool = False) -> Entry:
+        query = f"select number, marker from {TABLE} where stage = {self._mark}{self._lock_row if locks else ''}"
+        found = connection.execute(query, (self.stage,)).fetchall()
+        if not found:
+            return NO_ENTRY
+        ((number, marker),) = found
+        return _entry_of(number, marker)
+
+    def _enter(self, connection: Any, entry: Entry) -> None:
+        mark = self._mark
+        named = None if entry.last is None else msgspec.structs.replace(entry.last, stage=self.stage)
+        text = None if named is None else named.canonical().decode()
+        connection.execute(
+            f"insert into {TABLE} (stage, number, marker) values ({mark}, {mark}, {mark}) "
+            "on conflict (stage) do update set number = excluded.number, marker = excluded.marker",
+            (self.stage, entry.number, text),
+        )
+
+    def _upsert_sql(self, source: str) -> str:
+        """Rows of `source` in place of what their keys had."""
+        names = [quoted(name) for name in self.shape.schema.names]
+        key = [quoted(name) for name in self.shape.key]
+        others = [name for name in names if name not in key]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
+        then = f"update set {changes}" if others else "nothing"
+        return f"insert into {self.table} ({', '.join(names)}) {source} on conflict ({', '.join(key)}) do {then}"
+
+
+def _entry_of(number: int, marker: str | None) -> Entry:
+    return Entry(number, None if marker is None else Marker.from_canonical(marker.encode()))

@@ -1,0 +1,1 @@
+"""Where events come from the world outside: databases read as streams of changes."""

@@ -1,0 +1,244 @@
+"""A CouchDB database as a capture source: its `_changes` feed, which tells of each document the last change only.
+
+The database is one table, by its own name. `couchdb://user@host:5984/shop?password_env=…`; `couchdbs://` is HTTPS. The feed is asked with
+`since`, which is what the last answer gave, opaque as it is: a position here is a number of our own, which counts changes and so sorts as
+text, and at the end of a page `since` behind it. A longpoll request beside it only rings: what rang is asked for anew, so nothing
+depends on that request. The feed knows neither transactions nor times: each change is a transaction of its own, committed when it was read.
+
+The document `_local/headwater.<name>`, which is never replicated and no part of the feed, names this database: one that was made anew does
+not have it. Documents whose id begins with `_design/` are left out. Not thread-safe, except `lag`, which has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headwater.model.errors import CaptureLost, NotCapturable, NotFound
+from headwater.sources.capture.couchdb_http import Bell, Couch
+from headwater.sources.capture.documents import (
+    Document,
+    DocumentChange,
+    batches_of,
+    document_rows,
+    document_table,
+    json_text,
+    transactions_of,
+)
+from headwater.sources.capture.feed import Feed
+from headwater.sources.capture.open import SourceUrl
+from headwater.sources.capture.source import (
+    DELETE,
+    INSERT,
+    UPDATE,
+    BackfillChunk,
+    CaptureSource,
+    Changes,
+    SourceLag,
+    TableInfo,
+)
+
+CHANGES_ROWS = 1_000
+CHUNK_ROWS = 1_000
+OPTIONS = ("schema", "password_env", "password_file", "password")
+
+_DESIGN = "_design/"
+
+
+def source_of(url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> CaptureSource:
+    """The database at a URL; the key of documents is given by themselves."""
+    if keys and any(key != ("id",) for key in keys.values()):
+        raise NotCapturable(f"{url.shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
+    return CouchSource(url, name=name)
+
+
+class CouchSource:
+    """One database; see the module."""
+
+    def __init__(self, url: SourceUrl, *, name: str) -> None:
+        self.name = name
+        self.url = url.shown
+        self.identity = ""
+        self.left_out: dict[str, str] = {}
+        self._options = url.options
+        self._chosen = url.tables
+        self._database = url.path.strip("/")
+        self._url = url
+        self._couch = Couch(url)
+        self._bell = Bell(self._couch)
+        self._feed = Feed(self._read)
+        self._table: TableInfo | None = None
+        self._read_to = ""
+
+    # What the runner calls
+
+    def check(self) -> list[TableInfo]:
+        """The one table."""
+        unknown = set(self._options) - set(OPTIONS)
+        if unknown:
+            raise NotCapturable(
+                f"{self.url}: unknown option {min(unknown)!r}.", advice=f"Known are {', '.join(OPTIONS)}."
+            )
+        for table in self._chosen:
+            if table != self._database:
+                raise NotFound(
+                    f"{self.url} has no table {table!r}: a database of CouchDB is one table, {self._database!r}.",
+                    advice=f"Name that one (?table={self._database}), or another database in the URL.",
+                )
+        told = self._couch.get("")
+        self._table = document_table(
+            self._database, self._options.get("schema"), has_rev=True, rows_estimate=told.get("doc_count")
+        )
+        return [self._table]
+
+    def prepare(self, resume: str | None) -> str:
+        """Finds or makes the document that names the database; begins at the present, or goes on where it was."""
+        self.check()
+        found = self._couch.find(self._local)
+        if found is None and resume is not None:
+            raise CaptureLost(
+                f"{self.url} is not the database that was captured as {self.name!r}: it lacks the document {self._local}.",
+                advice="It was deleted and made anew. Start the capture with --backfill-again: it copies the documents anew and removes "
+                "what is gone.",
+            )
+        update_seq = self._couch.get("")["update_seq"]
+        if resume is not None:
+            self._check_seq(_seq(resume), update_seq)
+        if found is None:
+            found = {"identity": str(uuid.uuid4())}
+            self._couch.put(self._local, found)
+        self.identity = found["identity"]
+        self._feed.clear()
+        position = resume if resume is not None else _end(0, update_seq)
+        self._read_to = position
+        return position
+
+    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
+        """The next page of the feed."""
+        return self._feed.next(after, timeout_s=timeout_s)
+
+    def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
+        """Up to `CHUNK_ROWS` documents in the order of their ids."""
+        assert self._table is not None
+        return self._feed.chunk(self._table, done, lambda: self._rows(done), position=position)
+
+    def confirm(self, position: str) -> None:
+        """Nothing to do: the feed forgets nothing."""
+
+    def heartbeat(self) -> None:
+        """Nothing to do."""
+
+    def lag(self, position: str | None = None) -> SourceLag:
+        """The changes behind a position."""
+        since = _seq(position or self._read_to)
+        with Couch(self._url) as couch:
+            page = couch.get("_changes", since=since, limit=1)
+            if "pending" in page:
+                return SourceLag(rows=page["pending"] + len(page["results"]))
+            newest = couch.get("")["update_seq"]
+        return SourceLag(rows=max(0, newest - since) if isinstance(newest, int) and isinstance(since, int) else None)
+
+    def remove(self) -> None:
+        """The document that names the database."""
+        found = self._couch.find(self._local)
+        if found is not None:
+            self._couch.delete(self._local, found["_rev"])
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._feed.clear()
+        self._bell.take_down()
+        self._couch.close()
+
+    # Reading
+
+    @property
+    def _local(self) -> str:
+        return f"_local/headwater.{quote(self.name, safe='')}"
+
+    def _check_seq(self, since: Any, newest: Any) -> None:
+        """Numbers that are plain say when a database was put back; CouchDB's own since 2.0 are opaque."""
+        if isinstance(since, int) and isinstance(newest, int) and since > newest:
+            raise CaptureLost(
+                f"{self.url} has {newest} changes; the log goes on behind {since}.",
+                advice="The database was put back to an earlier copy. Start the capture with --backfill-again: it copies the documents "
+                "anew and removes what is gone.",
+            )
+
+    def _read(self, after: str, timeout_s: float) -> Changes | None:
+        assert self._table is not None
+        since, deadline = _seq(after), time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if timeout_s <= 0 or not self._bell.hangs(since) or self._bell.rings(max(0.0, left_s)):
+                page = self._couch.get("_changes", since=since, limit=CHANGES_ROWS, include_docs=True)
+                if page["results"]:
+                    break
+                if timeout_s > 0:
+                    self._bell.hang(since)
+            if time.monotonic() >= deadline:
+                return None
+        changes = page_changes(page["results"], self._table.name, after=after, read_us=time.time_ns() // 1000)
+        transactions, _ = transactions_of(changes, None, whole=True)
+        self._read_to = _end(_number(after) + len(page["results"]), page["last_seq"])
+        batches = batches_of(changes, {self._table.name: self._table}, None)
+        return Changes(batches=tuple(batches), transactions=transactions, end=self._read_to)
+
+    def _rows(self, done: Any | None) -> tuple[Any, Any, bool, float | None]:
+        """The documents behind the last one."""
+        assert self._table is not None
+        start = {} if done is None else {"startkey": json_text(done["id"] + "\0")}
+        page = self._couch.get("_all_docs", include_docs=True, limit=CHUNK_ROWS, **start)
+        found = page["rows"]
+        documents = [document_of(row["doc"]) for row in found if row.get("doc") and not row["id"].startswith(_DESIGN)]
+        copied = (done["rows"] if done else 0) + len(found)
+        reached = {"id": found[-1]["id"] if found else (done or {}).get("id", ""), "rows": copied}
+        total = self._table.rows_estimate
+        fraction = 1.0 if not found else min(1.0, copied / total) if total else None
+        return document_rows(documents, self._table), reached, not found, fraction
+
+
+def page_changes(results: list[Any], table: str, *, after: str, read_us: int) -> list[DocumentChange]:
+    """The changes that the rows of a page say; a document that the page has twice is told by its last row."""
+    last = {row["id"]: at for at, row in enumerate(results)}
+    changes = []
+    for at, row in enumerate(results):
+        if last[row["id"]] != at or row["id"].startswith(_DESIGN):
+            continue
+        document = row.get("doc")
+        deleted = bool(row.get("deleted")) or document is None or bool(document.get("_deleted"))
+        op = DELETE if deleted else INSERT if document["_rev"].startswith("1-") else UPDATE
+        changes.append(
+            DocumentChange(
+                table=table,
+                op=op,
+                before=Document(id=row["id"]) if deleted else None,
+                after=None if deleted else document_of(document),
+                position=f"{_number(after) + at + 1:016d}",
+                committed_us=read_us,
+            )
+        )
+    return changes
+
+
+def document_of(document: Mapping[str, Any]) -> Document:
+    """A document as the server gives it."""
+    return Document(id=document["_id"], rev=document["_rev"], fields=document, text=json_text(document))
+
+
+def _end(number: int, seq: Any) -> str:
+    """A position at the end of a page: our number, and where the feed goes on, as JSON."""
+    return f"{number:016d}/{json_text(seq)}"
+
+
+def _number(position: str) -> int:
+    return int(position.partition("/")[0])
+
+
+def _seq(position: str) -> Any:
+    return msgspec.json.decode(position.partition("/")[2])

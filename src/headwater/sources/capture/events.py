@@ -1,0 +1,163 @@
+"""An event batch: what one step of a capture appends, put together from changes and from rows of a backfill.
+
+Event time of a source never goes back, and is never ahead of the clock here: a time that is earlier than one given out before counts as
+that one. So a database whose clock jumps makes nothing late, and one in the future does not hold back the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.log.log import Log
+from headwater.log.rows import check_size, to_batch
+from headwater.log.store import Write
+from headwater.log.topic import Topic
+from headwater.model.errors import HeadwaterError
+from headwater.sources.capture.progress import Progress
+from headwater.sources.capture.source import DELETE, TRUNCATE, Changes, TableInfo
+from headwater.sources.capture.spill import Spill, placed
+from headwater.sources.capture.topics import (
+    HISTORY,
+    TIME,
+    events_of_changes,
+    events_of_rows,
+    fitted,
+    live_keys,
+    reached_us,
+    removals,
+    times,
+)
+
+SPILL_BYTES = 128 << 20
+"""So much of a transaction whose end has not come is kept in memory."""
+
+
+class EventBatch:
+    """Gathers events. Not thread-safe."""
+
+    def __init__(self, log: Log, source: str, committed_us: int, spill: Spill) -> None:
+        """`committed_us` is the event time that the source had reached."""
+        self._log = log
+        self._source = source
+        self._spill = spill
+        self._now_us = log.clock()
+        self._appends: list[tuple[Topic, pa.RecordBatch]] = []
+        """With the topic as it was when the events were made: the table may change within a step, and its topics with it."""
+        self.committed_us = committed_us
+        self.events = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._appends) or bool(self._spill)
+
+    def writes(self) -> list[Write]:
+        """All events, placed, in order."""
+        now = [write for topic, batch in self._appends for write in placed(topic, batch)]
+        return [*self._spill.writes(), *now]
+
+    def spill(self) -> None:
+        """Puts what was gathered so far into files, if it is much."""
+        if sum(batch.nbytes for _, batch in self._appends) < SPILL_BYTES:
+            return
+        for topic, batch in self._appends:
+            self._spill.add(placed(topic, batch))
+        self._appends.clear()
+
+    def add(self, part: Changes, tables: Mapping[str, TableInfo], progress: Progress) -> list[tuple[str, str]]:
+        """The events of changes; of tables that cannot take theirs the name, and why."""
+        refused, reached = [], self.committed_us
+        for batch in part.batches:
+            table = progress.tables.get(batch.table)
+            if table is None or table.state == "stopped":
+                continue
+            committed = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
+            try:
+                self._add_changes(batch.changes, tables[batch.table], table.topic, committed)
+            except HeadwaterError as error:
+                refused.append((batch.table, str(error)))
+            reached = max(reached, _last(committed))
+        for topic, rows in (
+            (f"{self._source}.transactions", part.transactions),
+            (f"{self._source}.messages", part.messages),
+        ):
+            if rows is not None and rows.num_rows:
+                committed = self._clamped(rows, topic)
+                at = rows.schema.get_field_index(TIME)
+                self._put(topic, rows.set_column(at, TIME, committed))
+                reached = max(reached, _last(committed))
+        self.committed_us = reached
+        return refused
+
+    def add_rows(self, table: TableInfo, topic: str, rows: pa.Table, *, position: str) -> str | None:
+        """Rows of a backfill; why the table cannot take them, if so."""
+        if not rows.num_rows:
+            return None
+        self.committed_us = max(self.committed_us, self._now_us, reached_us(self._log, topic, topic + HISTORY))
+        current, history = events_of_rows(rows, table, position=position, committed_us=self.committed_us)
+        try:
+            self._put(topic, current)
+            self._put(topic + HISTORY, history)
+        except HeadwaterError as error:
+            return str(error)
+        self.events += rows.num_rows
+        return None
+
+    def remove(self, keys: pa.Array, table: TableInfo, topic: str, *, position: str) -> None:
+        """Keys that are gone from the table, nobody saw how."""
+        committed = times(np.full(len(keys), max(self.committed_us, self._now_us)))
+        positions = pa.array([position] * len(keys), pa.string())
+        self._remove(keys, table, topic, op=DELETE, positions=positions, committed=committed)
+
+    def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, committed: pa.Array) -> None:
+        """Changes of one table; a truncation removes each key that lives there."""
+        is_truncate = pc.equal(changes.column("op"), TRUNCATE).to_numpy()
+        start = 0
+        for at in [*np.flatnonzero(is_truncate).tolist(), changes.num_rows]:
+            if at > start:
+                some = changes.slice(start, at - start)
+                current, history = events_of_changes(some, table, committed.slice(start, at - start))
+                self._put(topic, current)
+                self._put(topic + HISTORY, history)
+                self.events += some.num_rows
+            if at < changes.num_rows:
+                self._truncate(changes.slice(at, 1), table, topic, committed.slice(at, 1))
+            start = at + 1
+
+    def _truncate(self, change: pa.Table, table: TableInfo, topic: str, committed: pa.Array) -> None:
+        """Tombstones for the keys that live in the log, and for those that this batch has put there before."""
+        described = self._log.topic(topic)
+        there = live_keys(self._log, described)
+        added = [write.rows().column(described.key) for write in self.writes() if write.topic.name == topic]
+        keys = pc.unique(pa.chunked_array([there, *added], there.type))
+        positions = pa.array(change.column("position").to_pylist() * len(keys), pa.string())
+        when = times(np.full(len(keys), _last(committed)))
+        self._remove(keys, table, topic, op=TRUNCATE, positions=positions, committed=when)
+
+    def _remove(
+        self, keys: pa.Array, table: TableInfo, topic: str, *, op: str, positions: pa.Array, committed: pa.Array
+    ) -> None:
+        if len(keys):
+            current, history = removals(keys, table, op=op, position=positions, committed=committed)
+            self._put(topic, current)
+            self._put(topic + HISTORY, history)
+            self.events += len(keys)
+
+    def _put(self, topic: str, events: pa.Table) -> None:
+        described = self._log.store.topic(topic)
+        schema = described.schema
+        batch = to_batch(fitted(events, schema), schema)
+        check_size(batch, described)
+        self._appends.append((described, batch))
+
+    def _clamped(self, rows: pa.Table, *topics: str) -> pa.Array:
+        """When rows count as committed; what was told of a topic meanwhile, by whoever waits for it, holds as well."""
+        floor = max(self.committed_us, reached_us(self._log, *topics))
+        us = rows.column(TIME).combine_chunks().cast(pa.int64()).to_numpy()
+        return times(np.maximum.accumulate(np.maximum(np.minimum(us, self._now_us), floor)))
+
+
+def _last(committed: pa.Array) -> int:
+    return int(committed.cast(pa.int64())[-1].as_py()) if len(committed) else 0

@@ -1,0 +1,268 @@
+"""A MongoDB database as a capture source: one change stream over the whole database, whose collections are the tables.
+
+A position is the text of the stream's resume token, which sorts as the changes were made and leads back to its place. The stream begins
+before the first document is copied, so nothing falls between the two. The events of a transaction, which the server numbers, are told as
+one; any other write is a transaction of its own. Nothing is put into the database.
+
+A collection that is dropped is emptied in the log; one that is renamed stops. Not thread-safe, except `lag`, which has a client of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from bson import json_util
+
+from headwater.model.errors import InvalidInput, NotCapturable, NotFound
+from headwater.sources.capture.documents import Begun, batches_of, document_rows, document_table, transactions_of
+from headwater.sources.capture.feed import Feed
+from headwater.sources.capture.mongodb_client import Mongo
+from headwater.sources.capture.mongodb_decode import RENAME, change_of, document_of, position_of, transaction_of
+from headwater.sources.capture.open import SourceUrl
+from headwater.sources.capture.source import (
+    BackfillChunk,
+    CaptureSource,
+    Changes,
+    SourceLag,
+    TableChange,
+    TableInfo,
+)
+
+CHANGES_ROWS = 5_000
+CHUNK_ROWS = 2_000
+QUIET_S = 2.0
+"""How often a position is told behind which nothing of interest came."""
+
+_KINDS = (
+    "minKey",
+    "null",
+    "number",
+    "string",
+    "object",
+    "binData",
+    "objectId",
+    "bool",
+    "date",
+    "timestamp",
+    "regex",
+    "maxKey",
+)
+"""The kinds of `_id` in MongoDB's order: `$gt` compares within one kind only."""
+
+
+def source_of(url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> CaptureSource:
+    """The database at a URL; the key of documents is given by themselves."""
+    if keys and any(key != ("id",) for key in keys.values()):
+        raise NotCapturable(f"{url.shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
+    return MongoSource(url, name=name)
+
+
+class MongoSource:
+    """One database; see the module."""
+
+    def __init__(self, url: SourceUrl, *, name: str) -> None:
+        self.name = name
+        self.url = url.shown
+        self.identity = ""
+        self.left_out: dict[str, str] = {}
+        self._url = url
+        self._mongo = Mongo(url)
+        self._feed = Feed(self._read)
+        self._tables: dict[str, TableInfo] = {}
+        self._events: deque[Any] = deque()
+        """Of the stream, not told yet."""
+        self._begun: Begun | None = None
+        self._told_to = ""
+        self._reached = ""
+        self._quiet_at = 0.0
+
+    # What the runner calls
+
+    def check(self) -> list[TableInfo]:
+        """The collections, by the names that were given, or all; that there is a change stream is found out by opening one."""
+        if not self._mongo.name:
+            raise InvalidInput(f"{self.url} names no database.", advice="Write mongodb://host/shop.")
+        with self._mongo.told():
+            found = {each["name"]: each for each in self._mongo.database.list_collections(session=self._mongo.session)}
+        names = self._url.tables or [name for name in found if self._can_be(found[name])]
+        for name in names:
+            if name not in found:
+                raise NotFound(
+                    f"{self.url} has no collection {name!r}.",
+                    advice=f"It has {', '.join(sorted(found)) or 'none'}; create it: db.createCollection({name!r})",
+                )
+            if not self._can_be(found[name]):
+                raise NotCapturable(
+                    f"{name!r} of {self.url} is a {found[name]['type']}.", advice="Capture a collection."
+                )
+        if not names:
+            raise NotCapturable(f"{self.url} has no collection.", advice="Create one first, or name another database.")
+        self._mongo.open_stream(self._match(names), after=None)
+        self._mongo.close_stream()
+        self._tables = {name: self._table(name, alone=len(names) == 1) for name in names}
+        return list(self._tables.values())
+
+    def prepare(self, resume: str | None) -> str:
+        """Opens the stream where the last capture ended, or at the present."""
+        self.check()
+        told = self._mongo.ask({"hello": 1})
+        self.identity = f"{told.get('setName', 'sharded')}/{self._mongo.name}"
+        self._reset()
+        position = self._open(resume)
+        if not position:
+            raise NotCapturable(f"{self.url} gives no resume tokens.", advice="Use MongoDB 4.2 or newer.")
+        self._told_to = position
+        return position
+
+    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
+        """What the stream has next."""
+        return self._feed.next(after, timeout_s=timeout_s)
+
+    def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
+        """Up to `CHUNK_ROWS` documents in the order of their ids."""
+        info = self._tables[table]
+        return self._feed.chunk(info, done, lambda: self._rows(info, done), position=position)
+
+    def confirm(self, position: str) -> None:
+        """Nothing to do: the server forgets by itself, by the size and age of its oplog."""
+
+    def heartbeat(self) -> None:
+        """Nothing to do: the server writes to its oplog when nobody else does."""
+
+    def lag(self, position: str | None = None) -> SourceLag:
+        """The seconds between a position and what the server last wrote."""
+        at = position or self._told_to
+        with closing(Mongo(self._url)) as mongo:
+            written = mongo.ask({"hello": 1}).get("lastWrite", {}).get("opTime", {}).get("ts")
+        if written is None or not at.startswith("82"):
+            return SourceLag()
+        return SourceLag(seconds=max(0.0, float(written.time - int(at[2:10], 16))))
+
+    def remove(self) -> None:
+        """Nothing was put into the database."""
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._reset()
+        self._mongo.close()
+
+    # Collections
+
+    def _can_be(self, described: Mapping[str, Any]) -> bool:
+        return described.get("type", "collection") == "collection" and not described["name"].startswith("system.")
+
+    def _table(self, name: str, *, alone: bool) -> TableInfo:
+        options = self._url.options
+        if "schema" in options and not alone:
+            raise InvalidInput(
+                f"{self.url}: ?schema= is for one collection.", advice=f"Write schema.{name}=… for each."
+            )
+        declared = options.get(f"schema.{name}", options.get("schema"))
+        with self._mongo.told():
+            count = self._mongo.database[name].estimated_document_count()
+        return document_table(name, declared, has_rev=False, rows_estimate=count)
+
+    # The stream
+
+    def _match(self, names: Any) -> dict[str, Any]:
+        return {"$or": [{"ns.coll": {"$in": list(names)}}, {"operationType": "invalidate"}]}
+
+    def _open(self, after: str | None) -> str:
+        events, reached = self._mongo.open_stream(self._match(self._tables), after=after)
+        self._events.extend(events)
+        self._reached = reached or after or ""
+        return after or self._reached
+
+    def _reset(self) -> None:
+        self._feed.clear()
+        self._events.clear()
+        self._begun = None
+
+    def _fill(self, wait_s: float) -> bool:
+        """Asks for more events; whether there are any."""
+        events, reached = self._mongo.read_stream(int(wait_s * 1000))
+        self._events.extend(events)
+        self._reached = reached or (position_of(events[-1]) if events else self._reached)
+        return bool(events)
+
+    def _read(self, after: str, timeout_s: float) -> Changes | None:
+        if not self._events:
+            if not self._mongo.is_streaming:
+                self._open(after)
+            if not self._events and not self._fill(timeout_s):
+                return self._quiet(after)
+        if self._events[0]["operationType"] == RENAME:
+            return self._stop_renamed(self._events.popleft())
+        events = self._take()
+        last = transaction_of(events[-1])
+        goes_on = last is not None and bool(self._events) and transaction_of(self._events[0]) == last
+        found = [
+            change_of(event, self._tables[event["ns"]["coll"]])
+            for event in events
+            if event.get("ns", {}).get("coll") in self._tables
+        ]
+        changes = [change for change in found if change is not None]
+        batches = batches_of(changes, self._tables, self._begun)
+        transactions, self._begun = transactions_of(changes, self._begun, whole=not goes_on)
+        self._told_to = position_of(events[-1]) if self._events else max(self._reached, position_of(events[-1]))
+        return Changes(batches=tuple(batches), transactions=transactions, end=self._told_to, whole=self._begun is None)
+
+    def _take(self) -> list[Any]:
+        """Events of one page: up to a rename, and not ended inside a transaction unless that is larger than a page."""
+        events = [self._events.popleft()]
+        while len(events) < CHANGES_ROWS:
+            if not self._events and not (transaction_of(events[-1]) is not None and self._fill(0.0)):
+                break
+            if self._events[0]["operationType"] == RENAME:
+                break
+            events.append(self._events.popleft())
+        if not self._events and transaction_of(events[-1]) is not None:
+            self._fill(0.0)
+        return events
+
+    def _quiet(self, after: str) -> Changes | None:
+        """The stream has gone on though none of our collections changed: told now and then, so that the oplog may forget."""
+        now = time.monotonic()
+        if self._reached <= after or now - self._quiet_at < QUIET_S:
+            return None
+        self._quiet_at, self._told_to = now, self._reached
+        return Changes(end=self._reached)
+
+    def _stop_renamed(self, event: Any) -> Changes:
+        self._told_to = position_of(event)
+        name = event["ns"]["coll"]
+        to = event.get("to", {}).get("coll", "another name")
+        why = f"Collection {name!r} was renamed to {to!r}: capture that one, or rename it back and start the capture again."
+        stopped = TableChange(table=self._tables[name], error=why)
+        return Changes(tables=(stopped,), end=self._told_to)
+
+    # The backfill
+
+    def _rows(self, table: TableInfo, done: Any | None) -> tuple[Any, Any, bool, float | None]:
+        """The documents behind the last one, kind by kind."""
+        kind, last = (0, None) if done is None else (done["kind"], done["id"])
+        copied = 0 if done is None else done["rows"]
+        found: list[Any] = []
+        while kind < len(_KINDS) and len(found) < CHUNK_ROWS:
+            wanted: dict[str, Any] = {"$type": _KINDS[kind]}
+            if last is not None:
+                wanted["$gt"] = json_util.loads(last, json_options=json_util.CANONICAL_JSON_OPTIONS)["_id"]
+            some = self._find(table.name, wanted, CHUNK_ROWS - len(found))
+            found += some
+            if len(found) < CHUNK_ROWS:
+                kind, last = kind + 1, None
+        if found and kind < len(_KINDS):
+            last = json_util.dumps({"_id": found[-1]["_id"]}, json_options=json_util.CANONICAL_JSON_OPTIONS)
+        rows = document_rows([document_of(document, table) for document in found], table)
+        copied += len(found)
+        fraction = min(1.0, copied / table.rows_estimate) if table.rows_estimate else None
+        return rows, {"kind": kind, "id": last, "rows": copied}, kind == len(_KINDS), fraction
+
+    def _find(self, name: str, wanted: Mapping[str, Any], limit: int) -> list[Any]:
+        with self._mongo.told():
+            collection = self._mongo.database[name]
+            return list(collection.find({"_id": wanted}, session=self._mongo.session).sort("_id", 1).limit(limit))

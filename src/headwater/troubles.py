@@ -1,0 +1,50 @@
+"""Troubles: what fails beside the stages of a running application, told in its status until it works again.
+
+A database that is away or a disk that is full must not end those who look after the stages: what failed is tried again, later and later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from headwater.model.errors import HeadwaterError
+
+AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""How long it is left alone, by how often it has failed one after the other."""
+
+
+class _Trouble(msgspec.Struct, frozen=True):
+    why: str
+    times: int
+    again_at: float
+
+
+class Troubles:
+    """What has failed, by what it was to do. Thread-safety: one thread attempts, any may ask."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: dict[str, _Trouble] = {}
+
+    @property
+    def told(self) -> list[str]:
+        """A sentence for each of them."""
+        return [f"{what}, and that is tried again: {trouble.why}" for what, trouble in list(self._found.items())]
+
+    def attempt(self, what: str, do: Callable[[], object]) -> None:
+        """Does something, unless it failed a moment ago; `what` says what it means when it fails."""
+        before = self._found.get(what)
+        if before is not None and self._clock() < before.again_at:
+            return
+        try:
+            do()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            times = 1 if before is None else before.times + 1
+            again_at = self._clock() + AGAIN_S[min(times, len(AGAIN_S)) - 1]
+            why = f"[{error.code}] {error}" if isinstance(error, HeadwaterError) else f"{type(error).__name__}: {error}"
+            self._found[what] = _Trouble(why, times, again_at)
+        else:
+            self._found.pop(what, None)

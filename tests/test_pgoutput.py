@@ -1,0 +1,287 @@
+"""pgoutput taken apart, on messages made by hand and at random: each value where it belongs, against a decoder that reads byte by byte."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.sources.capture.pg_changes import Captured, Decoder
+from headwater.sources.capture.pg_nested import array_texts, composite_texts, elements, parts
+from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_of, lsn_sql
+from headwater.sources.capture.pg_tables import PgColumn, PgTable
+from headwater.sources.capture.pg_types import type_of
+from headwater.sources.capture.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
+from headwater.sources.capture.source import TableInfo
+
+TEXT, INT8 = 25, 20
+UNCHANGED = object()
+
+
+def begin(lsn: int, xid: int = 7) -> bytes:
+    return b"B" + struct.pack(">QqI", lsn, 1_000_000, xid)
+
+
+def commit(lsn: int, end: int) -> bytes:
+    return b"C" + struct.pack(">BQQq", 0, lsn, end, 1_000_000)
+
+
+def row(*values: Any) -> bytes:
+    made = struct.pack(">H", len(values))
+    for value in values:
+        if value is None:
+            made += b"n"
+        elif value is UNCHANGED:
+            made += b"u"
+        else:
+            made += b"t" + struct.pack(">I", len(value.encode())) + value.encode()
+    return made
+
+
+def insert(*values: Any, oid: int = 1) -> bytes:
+    return b"I" + struct.pack(">I", oid) + b"N" + row(*values)
+
+
+def update(*values: Any, old: tuple[bytes, tuple[Any, ...]] | None = None, oid: int = 1) -> bytes:
+    before = b"" if old is None else old[0] + row(*old[1])
+    return b"U" + struct.pack(">I", oid) + before + b"N" + row(*values)
+
+
+def delete(*values: Any, oid: int = 1) -> bytes:
+    return b"D" + struct.pack(">I", oid) + b"K" + row(*values)
+
+
+def relation(oid: int = 1) -> bytes:
+    columns = b"".join(
+        struct.pack(">B", key) + name + b"\0" + struct.pack(">Ii", type_, -1)
+        for key, name, type_ in ((1, b"id", INT8), (0, b"t", TEXT))
+    )
+    return b"R" + struct.pack(">I", oid) + b"public\0" + b"a%d\0" % oid + b"d" + struct.pack(">H", 2) + columns
+
+
+class Nothing:
+    """A database that has nothing to say, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def values(self, table: PgTable, keys: dict[str, pa.Array], columns: list[str]) -> dict[str, pa.Array]:
+        found = {name: column.to_pylist() for name, column in keys.items()}
+        self.asked.append((found, columns))
+        return {name: pa.array([b"asked " + key for key in found["id"]], pa.binary()) for name in columns}
+
+    def computed(self, table: PgTable, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
+        raise AssertionError("no column is generated")
+
+
+class Plain:
+    """Types without a catalog."""
+
+    def of(self, oid: int, modifier: int) -> Any:
+        return type_of(oid, modifier, {})
+
+
+def decoder(*, after: int = 0, present: Nothing | None = None) -> Decoder:
+    captured = {}
+    for oid in (1, 2):
+        table = PgTable(
+            oid=oid, namespace="public", name=f"a{oid}", kind="r", identity="d", persistence="p", rows_estimate=0, readable=True,
+            owned=True, columns=(PgColumn("id", INT8, -1), PgColumn("t", TEXT, -1)),
+        )  # fmt: skip
+        schema = pa.schema([("id", pa.int64()), ("t", pa.string())])
+        captured[oid] = Captured(TableInfo(name=f"a{oid}", schema=schema, key=("id",)), table)
+    return Decoder(
+        captured,
+        types=Plain(),
+        present=present or Nothing(),
+        follow=lambda relation: None,
+        after=after,
+        xids=deque(),  # type: ignore[arg-type]
+    )
+
+
+def shown(changes: Any) -> list[tuple[Any, ...]]:
+    """op, before, after, order of each event, by position."""
+    rows = [row for batch in changes.batches for row in batch.changes.to_pylist()]
+    pairs = {name: lambda value: value and (value["id"], value["t"]) for name in ("before", "after")}
+    return [
+        (row["op"], pairs["before"](row["before"]), pairs["after"](row["after"]), row["transaction_order"])
+        for row in sorted(rows, key=lambda row: row["position"])
+    ]
+
+
+def test_a_transaction_as_it_is_sent() -> None:
+    """Inserts, updates with and without the old key, deletes, in the order of the stream."""
+    messages = [
+        begin(0x50), relation(), insert("1", "one"), insert("2", None), update("1", "uno"),
+        update("3", "uno", old=(b"K", ("1", None))), delete("2", None), commit(0x50, 0x60),
+    ]  # fmt: skip
+    (changes,) = decoder().changes(block_of(messages))
+    assert shown(changes) == [
+        ("c", None, (1, "one"), 1),
+        ("c", None, (2, None), 2),
+        ("u", None, (1, "uno"), 3),
+        ("d", (1, None), None, 4),
+        ("c", None, (3, "uno"), 5),
+        ("d", (2, None), None, 6),
+    ]
+    assert changes.whole and changes.end == end_text(0x60)
+    first, last = changes.transactions.to_pylist()
+    assert (first["status"], first["events"]) == ("begin", None)
+    assert (last["status"], last["events"], last["tables"]) == ("end", 6, [("a1", 6)])
+    assert first["transaction"] == f"7:{end_text(0x50)}" and first["position"] < last["position"] < changes.end
+
+
+def test_values_that_were_not_sent_are_found_along_the_chain_of_keys() -> None:
+    """In the block where it has them, else the database is asked by the newest key that the block knows."""
+    present = Nothing()
+    messages = [
+        begin(0x50), relation(), insert("1", "one"), update("1", UNCHANGED), update("2", UNCHANGED, old=(b"K", ("1", None))),
+        update("2", UNCHANGED), update("8", UNCHANGED), update("9", UNCHANGED, old=(b"K", ("8", None))), update("5", UNCHANGED),
+        insert("1", "anew"), update("1", UNCHANGED), commit(0x50, 0x60),
+    ]  # fmt: skip
+    (changes,) = decoder(present=present).changes(block_of(messages))
+    after = [row for _, _, row, _ in shown(changes) if row]
+    assert after == [
+        (1, "one"), (1, "one"), (2, "one"), (2, "one"), (8, "asked 9"), (9, "asked 9"), (5, "asked 5"), (1, "anew"), (1, "anew"),
+    ]  # fmt: skip
+    assert present.asked == [({"id": [b"9", b"5"]}, ["t"])]
+
+
+def test_values_that_were_not_sent_come_from_the_old_row() -> None:
+    """Where the table sends it whole."""
+    present = Nothing()
+    messages = [begin(0x50), relation(), update("1", UNCHANGED, old=(b"O", ("1", "old"))), commit(0x50, 0x60)]
+    (changes,) = decoder(present=present).changes(block_of(messages))
+    assert shown(changes) == [("u", (1, "old"), (1, "old"), 1)] and not present.asked
+
+
+def test_what_committed_before_is_left_out() -> None:
+    """Whatever the server sends again."""
+    messages = [
+        begin(0x50),
+        relation(),
+        insert("1", "a"),
+        commit(0x50, 0x60),
+        begin(0x60),
+        insert("2", "b"),
+        commit(0x60, 0x70),
+    ]
+    (changes,) = decoder(after=0x60).changes(block_of(messages))
+    assert shown(changes) == [("c", None, (2, "b"), 1)]
+    assert [row["status"] for row in changes.transactions.to_pylist()] == ["begin", "end"]
+
+
+def test_however_it_is_cut_the_events_are_the_same() -> None:
+    """A stream of transactions over two tables, read in blocks of any length; only whole ones are called whole."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    random_ = random.Random(seed)
+    messages, lsn = [], 0x100
+    for number in range(60):
+        messages.append(begin(lsn, number + 1))
+        messages += [relation(1), relation(2)] if number == 0 else []
+        for _ in range(random_.randrange(6)):
+            oid, key = random_.choice([1, 2]), str(random_.randrange(5))
+            made = [
+                insert(key, "x" * random_.randrange(9), oid=oid),
+                update(key, "y", oid=oid),
+                delete(key, None, oid=oid),
+            ]
+            made += [update(key, "z", old=(b"K", (key + "0", None)), oid=oid), b"T" + struct.pack(">IBII", 2, 0, 1, 2)]
+            messages.append(random_.choice(made))
+        messages.append(commit(lsn, lsn + 0x20))
+        lsn += 0x20
+    (whole,) = decoder().changes(block_of(messages))
+    cut, pieces, at = decoder(), [], 0
+    while at < len(messages):
+        length = random_.randrange(1, 12)
+        for changes in cut.changes(block_of(messages[at : at + length])):
+            assert changes.whole == (messages[min(at + length, len(messages)) - 1][:1] == b"C")
+            pieces.append(changes)
+        at += length
+    assert [event for piece in pieces for event in by_position(piece)] == by_position(whole)
+    ends = [row for piece in pieces if piece.transactions is not None for row in piece.transactions.to_pylist()]
+    assert [{**row, "tables": dict(row["tables"] or ())} for row in ends] == [
+        {**row, "tables": dict(row["tables"] or ())} for row in whole.transactions.to_pylist()
+    ]
+    positions = [event["position"] for event in by_position(whole)]
+    assert len(set(positions)) == len(positions)
+
+
+def by_position(changes: Any) -> list[dict[str, Any]]:
+    rows = [{**row, "table": batch.table} for batch in changes.batches for row in batch.changes.to_pylist()]
+    return sorted(rows, key=lambda row: row["position"])
+
+
+@given(st.lists(st.tuples(st.none() | st.text(max_size=30), st.none() | st.text(max_size=5)), max_size=20))
+def test_rows_are_walked_column_by_column(rows: list[tuple[str | None, str | None]]) -> None:
+    """Nulls and texts of any length and any bytes."""
+    messages = [insert(*values) for values in rows]
+    for block in (block_of(messages), block_of_column(pa.array(messages, pa.binary()))):
+        found = rows_at(block.data, block.starts + 6, 2)
+        for at in range(2):
+            expected = [None if values[at] is None else (values[at] or "").encode() for values in rows]
+            assert texts(block.data, found, at).to_pylist() == expected
+
+
+def test_a_relation_is_read() -> None:
+    """Names, types and what identifies a row."""
+    read = read_relation(memoryview(relation(9)))
+    assert (read.oid, read.namespace, read.name, read.identity) == (9, "public", "a9", "d")
+    assert [(column.name, column.type, column.key) for column in read.columns] == [
+        ("id", INT8, True),
+        ("t", TEXT, False),
+    ]
+
+
+def test_positions_sort_as_transactions_committed() -> None:
+    """As text: an end lies between the events before it and those behind it."""
+    lsns = [0x10, 0x10, 0xFFFF_FFFF, 1 << 40]
+    made = event_texts(np.array(lsns), np.array([1, 0xFFFF_FFFF, 2, 3])).to_pylist()
+    assert made == sorted(made) and made[0] == f"{end_text(0x10)}/00000001"
+    assert end_text(0x10) < made[0] < end_text(0x11) and lsn_of(made[3]) == 1 << 40
+    assert lsn_sql(0x1_0000_00AB) == "1/AB"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", []),
+        ("{1,2}", ["1", "2"]),
+        ('{NULL,"NULL",a b}', [None, "NULL", "a b"]),
+        (r'{"a\"b","c\\d",""}', ['a"b', "c\\d", ""]),
+        ("{{1,2},{3,NULL}}", ["1", "2", "3", None]),
+        ("[0:1]={7,8}", ["7", "8"]),
+    ],
+)
+def test_arrays_are_taken_apart(text: str, expected: list[str | None]) -> None:
+    """Alone, and in a column with a null and an empty one."""
+    assert elements(text) == expected
+    values, offsets = array_texts(pa.array([text, None, "{}", "{5}"]))
+    assert values.to_pylist() == [*expected, "5"]
+    assert offsets.tolist() == [0, len(expected), len(expected), len(expected), len(expected) + 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(1,x)", ["1", "x"]),
+        ("(,)", [None, None]),
+        (r'("a""b","c\\d")', ['a"b', "c\\d"]),
+        ('("(1,2)","")', ["(1,2)", ""]),
+    ],
+)
+def test_composites_are_taken_apart(text: str, expected: list[str | None]) -> None:
+    """Parts that a type got later are null, those that it lost are left out."""
+    assert parts(text) == expected
+    assert [part.to_pylist() for part in composite_texts(pa.array([text, None]), 3)] == [
+        [value, None] for value in [*expected, None]
+    ]

@@ -1,0 +1,178 @@
+"""Sinks inside an application: one run feeds every target from a table and from a view, deletions too; what is refused is told once."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import headwater as hw
+from headwater.model.errors import AppFailed, InvalidApp
+from headwater.testing.servers.packaged import RedisServer
+from headwater.testing.servers.server import free_port
+from sink_rig import EMBEDDED, Target
+from test_verify import verified
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCHEMA = "id STRING NOT NULL, name STRING NOT NULL, n BIGINT, amount DOUBLE"
+
+
+def per_name(users: Any) -> DataFrame:
+    return users.changes.groupBy("name").count()
+
+
+def row(n: int, key: int | None = None) -> dict[str, Any]:
+    return {"id": f"k{n if key is None else key}", "name": f"name {n % 3}", "n": n, "amount": n / 2}
+
+
+def declare(log: str, spark: SparkSession, targets: list[Target], files: Path) -> hw.App:
+    app = hw.App("shop", log=log, spark=spark)
+    users = app.table("users", schema=SCHEMA, key="id")
+    app.view(users, key="name")(per_name)
+    for target in targets:
+        app.sink(users, to=target.url, name=f"to.{target.kind}")
+    app.sink(per_name, to=f"sqlite:///{files}/names.db", name="names")
+    return app
+
+
+@pytest.fixture
+def late_redis() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a Redis that is not there yet, and what starts it."""
+    import redis
+
+    port, started = free_port(), list[subprocess.Popen[bytes]]()
+
+    def start() -> None:
+        words = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        started.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+
+    yield f"redis://127.0.0.1:{port}/0", start
+    for process in started:
+        with redis.Redis("127.0.0.1", port) as client:
+            client.shutdown(nosave=True)
+        process.wait(10)
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.service("redis")
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("sqlite", "postgres", "redis-hash"),
+        pytest.param((*EMBEDDED, "postgres", "redis-json"), marks=pytest.mark.bench),
+    ],
+    ids=["some", "all"],
+)
+def test_every_target_follows_a_table(
+    kinds: tuple[str, ...],
+    make_target: Callable[[str], Target],
+    redis_server: RedisServer,
+    late_redis: tuple[str, Callable[[], None]],
+    tmp_path: Path,
+    spark: SparkSession,
+) -> None:
+    """Large batches come by files and small ones at once; a row that PostgreSQL refuses is a dead letter there and nowhere else; a target
+    that is down does not hold up the others, and is brought up when it comes back. `verify` agrees with each plain client."""
+    late, start_late = late_redis
+    log = hw.open_log(str(tmp_path / "log"))
+    targets = [make_target(kind) for kind in kinds]
+    app = declare(log.url, spark, targets, tmp_path)
+    app.sink("users", to=f"{late}?as=json", name="to.late")
+    log.create_topic("users", SCHEMA, key="id", compact=True, partitions=2)
+    log.append("users", [row(n) for n in range(12_000)])
+    expected = {f"k{n}": row(n) for n in range(12_000)}
+    app.start()
+    try:
+        eventually(lambda: "[unreachable]" in (stage_of(app, "to.late").error or ""), "the one that is down")
+        start_late()
+        for target in targets:
+            eventually(lambda target=target: target.rows() == expected, target.kind)
+
+        bad = {"id": "bad", "name": "a\0b", "n": 1, "amount": 1.0}
+        log.append("users", [row(n + 50_000, key=n) for n in range(100)])
+        log.append("users", [bad, {"id": "k7", "_deleted": True}, {"id": "k8", "_deleted": True}, row(1, key=8)])
+        expected |= {f"k{n}": row(n + 50_000, key=n) for n in range(100)}
+        expected |= {"k8": row(1, key=8), "bad": bad}
+        del expected["k7"]
+        for target in targets:
+            held = {key: one for key, one in expected.items() if key != "bad" or target.kind != "postgres"}
+            eventually(lambda target=target, held=held: target.rows() == held, target.kind)
+        eventually(lambda: is_equal(f"{log.url}#users", f"{late}?as=json"), "the one that came back")
+        eventually(lambda: stage_of(app, "to.postgres").dead == 1, "the dead letter")
+        check_verified(log, targets, tmp_path)
+    finally:
+        app.stop()
+    dead = log.read("to.postgres.dead").to_pylist()
+    assert [(one["topic"], json.loads(one["event"])) for one in dead] == [("users", bad)]
+    assert [name for name in log.topics() if name.endswith(".dead")] == ["to.postgres.dead"]
+    with sqlite3.connect(tmp_path / "names.db") as names:
+        counted = dict(names.execute('select name, "count" from per_name'))
+    assert counted == {one["name"]: one["count"] for one in app.views["per_name"].rows().to_pylist()}
+    log.close()
+
+
+def check_verified(log: hw.Log, targets: list[Target], folder: Path) -> None:
+    """Only the row that PostgreSQL refused differs, anywhere."""
+    for target in targets:
+        report = verified(f"{log.url}#users", target.url)
+        differing = [("missing", "bad")] if target.kind == "postgres" else []
+        assert [(one.kind, one.key["id"]) for one in report.differences] == differing, target.kind
+        assert (report.exact, report.stage) == (True, f"shop.to.{target.kind}")
+    eventually(lambda: is_equal(f"{log.url}#per_name", f"sqlite:///{folder}/names.db?table=per_name"), "the view")
+
+
+def is_equal(source: str, target: str) -> bool:
+    try:
+        return verified(source, target, settle_s=0.2).is_equal
+    except hw.HeadwaterError:
+        return False
+
+
+def stage_of(app: hw.App, name: str) -> Any:
+    status = app.status()
+    assert status is not None
+    return next(stage for stage in status.stages if stage.name == name)
+
+
+def eventually(is_true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            if is_true():
+                return
+        except (sqlite3.Error, duckdb.Error, OSError, AssertionError, KeyError, ValueError):
+            pass  # not there yet
+        except Exception as error:
+            if type(error).__module__.split(".")[0] not in ("psycopg", "deltalake", "redis"):
+                raise
+        assert time.monotonic() < deadline, what
+        time.sleep(0.3)
+
+
+def test_a_sink_without_a_key_or_with_a_wrong_address_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    """Before anything is started."""
+    log = hw.open_log(str(tmp_path / "log"))
+    log.create_topic("events", "a STRING, b BIGINT")
+    for to, key, said in [
+        ("sqlite:///x.db", None, "has no key"),
+        ("sqlite:///x.db", "c", "no column 'c'"),
+        ("gopher://x", "a", "no sink for gopher"),
+    ]:
+        app = hw.App("wrong", log=log.url, spark=spark)
+        app.sink("events", to=to, key=key)
+        with pytest.raises((InvalidApp, hw.HeadwaterError), match=said):
+            app.run(available_now=True)
+    app = hw.App("down", log=log.url, spark=spark)
+    app.sink("events", to=f"sqlite:///{tmp_path}/no/folder/x.db", key="a")
+    with pytest.raises(AppFailed):
+        app.run(available_now=True)
+    log.close()
