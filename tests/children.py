@@ -35,6 +35,15 @@ class Child(Generic[T]):
         os.close(writing)
         self._reaped: int | None = None
 
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """What it says is not read any more; many are killed without a word."""
+        if self._reading >= 0:
+            os.close(self._reading)
+            self._reading = -1
+
     def result(self, *, timeout_s: float = 60.0) -> T:
         """What the function gave; raises what it raised, or says of what the child died."""
         raw = bytearray()
@@ -49,7 +58,7 @@ class Child(Generic[T]):
                     break
                 raw += piece
         finally:
-            os.close(self._reading)
+            self._close()
         status = self.wait()
         if not raw:
             what = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {status}"

@@ -1,7 +1,11 @@
 """What every test can ask for: our marks, the real services, Spark, the command line, an inner pytest run; and how Hypothesis runs."""
 
+import gc
 import os
+import warnings
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = [
@@ -23,3 +27,13 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)
 settings.load_profile("headwater")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_piles_up() -> Iterator[None]:
+    """What a module leaves to the collector is collected before the next: simulated disks and dead logs are circles that hold files by the
+    hundred, and Spark does not work in a process that has more than 1,024 open."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # what was not closed is closed here
+        gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -385,6 +387,41 @@ def test_sealing_does_not_disturb_who_looks_at_that_moment(folder: Path) -> None
                     assert looking.offsets_at("raw", events_of(sealing, "raw")[0].appended) == {0: 0}
                 else:
                     assert values_of(looking, "raw") == values
+
+
+class Held:
+    """Something that a program has at hand while it waits for a receipt."""
+
+
+def test_a_failed_receipt_keeps_nothing_alive(folder: Path) -> None:
+    """The error is kept for whoever asks again, without the frames that it went through: nobody could collect those."""
+
+    def fail(log: Log) -> weakref.ref[Held]:
+        held = Held()
+        with log.producer() as producer:
+            receipts = [producer.send("raw", b"fits"), producer.send("raw", b"x" * 100)]
+            with pytest.raises(InvalidInput):
+                receipts[1].result()
+            with pytest.raises(InvalidInput):
+                producer.flush()
+            assert receipts[0].result().offset == 0
+        return weakref.ref(held)
+
+    with filled(folder, events=0, event_bytes_max=50) as log:
+        found = fail(log)
+        gc.collect()
+        assert found() is None
+
+
+def test_a_log_that_nobody_holds_is_closed(folder: Path) -> None:
+    """Though it has a thread that looks after its topics."""
+    log = filled(folder, retention="1 day")
+    handle = weakref.ref(log.store)
+    before = len(os.listdir("/proc/self/fd"))
+    del log
+    gc.collect()
+    assert handle() is None
+    assert len(os.listdir("/proc/self/fd")) < before
 
 
 def test_reading_leaves_no_file_open(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.beats import BeatsSource
-from headwater.processing.session import check_java, check_reachable, make_session
+from headwater.processing.session import check_java, check_reachable, listen, make_session
 from headwater.processing.source import HeadwaterSource, RemoteSource, register
 from headwater.processing.worker_python import worker_python
+from spark import patiently
 
 PROGRAM = """
 import headwater as hw
@@ -99,6 +102,47 @@ def test_a_session_gets_the_source_for_its_master(master: str, kind: type) -> No
     register(cast(SparkSession, SimpleNamespace(sparkContext=context, dataSource=sources)))
     assert registered == [kind, BeatsSource]
     assert kind.name() == "headwater"
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More files open than `select` knows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    handles = []
+    try:
+        handles += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        yield
+    finally:
+        for handle in handles:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_spark_calls_back_into_a_process_with_many_files(spark: SparkSession, tmp_path: Path, many_files: None) -> None:
+    """What it calls is there since the session began; made with the first batch, it would never hear the call."""
+    url = str(tmp_path / "log")
+    with hw.open_log(url) as log:
+        log.create_topic("t", "n BIGINT")
+        log.append("t", [{"n": n} for n in range(10)])
+    app = hw.App("many", log=url, spark=spark)
+    app.stream(app.topic("t", schema="n BIGINT"), to="copy")(lambda t: t)
+    patiently(lambda: app.run(available_now=True))
+    with hw.open_log(url) as log:
+        assert sorted(log.read("copy").column("n").to_pylist()) == list(range(10))
+
+
+def test_a_session_that_begins_too_late_says_so(spark: SparkSession, many_files: None) -> None:
+    """Instead of a stage that waits for ever."""
+    handle = os.dup(0)
+    late = SimpleNamespace(_callback_server=SimpleNamespace(server_socket=SimpleNamespace(fileno=lambda: handle)))
+    try:
+        with pytest.raises(SparkUnavailable, match="1,024 files open"):
+            listen(cast(SparkSession, SimpleNamespace(sparkContext=SimpleNamespace(_gateway=late))))
+    finally:
+        os.close(handle)
 
 
 @pytest.mark.slow

@@ -167,13 +167,14 @@ class Launch:
         self._closing.append(lock.close)
 
     def _session(self, *, keep_log: bool) -> SparkSession:
-        from headwater.processing.session import check_reachable, make_session, stop_session
+        from headwater.processing.session import check_reachable, listen, make_session, stop_session
         from headwater.processing.source import register
 
         settings = self._settings
         if self._given_spark is not None:
             check_reachable(settings.log, str(self._given_spark.sparkContext.master))
             register(self._given_spark)
+            listen(self._given_spark)
             return self._given_spark
         with self._spark_log(keep=keep_log) as said:
             spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log, said=said)
@@ -272,6 +273,7 @@ class Launch:
         from headwater.processing.marker import marker_of
         from headwater.processing.reading import is_local
         from headwater.processing.stage import FrameWriter
+        from headwater.processing.weaving import order_of
 
         name = f"{self._graph.name}.{stage.name}"
         if stage.kind == "sink" and is_target(stage.to):
@@ -292,7 +294,8 @@ class Launch:
 
             def appending() -> WriteBatch:
                 fetches = analysed.is_prompt or not analysed.stateful
-                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches)
+                order = order_of(analysed.stateful, has_operators=bool(analysed.operators))
+                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches, order=order)
 
                 def commit(result: DataFrame, epoch: int) -> None:
                     writer.commit(result, epoch)

@@ -4,6 +4,8 @@ compaction.
 One process at a time does it to a partition (the lock file `seal`), and every step leaves whole what was there or what is to be
 there, so that it may be killed anywhere and the next one goes on.
 
+Its thread does not keep a log alive that nobody holds and nobody closed: it ends with it.
+
 Thread-safety: `holding` excludes threads as it excludes processes, since each opens the lock file for itself.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -49,14 +52,18 @@ class Keeper:
         after_s: float = SEAL_AFTER_S,
         every_s: float = TIDY_EVERY_S,
     ) -> None:
-        self._seal = seal
-        self._tidy = tidy
+        """`seal` and `tidy` are methods of what is kept."""
+        self._seal = weakref.WeakMethod(seal)
+        self._tidy = weakref.WeakMethod(tidy)
         self._after_s = after_s
         self._every_s = every_s
         self._end: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C could leave its lock taken
         self._seal_due: float | None = None
         self._tidy_due: float | None = None
-        self._thread = threading.Thread(target=self._run, name="headwater-keeper", daemon=True)
+        look_s = min(_LOOK_S, self._every_s)
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), self._end, look_s), name="headwater-keeper", daemon=True
+        )
         self._thread.start()
 
     def seal_later(self) -> None:
@@ -72,26 +79,37 @@ class Keeper:
         self._end.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while not self._ends_within(min(_LOOK_S, self._every_s)):
-            now = time.monotonic()
-            if self._seal_due is not None and now >= self._seal_due:
-                self._seal_due = None
-                self._try(self._seal)
-            if self._tidy_due is not None and now >= self._tidy_due:
-                self._tidy_due = now + self._every_s
-                self._try(self._tidy)
+    def look(self) -> None:
+        """Does what is due."""
+        now = time.monotonic()
+        if self._seal_due is not None and now >= self._seal_due:
+            self._seal_due = None
+            self._try(self._seal())
+        if self._tidy_due is not None and now >= self._tidy_due:
+            self._tidy_due = now + self._every_s
+            self._try(self._tidy())
 
-    def _ends_within(self, timeout_s: float) -> bool:
-        try:
-            self._end.get(timeout=timeout_s)
-        except Empty:
-            return False
-        return True
-
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object] | None) -> None:
         """Whatever fails is tried again the next time; who appends or reads meets the same failure and hears of it."""
         try:
-            act()
+            if act is not None:
+                act()
         except HeadwaterError:
             return
+
+
+def _run(found: weakref.ref[Keeper], end: SimpleQueue[None], look_s: float) -> None:
+    while not _ends_within(end, look_s):
+        keeper = found()
+        if keeper is None:
+            return
+        keeper.look()
+        del keeper
+
+
+def _ends_within(end: SimpleQueue[None], timeout_s: float) -> bool:
+    try:
+        end.get(timeout=timeout_s)
+    except Empty:
+        return False
+    return True

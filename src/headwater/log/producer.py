@@ -34,7 +34,7 @@ from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Stamp
 from headwater.log.gather import to_rows, to_rows_one_by_one
 from headwater.log.placement import Placement, place
-from headwater.log.receipt import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt
+from headwater.log.receipt import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt, untraced
 from headwater.log.split import place_again
 from headwater.log.store import Store, Write
 from headwater.log.topic import Topic, check_name
@@ -132,7 +132,7 @@ class Producer:
             raise TimedOut(f"Not everything was written in {timeout_s} s.", advice="Flush again; it is on its way.")
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            raise untraced(failure)
 
     async def send_async(self, topic: str, value: Any = None, **more: Any) -> Receipt:
         """`send` for asyncio: other tasks run while a full batch is written."""
@@ -341,11 +341,12 @@ class Producer:
             return self._write(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the receipts, and the next batch goes on
             nowhere = [-1] * batch.count
-            return Outcome(nowhere, nowhere, {}, {-1: error}, 0)
+            return Outcome(nowhere, nowhere, {}, {-1: untraced(error)}, 0)
 
     def _plan(self, batch: Batch) -> Plan:
         """What is written where, with which stamps: decided once, so that a write that was interrupted can be repeated."""
-        topic, rows, taken, refused = self._rows(batch)
+        topic, rows, taken, found = self._rows(batch)
+        refused = {index: untraced(error) for index, error in found.items()}
         if rows.num_rows >= _SMALL_BATCH:
             self._events_max[topic.name] = _events_for(rows, self._batch_events_max)
         self._sticky += 1
@@ -364,7 +365,7 @@ class Producer:
         failed = {}
         for write, outcome in zip(plan.writes, outcomes, strict=True):
             if isinstance(outcome, Exception):
-                failed[write.partition] = outcome
+                failed[write.partition] = untraced(outcome)
                 self._start_over(write.topic.name, write.partition)
             else:
                 stored.append((write, outcome))
@@ -475,7 +476,7 @@ class Producer:
         if self._closed:
             raise Closed("The producer was closed.", advice="Open another with log.producer().")
         if isinstance(self._failure, Fenced):
-            raise self._failure
+            raise untraced(self._failure)
 
 
 def _check_settings(id: object, *, linger_ms: object, retry_s: object) -> None:

@@ -34,7 +34,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         """The event's position once it is durable; raises what went wrong. Sends the batch if nobody has yet."""
         place = (self._batch.places or self._batch.settled(timeout_s))[self._index]
         if isinstance(place, Exception):
-            raise place
+            raise untraced(place)
         return place
 
     def done(self) -> bool:
@@ -134,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a batch: a partition and an offset for each event, or an error for some events or partitions."""
+    """What became of a batch: a partition and an offset for each event, or an error (`untraced`) for some events or partitions."""
 
     partitions: Any
     offsets: Any
@@ -159,3 +159,16 @@ class Outcome(msgspec.Struct, frozen=True):
     def error(self) -> Exception | None:
         """The first thing that went wrong, if any did."""
         return next(iter(self.refused.values()), None) or next(iter(self.failed.values()), None)
+
+
+def untraced(error: Exception) -> Exception:
+    """The same error without the frames that it went through, to be kept or to be raised once more.
+
+    Those frames hold receipts, and receipts hold what became of their batch: with the error in it that would be a circle which
+    nobody collects, since receipts are too many to be followed by the collector.
+    """
+    again = type(error).__new__(type(error), *error.args)
+    again.__dict__.update(error.__dict__)
+    cause = error.__cause__
+    again.__cause__ = untraced(cause) if isinstance(cause, Exception) else None
+    return again

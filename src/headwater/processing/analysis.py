@@ -195,7 +195,7 @@ class Analysis:
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
             return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)
-        stateful = tuple(sorted({node.nodeName() for node in remembering(result)}))
+        stateful = tuple(sorted({kind(node) for node in remembering(result)}))
         return Analysed(schema, columns, stateful, uses_time=uses_time, times=times)
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:

@@ -1,9 +1,9 @@
 """Event time in DataFrames: which rows come too late, and how far time has come.
 
 `_late` says of a row whether its time lies more than the lateness before the greatest time that its own partition had reached before
-it; in a stage that works by time a row without one counts as late, too. `_watermark` is the same for all rows of a batch: the time that
-no row which is not late can lie before any more, the least of all partitions. Both come from what the log keeps with the events, so they
-are the same however batches are cut.
+it; in a stage that works by time a row without one counts as late, too. `_reached` is that greatest time with the row. `_watermark`
+is the same for all rows of a batch: the time that no row which is not late can lie before any more, the least of all partitions. All
+come from what the log keeps with the events, so they are the same however batches are cut.
 
 Spark's own watermark is made of the greatest time in any partition: a partition that is behind loses rows by it, others when batches are
 cut another way, and one clock that runs ahead makes everything late. `with_time` gives Spark ours instead. Spark takes the greatest
@@ -22,12 +22,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headwater.log.frame import NO_TIME
-from headwater.log.lateness import is_late
+from headwater.log.lateness import is_late, maxima
 from headwater.log.store import Chunk
 
-LATE, PASSED = "_late", "_watermark"
+LATE, REACHED, PASSED = "_late", "_reached", "_watermark"
 FIELDS = {
     LATE: pa.field(LATE, pa.bool_()),
+    REACHED: pa.field(REACHED, pa.timestamp("us", tz="UTC")),
     PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
 }
 MARK = "spark.watermarkDelayMs"
@@ -35,10 +36,13 @@ MARK = "spark.watermarkDelayMs"
 
 
 def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | None) -> pa.Array:
-    """`_late` or `_watermark` of the rows of a chunk, of which `running` is known."""
+    """A column of `FIELDS` for the rows of a chunk, of which `running` is known."""
+    running = NO_TIME if chunk.running is None else chunk.running
     if name == LATE:
-        running = NO_TIME if chunk.running is None else chunk.running
         return pa.array(is_late(chunk, running, lateness_us=lateness_us))
+    if name == REACHED:
+        reached = maxima(chunk, running)
+        return pa.array(reached, mask=reached == NO_TIME).cast(FIELDS[REACHED].type)
     return _moments(watermark, chunk.batch.num_rows)
 
 

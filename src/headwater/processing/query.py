@@ -17,13 +17,23 @@ from headwater.log.log import Log
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
-from headwater.processing.event_time import telling_row
+from headwater.processing.event_time import FIELDS, REACHED, telling_row
 from headwater.processing.fused import Fused, Root, Roots
 from headwater.processing.maxima import Maxima
 from headwater.processing.offsets import Offsets, cut
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
-from headwater.processing.reading import Passing, Range, Ranges, Selection, Whole, is_local, read_ranges, read_whole
+from headwater.processing.reading import (
+    Passing,
+    Range,
+    Ranges,
+    Selection,
+    Whole,
+    is_local,
+    read_ranges,
+    read_whole,
+    read_woven,
+)
 from headwater.processing.session import check_reachable
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_arrow
@@ -139,8 +149,10 @@ class Query:
     def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         with crossing():
-            if isinstance(wanted, (Range, Ranges)):
-                yield from self.rows(wanted.ranges if isinstance(wanted, Ranges) else (wanted,))
+            if isinstance(wanted, Range):
+                yield from self.rows((wanted,))
+            elif isinstance(wanted, Ranges):
+                yield from self._woven_rows(wanted.ranges)
             elif isinstance(wanted, Passing):
                 yield telling_row(self._read, wanted.watermark)
             elif isinstance(wanted, (Root, Roots)):
@@ -154,11 +166,21 @@ class Query:
         """The rows of ranges, one after the other."""
         return read_ranges(ranges, log_for_reading(self.options.log), self._selection)
 
+    def _woven_rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        """The rows of ranges, as event time went on."""
+        if not any(wanted.has_time for wanted in ranges) or REACHED in self._read.names:
+            return self.rows(ranges)
+        return read_woven(ranges, log_for_reading(self.options.log), self._weaving)
+
     @cached_property
     def _selection(self) -> Selection:
+        return self._selecting(self._read)
+
+    @cached_property
+    def _weaving(self) -> Selection:
+        return self._selecting(self._read.append(FIELDS[REACHED]))
+
+    def _selecting(self, schema: pa.Schema) -> Selection:
         return Selection(
-            self._read,
-            self.subscription.condition(),
-            lateness_us=self.options.lateness_us,
-            maxima=self.maxima,
+            schema, self.subscription.condition(), lateness_us=self.options.lateness_us, maxima=self.maxima
         )

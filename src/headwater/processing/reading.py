@@ -14,6 +14,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
@@ -29,7 +30,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
-from headwater.processing.event_time import FIELDS, LATE, column_of
+from headwater.processing.event_time import FIELDS, LATE, REACHED, column_of
 from headwater.processing.maxima import Maxima
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
@@ -57,6 +58,7 @@ class Range(InputPartition):
         self.topic, self.topic_id = topic.name, topic.id
         self.partition, self.start, self.end, self.skips = partition, start, end, skips
         self.running = running
+        self.has_time = topic.time is not None
         self.watermark = NO_TIME
 
     def part(self, start: int, end: int) -> Range:
@@ -70,7 +72,7 @@ class Range(InputPartition):
 
 
 class Ranges(InputPartition):
-    """Small ranges, read by one task one after the other."""
+    """Small ranges, read by one task."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self.ranges = tuple(ranges)
@@ -130,7 +132,7 @@ class Selection:
     @property
     def needs_running(self) -> bool:
         """Whether it asks how far event time had come before each chunk."""
-        return LATE in self._of_time
+        return LATE in self._of_time or REACHED in self._of_time
 
     def of_chunk(self, chunk: Chunk, *, watermark: int = NO_TIME) -> pa.RecordBatch:
         """What is selected of a chunk, in a batch with this watermark."""
@@ -166,6 +168,18 @@ def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iter
     )
     batches = (batch for batch in selected if batch.num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
+
+
+def read_woven(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """The rows of small ranges in the order in which event time went on in each of them, as if the partitions were one.
+
+    One after the other, a backlog would come to its newest time with the first of them (see `weaving`). `selection` has `_reached` last.
+    """
+    batches = list(read_ranges(ranges, log, selection))
+    if batches:
+        whole = pa.concat_batches(batches)
+        reached = np.asarray(whole.column(REACHED).cast(pa.int64()).fill_null(NO_TIME))
+        yield whole.select(whole.schema.names[:-1]).take(pa.array(np.argsort(reached, kind="stable")))
 
 
 def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:

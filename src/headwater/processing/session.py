@@ -19,9 +19,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from importlib import resources
-from typing import IO
+from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import SparkUnavailable, Unsupported
@@ -30,6 +31,7 @@ from headwater.processing.worker_python import worker_python
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
+FILES_MAX = 1024
 PYTHON = "spark.pyspark.python"
 
 SETTINGS = {
@@ -87,7 +89,23 @@ def make_session(
     with starting_java(ours, said):
         spark = builder.getOrCreate()
     register(spark)
+    listen(spark)
     return spark
+
+
+def listen(spark: SparkSession) -> None:
+    """Starts what Spark calls Python through where a stage writes its batches; Spark would at the first of them.
+
+    It waits by `select`, which knows only the first 1,024 files of a process: begun later, in a program with many open logs, it would
+    never hear a call, and stages would wait for ever.
+    """
+    gateway: Any = spark.sparkContext._gateway
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    if gateway._callback_server.server_socket.fileno() >= FILES_MAX:
+        raise SparkUnavailable(
+            f"Spark cannot call back into a process that had {FILES_MAX:,} files open before.",
+            advice="Start Spark or the application before the program opens that many files.",
+        )
 
 
 def submitted_settings() -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from headwater.log.disk import RealDisk
 from headwater.log.stage import Stage, StageCommit
@@ -27,21 +28,25 @@ from headwater.processing.offsets import count_between
 from headwater.processing.opened import log_for_writing
 from headwater.processing.reading import is_local
 from headwater.processing.staging import Staged, commit_staged, stage_rows, sweep, take_number
+from headwater.processing.weaving import Order, Weaving
 
 FETCH_EVENTS_MAX = 10_000
 """So many events, or fewer, are read by a batch whose rows are fetched into the driver."""
 
 _MESSAGE = "message BINARY"
+_TASK = "__task"
 
 
 class FrameWriter:
     """Writes the batches of one run of a query to a topic, each exactly once.
 
     `fetches` says that a batch gives about as many rows as it reads events: true of a query without state. Where a window ends, one
-    event may bring a million rows.
+    event may bring a million rows. `order` is that of the rows of a batch in the topic, as far as it has an event time.
     """
 
-    def __init__(self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False) -> None:
+    def __init__(
+        self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False, order: Order = "tasks"
+    ) -> None:
         self._log = log_for_writing(log_url)
         self._is_local = is_local(self._log)
         number = take_number(self._log, stage) if self._is_local else None
@@ -50,6 +55,7 @@ class FrameWriter:
         self._checkpoint = checkpoint
         self._url = log_url
         self._fetches = fetches
+        self._order: Order = order
         self._last = self._stage.last
 
     def commit(self, df: DataFrame, batch_id: int) -> StageCommit:
@@ -60,11 +66,19 @@ class FrameWriter:
         """
         marker = marker_of(self._checkpoint, batch_id)
         if not self._is_local or (self._fetches and self._is_small(marker)):
-            done = self._stage.commit(marker, [(self._topic, df.toArrow())])
+            done = self._stage.commit(marker, [(self._topic, self._fetched(df))])
         else:
             done = self._commit_staged(df, marker)
         self._last = marker
         return done
+
+    def _fetched(self, df: DataFrame) -> pa.Table:
+        topic = self._log.topic(self._topic)
+        if topic.time is None:
+            return df.toArrow()
+        rows = df.withColumn(_TASK, F.spark_partition_id()).toArrow()
+        weaving = Weaving(topic, self._order, now_us=self._log.clock())
+        return weaving.rows(rows.drop_columns(_TASK), rows.column(_TASK).to_numpy())
 
     def _commit_staged(self, df: DataFrame, marker: Marker) -> StageCommit:
         target, stage = self._log.store.refresh(self._topic), self._stage
@@ -72,7 +86,7 @@ class FrameWriter:
         disk = RealDisk()
         disk.reach("frame: all staged")
         messages: list[Staged] = [pickle.loads(row.message) for row in rows]
-        done = commit_staged(self._log, stage, target, marker, messages)
+        done = commit_staged(self._log, stage, target, marker, messages, order=self._order)
         disk.reach("frame: committed")
         sweep(self._log, stage.name, stage.number)
         disk.reach("frame: swept")

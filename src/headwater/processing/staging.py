@@ -21,6 +21,7 @@ Thread-safety: functions only; `runs` is changed under its lock.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import time
@@ -28,6 +29,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,6 +46,7 @@ from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import Fenced, Unsupported
 from headwater.model.marker import Marker
+from headwater.processing.weaving import Order, Weaving
 
 INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
@@ -113,9 +116,7 @@ def stage_rows(log: Log, stage: str, number: int, topic: Topic, batches: Iterabl
                 size += piece.nbytes
                 if size <= INLINE_BYTES_MAX:
                     continue
-                folder = staged_folder(log, stage) / str(number)
-                folder.mkdir(exist_ok=True)
-                staged.path = str(folder / f"{uuid.uuid4().hex}.arrow")
+                staged.path = _new_file(log, stage, number)
                 writer = pa.ipc.new_stream(staged.path, piece.schema)
                 for _, held in pieces:
                     writer.write_batch(held)
@@ -134,11 +135,15 @@ def stage_rows(log: Log, stage: str, number: int, topic: Topic, batches: Iterabl
 
 
 def commit_staged(
-    log: Log, stage: Stage, topic: Topic, marker: Marker, messages: Iterable[Staged], writes: Sequence[Write] = ()
+    log: Log, stage: Stage, topic: Topic, marker: Marker, messages: Sequence[Staged], *, order: Order | None = None
 ) -> StageCommit:
-    """Appends what the tasks of a batch have staged, and more that belongs to it, with the batch's marker: once."""
-    every = [write for staged in messages for write in writes_of(log, topic, staged)]
-    return stage.commit_writes(marker, [*every, *writes])
+    """Appends what the tasks of a batch have staged with the batch's marker: once; with `order` woven by it."""
+    tasks = (writes_of(log, topic, staged) for staged in messages)
+    if order is None:
+        return stage.commit_writes(marker, [write for writes in tasks for write in writes])
+    weaving = Weaving(topic, order, now_us=log.clock())
+    keep = partial(_kept_in_file, log, stage) if any(staged.path for staged in messages) else list
+    return stage.commit_writes(marker, weaving.writes(tasks, keep))
 
 
 def write_task(
@@ -177,6 +182,22 @@ def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
     else:
         for batch in batches:
             yield from log._writes(topic.name, batch)
+
+
+def _kept_in_file(log: Log, stage: Stage, batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Batches that come from a file as those of the tasks do: a large batch is not held in memory when it is put in order."""
+    path = _new_file(log, stage.name, stage.number)
+    first = next(batches)
+    with pa.ipc.new_stream(path, first.schema) as writer:
+        for batch in itertools.chain([first], batches):
+            writer.write_batch(batch)
+    return pa.ipc.open_stream(pa.memory_map(path))
+
+
+def _new_file(log: Log, stage: str, number: int) -> str:
+    folder = staged_folder(log, stage) / str(number)
+    folder.mkdir(exist_ok=True)
+    return str(folder / f"{uuid.uuid4().hex}.arrow")
 
 
 def sweep(log: Log, stage: str, number: int) -> None:
