@@ -6,7 +6,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 # Test modules run in so many processes, each with services and a Spark of its own; most of them wait for something half of the time.
 WORKERS ?= 2
-SIDE_BY_SIDE = --numprocesses $(WORKERS) --dist loadfile
+SIDE_BY_SIDE = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `required` makes a missing service a failure instead of a skipped test.
 export HEADWATER_SERVICES ?= optional
 
