@@ -16,7 +16,7 @@ from typing import cast
 import pyarrow as pa
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
@@ -104,6 +104,10 @@ def test_a_session_gets_the_source_for_its_master(master: str, kind: type) -> No
     assert kind.name() == "headwater"
 
 
+def copy(t: DataFrame) -> DataFrame:
+    return t
+
+
 @pytest.fixture
 def many_files() -> Iterator[None]:
     """More files open than `select` knows."""
@@ -128,7 +132,7 @@ def test_spark_calls_back_into_a_process_with_many_files(spark: SparkSession, tm
         log.create_topic("t", "n BIGINT")
         log.append("t", [{"n": n} for n in range(10)])
     app = hw.App("many", log=url, spark=spark)
-    app.stream(app.topic("t", schema="n BIGINT"), to="copy")(lambda t: t)
+    app.stream(app.topic("t", schema="n BIGINT"))(copy)
     patiently(lambda: app.run(available_now=True))
     with hw.open_log(url) as log:
         assert sorted(log.read("copy").column("n").to_pylist()) == list(range(10))
