@@ -30,15 +30,15 @@ class Child(Generic[T]):
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
-            os.close(self._reading)
+            self.close()
             _run(work, user, writing)
         os.close(writing)
         self._reaped: int | None = None
 
     def __del__(self) -> None:
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """What it says is not read any more; many are killed without a word."""
         if self._reading >= 0:
             os.close(self._reading)
@@ -58,7 +58,7 @@ class Child(Generic[T]):
                     break
                 raw += piece
         finally:
-            self._close()
+            self.close()
         status = self.wait()
         if not raw:
             what = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {status}"
