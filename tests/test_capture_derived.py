@@ -158,6 +158,7 @@ def test_transactions_are_applied_whole_and_in_commit_order(rig: Rig, tmp_path: 
     with captured_by_thread(rig, "accounts", "transfers") as capture:
         wait_until(lambda: len(capture.progress.tables) == 2 and not capture._is_copying())
         copy = Copy(rig.log, rig.name, tmp_path / "copy.db")
+        wait_until(lambda: copy.follow(events_max=40) or len(copy.rows("accounts")) == 10)
         writing = threading.Thread(target=clients, args=(rig.url, 5, transfer), kwargs={"each": 50})
         writing.start()
         deadline = time.monotonic() + TIMEOUT_S
