@@ -85,9 +85,20 @@ def app_latency(
         app.start()
         try:
             _wait(lambda: app.status().stages[0].events >= FIRST_EVENTS)
-            return measure_latency(_sender(url), (open_receiver, (url,)), _payload(seconds), events_per_s=EVENTS_PER_S)
+            sender = _sender(url) if schema is None else (open_row_sender, (url,))
+            return measure_latency(sender, (open_receiver, (url,)), _payload(seconds), events_per_s=EVENTS_PER_S)
         finally:
             app.stop()
+
+
+def open_row_sender(folder: str) -> Callable[[bytes, bytes], None]:
+    """As that of `log_headwater`, for a topic with a schema."""
+    producer = hw.open_log(folder).producer(linger_ms=0)
+
+    def send(key: bytes, value: bytes) -> None:
+        producer.send(_SOURCE, {"key": key, "value": value})
+
+    return send
 
 
 def open_receiver(folder: str) -> Callable[[], list[bytes]]:
