@@ -21,6 +21,7 @@ The keys of all closed segments are held in memory while one partition is compac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -88,6 +89,25 @@ def remove_covered(disk: Disk, partition: Partition) -> list[Sealed]:
         else:
             closed.append(Sealed(disk, partition.folder, base))
     return closed
+
+
+def is_overtaken(disk: Disk, partition: Partition, *, end: int, since_us: int) -> bool:
+    """Whether events before `end` may have gone since a time for the sake of events behind it.
+
+    That takes a closed segment that reaches further than `end`, and a compacted one before it that was written since.
+    """
+    if partition.durable_base() <= end:
+        return False
+    kinds = segments(disk, partition.folder)
+    try:
+        return any(
+            os.stat(f"{partition.folder}/{sealed_name(base)}").st_mtime_ns // 1000 >= since_us
+            and Sealed(disk, partition.folder, base).compacted is not None
+            for base, kind in kinds.items()
+            if kind is Sealed and base < end
+        )
+    except FileNotFoundError:  # merged with the one before it, at this moment
+        return True
 
 
 def last_of_each(keys: pa.ChunkedArray) -> Any:
