@@ -12,8 +12,8 @@ A row that the target refuses stops the stage: without it the rest would be no s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,14 +26,16 @@ from headwater.model.errors import InvalidApp
 from headwater.processing.graph import Graph, StageNode
 from headwater.sink_stages import LOG_COLUMNS, picker, shape_of
 from headwater.sinks.newest import Pieces
-from headwater.sinks.sink import Shape, is_target, open_sink, write_together
+from headwater.sinks.sink import Shape, Sink, open_sink
+from headwater.sinks.together import TARGETS, open_together, write_together
 from headwater.sources.capture.open import SourceUrl, parse_source_url
 from headwater.sources.capture.progress import STAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TARGETS = ("sqlite", "duckdb", "postgresql", "postgres")
+    from headwater.processing.leaving import Leaving
+
 SOURCES = ("sqlite", "postgresql", "mariadb", "mysql")
 """Captures that tell of every transaction all that it changed, and in commit order."""
 
@@ -79,42 +81,47 @@ class TransactionWriter:
         self._checkpoint = checkpoint
         self._folder = folder
         self._shapes = [_shape(log, stage, topic) for topic in stage.inputs]
-        self._sink = open_sink(stage.to, stage=name)
+        self._sink: Sink = open_sink(
+            stage.to, stage=name
+        )  # so that an address that cannot be is told before anything starts
 
     def begin(self) -> Callable[[DataFrame, int], None]:
         """Opens the sink anew, and returns what `foreachBatch` calls."""
         from headwater.processing.leaving import Leaving
         from headwater.processing.marker import marker_of
-        from headwater.processing.whole import check_not_overtaken, events_between, forget_old_plan
+        from headwater.processing.whole import check_not_overtaken, forget_old_plan
 
         self.close()
-        sink = self._sink = open_sink(self._stage.to, stage=self._name)
-        for shape in self._shapes:
-            sink.open(shape)
+        sink = self._sink = open_together(self._stage.to, self._shapes, stage=self._name)
         forget_old_plan(self._checkpoint, written=sink.last)
-        leaving = [Leaving(self._folder / shape.name, self._checkpoint, _picker(shape)) for shape in self._shapes]
+        ways = [
+            (shape, Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)))
+            for shape in self._shapes
+        ]
 
         def write(result: DataFrame, epoch: int) -> None:
-            marker = marker_of(self._checkpoint, epoch)
             with ExitStack() as held:
-                tables: list[tuple[Shape, Pieces]] = []
-                for shape, rows in zip(self._shapes, leaving, strict=True):
-                    columns = (*shape.schema.names, *LOG_COLUMNS)
-                    events = events_between(
-                        result.sparkSession,
-                        self._log,
-                        shape.name,
-                        checkpoint=self._checkpoint,
-                        epoch=epoch,
-                        columns=columns,
-                    )
-                    found = held.enter_context(rows.tables(events, epoch))
-                    tables.append((shape, Pieces(found, shape.key)))
-                self.reach("transactions: read")
+                rows = [held.enter_context(self._rows(shape, way, result, epoch)) for shape, way in ways]
                 check_not_overtaken(self._log, self._checkpoint, epoch)
-                write_together(sink, marker, tables, reach=self.reach)
+                self.reach("transactions: read")
+                tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(self._shapes, rows, strict=True)]
+                write_together(sink, marker_of(self._checkpoint, epoch), tables, reach=self.reach)
 
         return write
+
+    @contextmanager
+    def _rows(self, shape: Shape, leaving: Leaving, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
+        """What a batch has of a table: little is read here, more by Spark's tasks, which pick each key's newest row."""
+        from headwater.processing.stage import FETCH_EVENTS_MAX
+        from headwater.processing.whole import span_of
+
+        span = span_of(self._log, shape.name, checkpoint=self._checkpoint, epoch=epoch)
+        columns = (*shape.schema.names, *LOG_COLUMNS)
+        if span.count <= FETCH_EVENTS_MAX:
+            yield [span.table(self._log, columns)]
+            return
+        with leaving.tables(span.frame(result.sparkSession, self._log, columns), epoch) as tables:
+            yield tables
 
     def reach(self, step: str) -> None:
         """Called between the steps of a batch: where a crash test strikes."""
@@ -127,7 +134,7 @@ class TransactionWriter:
 def _check_target(stage: StageNode) -> None:
     scheme, _, rest = stage.to.partition("://")
     shown = without_password(stage.to).partition("?")[0]
-    if scheme not in TARGETS or not is_target(stage.to):
+    if scheme not in TARGETS:
         raise InvalidApp(
             f"{stage.place}: {shown} takes no transactions over several tables.",
             advice=f"transactions=True is for {', '.join(f'{known}://' for known in TARGETS[:3])}.",
@@ -159,7 +166,3 @@ def _source_of(graph: Graph, stage: StageNode, topic: str) -> SourceUrl:
 def _shape(log: Log, stage: StageNode, topic: str) -> Shape:
     found = log.topic(topic)
     return shape_of(msgspec.structs.replace(stage, inputs=(topic,)), found.schema, key=found.key, view=None)
-
-
-def _picker(shape: Shape) -> Callable[[pa.Table], pa.Table]:
-    return picker(shape.key, of_view=False)

@@ -5,8 +5,8 @@ copied, or live. The ends of a batch are those of all topics at one moment, and 
 up to there the newest row of each key is what the source held at a commit. While a table is copied there are no such ends, and
 the query waits.
 
-A query over such topics only plans batches; `events_between` gives the events of one of them, table by table, since their columns differ.
-Functions only: safe from any thread.
+A query over such topics only plans batches; the events of one of them are read by `Span`, table by table, since their columns differ.
+Functions and frozen data only: safe from any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.log.local import LocalStore
@@ -74,22 +75,40 @@ def whole_ends(log: Log, capture: str, topics: Sequence[str]) -> dict[At, int]:
     return {}
 
 
-def events_between(
-    spark: SparkSession, log: Log, topic: str, *, checkpoint: str, epoch: int, columns: Sequence[str]
-) -> DataFrame:
-    """The events of a topic that a batch has; a partition that is new begins with its first."""
+class Span(msgspec.Struct, frozen=True):
+    """The events of a topic that a batch has: for each partition the first offset, and the one behind the last."""
+
+    topic: str
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        """How many offsets."""
+        return sum(end - self.starts[number] for number, end in self.ends.items())
+
+    def table(self, log: Log, columns: Sequence[str]) -> pa.Table:
+        """Its events, read here and now."""
+        return log.read(self.topic, start=self.starts, end=self.ends, columns=columns)
+
+    def frame(self, spark: SparkSession, log: Log, columns: Sequence[str]) -> DataFrame:
+        """Its events, to be read by tasks."""
+        options = {
+            "log": log.url,
+            "topic": self.topic,
+            "columns": columns_text(columns),
+            "startingOffsets": places_text(self.topic, self.starts),
+            "endingOffsets": places_text(self.topic, self.ends),
+        }
+        return spark.read.format("headwater").options(**options).load()
+
+
+def span_of(log: Log, topic: str, *, checkpoint: str, epoch: int) -> Span:
+    """What a batch has of a topic; a partition that is new begins with its first event."""
     before = places_of(ends_of(checkpoint, epoch - 1)) if epoch else beginning(checkpoint)
     after = places_of(ends_of(checkpoint, epoch))
     starts = {number: before.get((topic, number), span.start) for number, span in log.offsets(topic).items()}
-    ends = {number: after.get((topic, number), start) for number, start in starts.items()}
-    options = {
-        "log": log.url,
-        "topic": topic,
-        "columns": columns_text(columns),
-        "startingOffsets": places_text(topic, starts),
-        "endingOffsets": places_text(topic, ends),
-    }
-    return spark.read.format("headwater").options(**options).load()
+    return Span(topic, starts, {number: after.get((topic, number), start) for number, start in starts.items()})
 
 
 def forget_old_plan(checkpoint: str, *, written: Marker | None) -> None:

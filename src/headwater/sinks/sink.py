@@ -80,7 +80,7 @@ class Sink(Protocol):
         """Makes what is missing in the target, and becomes the stage's writer: whoever was it before is refused from now on."""
 
     def attach(self, shape: Shape) -> None:
-        """Makes ready to read the ledger, to repair, or to go on with another table; takes nothing from the writer."""
+        """Makes ready to read the ledger and to repair, and takes nothing from the writer."""
 
     def entry(self) -> Entry:
         """What the target knows of the stage."""
@@ -172,7 +172,7 @@ def write_batch(
         return Written(written=False)
     try:
         reach("sink: begun")
-        upserts, deletes, dead = _apply(sink, pieces, reach)
+        upserts, deletes, dead = apply_pieces(sink, pieces, reach)
         if dead:
             tell(dead)
             reach("sink: dead letters told")
@@ -184,34 +184,26 @@ def write_batch(
     return Written(written=True, upserts=upserts, deletes=deletes, dead=len(dead))
 
 
-def write_together(
-    sink: Sink,
-    marker: Marker,
-    tables: Sequence[tuple[Shape, Pieces]],
-    *,
-    reach: Callable[[str], None] = lambda step: None,
-) -> Written:
-    """Applies a batch once, to several tables in one transaction. A row that is refused leaves nothing of it written; `InvalidInput`."""
-    if not sink.begin(marker):
-        return Written(written=False)
-    try:
-        reach("sink: begun")
-        upserts = deletes = 0
-        for shape, pieces in tables:
-            sink.attach(shape)
-            put, removed, dead = _apply(sink, pieces, reach)
-            if dead:
-                raise InvalidInput(
-                    f"{sink.url} refuses a row of table {shape.name!r}, and with it all that was committed together: {dead[0].error}",
-                    advice="Nothing was written. Correct the target, or the source, and start the stage again.",
-                )
-            upserts, deletes = upserts + put, deletes + removed
-        sink.commit(marker)
-        reach("sink: committed")
-    except BaseException:
-        sink.rollback()
-        raise
-    return Written(written=True, upserts=upserts, deletes=deletes)
+def apply_pieces(sink: Sink, pieces: Pieces, reach: Callable[[str], None]) -> tuple[int, int, list[Dead]]:
+    """Applies the rows of one table; how many were put and removed, and those that were refused."""
+    keyless = islice(pieces.without_key(), REFUSED_MAX + 1)
+    dead = [Dead(*_place(piece, row), _event(piece, row), "The row has no key.") for piece, row in keyless]
+    check_refused(sink, dead)
+    upserts = deletes = 0
+    for piece in pieces:
+        is_gone = piece.column(DELETED.name)
+        gone = piece.filter(is_gone)
+        rows = piece.filter(pc.invert(is_gone))
+        if gone.num_rows:
+            sink.delete(gone.select(list(pieces.key)))
+            deletes += gone.num_rows
+        if rows.num_rows:
+            refused = sink.upsert(rows.drop_columns([*PLACE, DELETED.name]))
+            dead += [Dead(*_place(rows, one.row), _event(rows, one.row), one.reason) for one in refused]
+            upserts += rows.num_rows - len(refused)
+        check_refused(sink, dead)
+        reach("sink: piece applied")
+    return upserts, deletes, dead
 
 
 def check_refused(sink: Sink, dead: Sequence[Dead]) -> None:
@@ -241,28 +233,6 @@ def refused_rows(
         yield Refusal(start, reason)
         if found > found_max:
             return
-
-
-def _apply(sink: Sink, pieces: Pieces, reach: Callable[[str], None]) -> tuple[int, int, list[Dead]]:
-    """Applies the rows of one table; how many were put and removed, and those that were refused."""
-    keyless = islice(pieces.without_key(), REFUSED_MAX + 1)
-    dead = [Dead(*_place(piece, row), _event(piece, row), "The row has no key.") for piece, row in keyless]
-    check_refused(sink, dead)
-    upserts = deletes = 0
-    for piece in pieces:
-        is_gone = piece.column(DELETED.name)
-        gone = piece.filter(is_gone)
-        rows = piece.filter(pc.invert(is_gone))
-        if gone.num_rows:
-            sink.delete(gone.select(list(pieces.key)))
-            deletes += gone.num_rows
-        if rows.num_rows:
-            refused = sink.upsert(rows.drop_columns([*PLACE, DELETED.name]))
-            dead += [Dead(*_place(rows, one.row), _event(rows, one.row), one.reason) for one in refused]
-            upserts += rows.num_rows - len(refused)
-        check_refused(sink, dead)
-        reach("sink: piece applied")
-    return upserts, deletes, dead
 
 
 def _place(piece: pa.Table, row: int) -> tuple[int, int]:
