@@ -67,8 +67,7 @@ def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int |
             "together.",
             advice="Declare a sink for the tables of each database.",
         )
-    capture = STAGE + sources[0].database if sources else STAGE
-    return msgspec.structs.replace(stage, capture=capture, settings={})
+    return msgspec.structs.replace(stage, capture=STAGE + sources[0].database, settings={}) if sources else stage
 
 
 class TransactionWriter:
@@ -81,9 +80,8 @@ class TransactionWriter:
         self._checkpoint = checkpoint
         self._folder = folder
         self._shapes = [_shape(log, stage, topic) for topic in stage.inputs]
-        self._sink: Sink = open_sink(
-            stage.to, stage=name
-        )  # so that an address that cannot be is told before anything starts
+        # Here, so that an address that cannot be is told before anything starts.
+        self._sink: Sink = open_sink(stage.to, stage=name)
 
     def begin(self) -> Callable[[DataFrame, int], None]:
         """Opens the sink anew, and returns what `foreachBatch` calls."""
@@ -93,19 +91,24 @@ class TransactionWriter:
 
         self.close()
         sink = self._sink = open_together(self._stage.to, self._shapes, stage=self._name)
-        forget_old_plan(self._checkpoint, written=sink.last)
+        written = sink.last
+        forget_old_plan(self._checkpoint, written=written)
         ways = [
             (shape, Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)))
             for shape in self._shapes
         ]
 
         def write(result: DataFrame, epoch: int) -> None:
+            marker = marker_of(self._checkpoint, epoch)
+            if written is not None and written.epoch == epoch:  # its run died before Spark had noted it as done
+                write_together(sink, marker, [])
+                return
             with ExitStack() as held:
                 rows = [held.enter_context(self._rows(shape, way, result, epoch)) for shape, way in ways]
                 check_not_overtaken(self._log, self._checkpoint, epoch)
                 self.reach("transactions: read")
                 tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(self._shapes, rows, strict=True)]
-                write_together(sink, marker_of(self._checkpoint, epoch), tables, reach=self.reach)
+                write_together(sink, marker, tables, reach=self.reach)
 
         return write
 
