@@ -20,6 +20,8 @@ from pyspark.sql import SparkSession
 import headwater as hw
 from bank_rig import TABLES, Bank, State, looking, rows_by, seen_in
 from capture_rig import Rig
+from headwater.log.compaction import is_overtaken
+from headwater.log.local import LocalStore
 from headwater.model.errors import InvalidApp, NotCapturable
 from headwater.processing.whole import whole_ends
 from headwater.sink_transactions import TransactionWriter
@@ -197,18 +199,19 @@ def test_compaction_that_overtakes_a_batch_is_noticed(tmp_path: Path) -> None:
     """It has taken rows for the sake of some behind the batch's ends; what it took within them is no loss."""
     with hw.open_log(tmp_path / "log") as log:
         log.create_topic("users", "id BIGINT, n BIGINT", key="id", compact=True, partitions=1, segment_bytes=4096)
+        assert isinstance(log.store, LocalStore)
         begun_us = time.time_ns() // 1000
         for n in range(20):
             log.append("users", [{"id": each, "n": n} for each in range(100)])
         end = log.offsets("users")[0].stop
         log.tidy("users")
-        assert not log.store.is_overtaken("users", 0, end=end, since_us=begun_us)
+        assert not is_overtaken(log.store.handles, "users", 0, end=end, since_us=begun_us)
         planned_us = time.time_ns() // 1000
         for n in range(20):
             log.append("users", [{"id": each, "n": n} for each in range(100)])
-        assert not log.store.is_overtaken("users", 0, end=end, since_us=planned_us)
+        assert not is_overtaken(log.store.handles, "users", 0, end=end, since_us=planned_us)
         log.tidy("users")
-        assert log.store.is_overtaken("users", 0, end=end, since_us=planned_us)
+        assert is_overtaken(log.store.handles, "users", 0, end=end, since_us=planned_us)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, OffsetPart, StagePart, create_commits, create_state
-from headwater.log.compaction import is_overtaken
 from headwater.log.cursor import LocalCursor, offset_at, reached
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
@@ -255,11 +254,6 @@ class LocalStore(LocalStages, LocalCopies):
         with self.gate:
             self._check_writable()
             return self._upkeep.tidy(name, dirty_share_min=dirty_share_min)
-
-    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
-        """Whether events before `end` may have gone since a time for the sake of events behind it."""
-        with self.gate:
-            return is_overtaken(self._disk, self.handles.partition(name, partition), end=end, since_us=since_us)
 
     def incarnation(self) -> int:
         return self._incarnation

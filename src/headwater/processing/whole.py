@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.log.compaction import is_overtaken
 from headwater.log.local import LocalStore
 from headwater.log.log import Log
 from headwater.log.stage import Positions
@@ -127,7 +128,9 @@ def check_not_overtaken(log: Log, checkpoint: str, epoch: int) -> None:
     assert isinstance(log.store, LocalStore)
     since_us = planned_at_us(checkpoint, epoch) - PLANNING_US
     for (topic, number), end in places_of(ends_of(checkpoint, epoch)).items():
-        if log.store.is_overtaken(topic, number, end=end, since_us=since_us):
+        with log.store.gate:
+            is_late = is_overtaken(log.store.handles, topic, number, end=end, since_us=since_us)
+        if is_late:
             raise TimedOut(
                 f"Compaction came by partition {number} of topic {topic!r} while batch {epoch} was read, so what its rows were at offset "
                 f"{end} is not certain any more.",
