@@ -47,6 +47,7 @@ from headwater.processing.status import AppStatus, check_stages, read_status
 from headwater.restarts import Restart
 from headwater.running import Running, Watch
 from headwater.sink_stages import EVENTS_MAX, LOG_COLUMNS, partitioned, redirected
+from headwater.sink_transactions import transactional
 from headwater.sinks.sink import is_target
 
 if TYPE_CHECKING:
@@ -262,39 +263,50 @@ class App:
 
     def sink(
         self,
-        source: Input,
+        source: Input | Sequence[Input],
         *,
         to: str,
         key: str | Sequence[str] | None = None,
         name: str | None = None,
         trigger: str | None = None,
-        events_max: int = EVENTS_MAX,
+        events_max: int | None = None,
         partition_by: str | Sequence[str] = (),
+        transactions: bool = False,
     ) -> None:
         """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
 
         A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
         A URL such as "postgresql://…?table=users", "redis://…" or "sqlite:///…" is a system that holds the newest row of each key, kept in
-        step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most are one transaction there.
-        `partition_by` names columns by whose values files are put into folders (`country=PE/`), for a folder and for "delta:///…".
+        step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most (250,000) are one
+        transaction there. `partition_by` names columns by whose values files are put into folders (`country=PE/`), for a folder and for
+        "delta:///…".
+
+        With `transactions` the sources are captured tables of one database, `[users, orders]`, and the target is a database that gets them
+        all in one transaction per batch: it always holds what the source held at a commit, never a part of a transaction.
         """
         where = caller()
-        (topic,) = self._names((source,), where)
+        topics = self._names(source if isinstance(source, list | tuple) else (source,), where)
         to = partitioned(to, partition_by, where=where)
-        self._graph.add_stage(
-            StageNode(
-                name=name or f"{topic}.sink",
-                kind="sink",
-                inputs=(topic,),
-                function=None,
-                to=to,
-                key=() if key is None else (key,) if isinstance(key, str) else tuple(key),
-                trigger=trigger,
-                log_columns=LOG_COLUMNS if is_target(to) else (),
-                settings={"events_max": events_max} if is_target(to) else {},
-                where=where,
-            )
+        node = StageNode(
+            name=name or ".".join((*topics, "sink")),
+            kind="sink",
+            inputs=topics,
+            function=None,
+            to=to,
+            key=() if key is None else (key,) if isinstance(key, str) else tuple(key),
+            trigger=trigger,
+            log_columns=LOG_COLUMNS if is_target(to) else (),
+            settings={"events_max": EVENTS_MAX if events_max is None else events_max} if is_target(to) else {},
+            where=where,
         )
+        if transactions:
+            node = transactional(self._graph, node, log=self._url, events_max=events_max)
+        elif len(topics) > 1:
+            raise InvalidApp(
+                f"{where}: a sink copies one topic or table, and {len(topics)} are given.",
+                advice="Declare a sink for each; or, for captured tables that are to stay in step, give transactions=True.",
+            )
+        self._graph.add_stage(node)
 
     # Running
 

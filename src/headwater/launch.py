@@ -28,6 +28,7 @@ from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
 from headwater.processing.graph import Graph, StageNode
 from headwater.restarts import Restart, begin_again, check_restart, checked_restarts
 from headwater.sink_stages import TargetWriter, check_partitioned, shape_of
+from headwater.sink_transactions import TransactionWriter
 from headwater.sinks.files import FileSink, is_folder
 from headwater.sinks.sink import is_target
 from headwater.sources.capture.supervised import SupervisedCaptures
@@ -276,6 +277,8 @@ class Launch:
         from headwater.processing.weaving import order_of
 
         name = f"{self._graph.name}.{stage.name}"
+        if stage.capture is not None:
+            return self._transaction_writer(log, stage, name, path).begin
         if stage.kind == "sink" and is_target(stage.to):
             return self._target_writer(log, stage, analysed, name, path).begin
         if stage.kind == "sink" and is_folder(stage.to):
@@ -319,6 +322,12 @@ class Launch:
         self._closing.append(made.close)
         return made
 
+    def _transaction_writer(self, log: Log, stage: StageNode, name: str, checkpoint: str) -> TransactionWriter:
+        folder = self._settings.state / "leaving" / stage.name
+        made = TransactionWriter(log, stage, name=name, checkpoint=checkpoint, folder=folder)
+        self._closing.append(made.close)
+        return made
+
 
 def _changes_of(stage: StageNode, analysed: Analysed) -> pa.Schema:
     from headwater.views.changes import changes_schema
@@ -331,7 +340,8 @@ def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
     reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
     state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
     fused = [f"{uid} runs inside the source of {topic}, without a shuffle" for uid, topic in analysed.fused.items()]
-    return [f"gives {to_ddl(analysed.schema)}", f"reads {reads}", state, *fused]
+    gives = to_ddl(analysed.schema) if stage.capture is None else "whole transactions of its source"
+    return [f"gives {gives}", f"reads {reads}", state, *fused]
 
 
 def check_partitions(count: Any) -> int:

@@ -43,6 +43,11 @@ def check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> Non
             f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
             advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
         )
+    if stage.capture is not None and restart == "latest":
+        raise InvalidApp(
+            f"{stage.place} would leave out what came meanwhile, and its target would hold halves of transactions.",
+            advice=f"Begin where it was, or with everything: --accept-new-checkpoint {stage.name}=marker or =earliest.",
+        )
     replaces = stage.kind == "view" or (stage.kind == "sink" and is_target(stage.to))
     if not analysed.stateful and restart == "earliest" and not replaces:
         raise InvalidApp(

@@ -81,10 +81,13 @@ def check_partitioned(stage: StageNode, columns: Sequence[str], partition_by: Se
 
 
 def redirected(graph: Graph) -> Graph:
-    """The same graph, in which every target is a table of `targets.db` in the working directory, named as the stage is: for tests."""
+    """The same graph, in which every target is `targets.db` in the working directory, with a table named as the stage is: for tests.
+
+    The tables of a transactional sink are named as their topics are.
+    """
     other = copy.copy(graph)
     other.stages = {
-        name: msgspec.structs.replace(stage, to=f"{TEST_TARGETS}?table={name}")
+        name: msgspec.structs.replace(stage, to=TEST_TARGETS if stage.capture else f"{TEST_TARGETS}?table={name}")
         if stage.kind == "sink" and is_target(stage.to)
         else stage
         for name, stage in graph.stages.items()

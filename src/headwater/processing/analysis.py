@@ -169,6 +169,8 @@ class Analysis:
 
     def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
         facts = self.inputs(stage)
+        if stage.capture is not None:  # its tables are written one beside the other, each with its own columns
+            return Analysed(pa.schema([]), {topic: tuple(fact.schema.names) for topic, fact in facts.items()})
         frames = {topic: self._frame(folder, topic, fact) for topic, fact in facts.items()}
         fusion = Fusion(
             Origin(topic, frame, facts[topic].placed_by)

@@ -64,6 +64,8 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     corrections_us: int = 0
     log_columns: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
+    capture: str | None = None
+    """The stage of the capture whose transactions a sink applies whole; its inputs are tables of that."""
     where: str = ""
 
     def __hash__(self) -> int:

@@ -24,10 +24,12 @@ from headwater.processing.event_time import LATE, PASSED, only_late, with_time, 
 from headwater.processing.fusion import Fusion, Origin, chosen, placed_by
 from headwater.processing.maxima import maxima_of
 from headwater.processing.operator import Building, building
+from headwater.processing.options import columns_text
 from headwater.processing.poison import Skips
 from headwater.processing.reading import is_local
 from headwater.processing.status import LATE_ROWS
 from headwater.processing.table import Table
+from headwater.processing.whole import whole_options
 
 if TYPE_CHECKING:
     from headwater.processing.runner import Plan
@@ -60,7 +62,10 @@ class Inputs:
         return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
 
     def result(self, plan: Plan, skips: Skips) -> DataFrame:
-        """What a stage's function makes of its inputs as streams."""
+        """What a stage's function makes of its inputs as streams; those of a capture are one stream."""
+        if plan.stage.capture is not None:
+            options = whole_options(self._log, plan.stage.capture, plan.stage.inputs, plan.start)
+            return self._spark.readStream.format("headwater").options(**options).load()
         if not plan.analysed.operators:
             return apply(plan.stage, self.frames(plan, skips))
         pace = self._new_pace(plan)
@@ -143,7 +148,7 @@ class Inputs:
         options = {
             "log": self._log.url,
             "topic": topic,
-            "columns": ",".join(f"`{name.replace('`', '``')}`" for name in names),
+            "columns": columns_text(names),
             "startingOffsets": plan.start.get(topic, "earliest"),
         }
         if pace is not None:

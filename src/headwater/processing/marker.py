@@ -10,6 +10,7 @@ that is run again has the same file, so it has the same marker. Paths may be loc
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -53,6 +54,20 @@ def planned(checkpoint: str) -> int | None:
 def committed(checkpoint: str) -> int | None:
     """The last batch that a query has done, all of it; None where there is none."""
     return _newest(checkpoint, "commits")
+
+
+def planned_at_us(checkpoint: str, batch_id: int) -> int:
+    """When a batch was noted as begun, by the clock of the files."""
+    system, path = _place(checkpoint)
+    return int((system.get_file_info(f"{path}/offsets/{batch_id}").mtime_ns or 0) // 1000)
+
+
+def forget_plan(checkpoint: str, batch_id: int) -> None:
+    """Lets the newest batch, of which nothing was written anywhere, be planned anew when its query is next started."""
+    system, path = _place(checkpoint)
+    for name in (f"{batch_id}", f".{batch_id}.crc"):
+        with suppress(FileNotFoundError):
+            system.delete_file(f"{path}/offsets/{name}")
 
 
 def _newest(checkpoint: str, folder: str) -> int | None:

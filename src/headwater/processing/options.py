@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -23,7 +23,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator",
+    "operator", "capture",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -37,7 +37,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `lateness_us` is that of the columns `_late` and `_watermark` where it is not the topic's own.
     `pace`, `maxima` and `stop` are for applications: the folder in which a stream tells how far its batches go, and that it keeps a
     watermark; the one in which tasks tell how far event time has come, where the log does not keep it; and the offsets that another query
-    has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source.
+    has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source;
+    `capture` the stage of a capture whose topics are read, to ends at which its transactions are whole (see `whole`).
     """
 
     log: str
@@ -56,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     maxima: str | None = None
     stop: str | None = None
     operator: str | None = None
+    capture: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -94,6 +96,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         maxima=said.get("maxima"),
         stop=said.get("stopOffsets"),
         operator=said.get("operator"),
+        capture=said.get("capture"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(
@@ -101,6 +104,11 @@ def read_options(given: Mapping[str, str]) -> Options:
             advice="Use asOf for the newest row of each key, or offsets for the events.",
         )
     return options
+
+
+def columns_text(names: Iterable[str]) -> str:
+    """Names of columns as the option has them, whatever characters they have."""
+    return ",".join(f"`{name.replace('`', '``')}`" for name in names)
 
 
 def _log(url: str) -> str:

@@ -104,6 +104,8 @@ class PoisonHunt:
                 f"Batch {epoch} has events {named}; the stage keeps state ({', '.join(self._plan.analysed.stateful)}), so none "
                 "of them can be left out. Correct the function or the events' source, and start again: it goes on there."
             )
+        if self._plan.stage.capture is not None:
+            return f"Batch {epoch} has events {named}; they are whole transactions, so none of them can be left out."
         found = list(self._poisonous(ranges))
         if not found:
             return f"Batch {epoch} has events {named}, and each half of them can be processed by itself."

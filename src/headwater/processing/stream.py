@@ -41,6 +41,7 @@ from headwater.processing.offsets import EVENTS, LATEST, REACHED, VERSION, WATER
 from headwater.processing.query import Query
 from headwater.processing.reading import Passing, Range, is_local, reached_in
 from headwater.processing.subscription import Subscription, taken_back
+from headwater.processing.whole import whole_ends
 
 FETCH_BYTES_MAX = 4 << 20
 """So large, or smaller, is a batch that is read where it is planned."""
@@ -71,7 +72,10 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         """What is there now is what this run reads."""
         with crossing():
             stop = self._query.options.stop
-            self._target = self._ends() if stop is None else Offsets.from_json(json.loads(stop)).places
+            if self._query.options.capture is not None:
+                self._target = self._whole_ends()
+            else:
+                self._target = self._ends() if stop is None else Offsets.from_json(json.loads(stop)).places
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends, so that Spark's progress shows the lag."""
@@ -83,6 +87,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         with crossing():
             before = Offsets.from_json(start)
             topics = self._subscription.checked(before)
+            if self._query.options.capture is not None:
+                return self._whole(before, topics).to_json()
             bounds = self._subscription.bounds(topics)
             places = dict(before.places)
             lags: dict[At, int] = {}
@@ -150,6 +156,23 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         except HeadwaterError:
             return None
         return fetched
+
+    def _whole(self, before: Offsets, topics: Sequence[Topic]) -> Offsets:
+        """The next ends at which transactions of a capture are whole, in all partitions at once: nothing waits for another."""
+        ends = self._whole_ends() if self._target is None else self._target
+        for at, end in ends.items():
+            if before.places.get(at, 0) > end:
+                raise taken_back(at, before.places[at], end)
+        events = sum(end - before.places.get(at, 0) for at, end in ends.items())
+        if not events:
+            return before
+        offsets = self._offsets({**before.places, **ends}, before, self._subscription.read_with(topics))
+        return msgspec.structs.replace(offsets, more={**before.more, EVENTS: before.more.get(EVENTS, 0) + events})
+
+    def _whole_ends(self) -> dict[At, int]:
+        options = self._query.options
+        assert options.capture is not None
+        return whole_ends(self._query.log, options.capture, options.topics)
 
     def _paced(self, begin: Offsets, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
         """The offsets, with their watermark where it is asked for, told to those who keep pace."""

@@ -172,23 +172,7 @@ def write_batch(
         return Written(written=False)
     try:
         reach("sink: begun")
-        keyless = islice(pieces.without_key(), REFUSED_MAX + 1)
-        dead = [Dead(*_place(piece, row), _event(piece, row), "The row has no key.") for piece, row in keyless]
-        check_refused(sink, dead)
-        upserts = deletes = 0
-        for piece in pieces:
-            is_gone = piece.column(DELETED.name)
-            gone = piece.filter(is_gone)
-            rows = piece.filter(pc.invert(is_gone))
-            if gone.num_rows:
-                sink.delete(gone.select(list(pieces.key)))
-                deletes += gone.num_rows
-            if rows.num_rows:
-                refused = sink.upsert(rows.drop_columns([*PLACE, DELETED.name]))
-                dead += [Dead(*_place(rows, one.row), _event(rows, one.row), one.reason) for one in refused]
-                upserts += rows.num_rows - len(refused)
-            check_refused(sink, dead)
-            reach("sink: piece applied")
+        upserts, deletes, dead = apply_pieces(sink, pieces, reach)
         if dead:
             tell(dead)
             reach("sink: dead letters told")
@@ -198,6 +182,28 @@ def write_batch(
         sink.rollback()
         raise
     return Written(written=True, upserts=upserts, deletes=deletes, dead=len(dead))
+
+
+def apply_pieces(sink: Sink, pieces: Pieces, reach: Callable[[str], None]) -> tuple[int, int, list[Dead]]:
+    """Applies the rows of one table; how many were put and removed, and those that were refused."""
+    keyless = islice(pieces.without_key(), REFUSED_MAX + 1)
+    dead = [Dead(*_place(piece, row), _event(piece, row), "The row has no key.") for piece, row in keyless]
+    check_refused(sink, dead)
+    upserts = deletes = 0
+    for piece in pieces:
+        is_gone = piece.column(DELETED.name)
+        gone = piece.filter(is_gone)
+        rows = piece.filter(pc.invert(is_gone))
+        if gone.num_rows:
+            sink.delete(gone.select(list(pieces.key)))
+            deletes += gone.num_rows
+        if rows.num_rows:
+            refused = sink.upsert(rows.drop_columns([*PLACE, DELETED.name]))
+            dead += [Dead(*_place(rows, one.row), _event(rows, one.row), one.reason) for one in refused]
+            upserts += rows.num_rows - len(refused)
+        check_refused(sink, dead)
+        reach("sink: piece applied")
+    return upserts, deletes, dead
 
 
 def check_refused(sink: Sink, dead: Sequence[Dead]) -> None:

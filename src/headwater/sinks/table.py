@@ -90,17 +90,24 @@ class TableSink:
         """The table's name in SQL."""
         return quoted(self.address.options.get("table") or self.shape.name)
 
-    def open(self, shape: Shape) -> None:
+    def open(self, shape: Shape, *, creates: bool = True) -> None:
         self._shape = shape
         with self._told(), self._writing() as connection:
             connection.execute(_CREATE)
-            self._make(connection)
+            self._make(connection, creates=creates)
             entry = self._entry(connection, locks=True)
             self._number = entry.number + 1
             self._enter(connection, Entry(self._number, entry.last))
 
     def attach(self, shape: Shape) -> None:
         self._shape = shape
+
+    def go_on(self, shape: Shape) -> None:
+        """Goes on with another table inside a batch, by whose transaction it is made where it is missing."""
+        self._shape = shape
+        with self._told():
+            if not self._columns(self._connection()):
+                self._create(self._connection())
 
     def entry(self) -> Entry:
         with self._told(), self._reading() as connection:
@@ -186,22 +193,26 @@ class TableSink:
                 if not self._begun:
                     self._finish(commits=False)
 
-    def _make(self, connection: Any) -> None:
-        """The table with the columns that are written, and one row for each key."""
+    def _make(self, connection: Any, *, creates: bool) -> None:
+        """The table with the columns that are written, and one row for each key; `creates`: also where there is none."""
         there = self._columns(connection)
-        fields = {field.name: self._declared(field.type) for field in self.shape.schema}
         if not there:
-            columns = [f"{quoted(name)} {type_}" for name, type_ in fields.items()]
-            connection.execute(f"create table {self.table} ({', '.join(columns)}{self._key_clause()})")
+            if creates:
+                self._create(connection)
             return
-        for name, type_ in fields.items():
-            if name not in there:
-                connection.execute(f"alter table {self.table} add column {quoted(name)} {type_}")
+        for field in self.shape.schema:
+            if field.name not in there:
+                added = f"{quoted(field.name)} {self._declared(field.type)}"
+                connection.execute(f"alter table {self.table} add column {added}")
         if not self._is_unique(connection):
             raise InvalidInput(
                 f"{self.url}: table {self.table} may hold a key ({', '.join(self.shape.key)}) twice.",
                 advice=f"Run: CREATE UNIQUE INDEX ON {self.table} ({', '.join(map(quoted, self.shape.key))}).",
             )
+
+    def _create(self, connection: Any) -> None:
+        columns = [f"{quoted(field.name)} {self._declared(field.type)}" for field in self.shape.schema]
+        connection.execute(f"create table {self.table} ({', '.join(columns)}{self._key_clause()})")
 
     def _key_clause(self) -> str:
         return f", primary key ({', '.join(map(quoted, self.shape.key))})"

@@ -1,0 +1,251 @@
+"""Sinks that apply transactions of a captured database whole: at every look the target is what the source was at one of its commits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headwater as hw
+from bank_rig import TABLES, Bank, State, looking, rows_by, seen_in
+from capture_rig import Rig
+from headwater.log.compaction import is_overtaken
+from headwater.log.local import LocalStore
+from headwater.model.errors import InvalidApp, NotCapturable
+from headwater.processing.whole import whole_ends
+from headwater.sink_transactions import TransactionWriter
+from headwater.testing.app_test import processes_of
+from headwater.testing.servers.postgres import PostgresServer
+
+STEPS = ("transactions: read", "sink: begun", "sink: piece applied", "sink: committed")
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Bank:
+    made = Bank(tmp_path)
+    made.make()
+    return made
+
+
+def declared(bank: Bank, targets: dict[str, str], **more: Any) -> hw.App:
+    app = hw.App("mirror", log=bank.path.parent / "log", **more)
+    tables = [app.table(name, source=bank.url) for name in TABLES]
+    for kind, to in targets.items():
+        app.sink(tables, to=to, transactions=True, name=f"to.{kind}")
+    return app
+
+
+def target(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
+    if kind != "postgres":
+        return f"{kind}:///{folder}/copy.{kind}"
+    import psycopg
+
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"drop table if exists headwater_ledger, {', '.join(TABLES)}")
+    return server.url
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.covers("GoldenGate")
+@pytest.mark.parametrize(
+    "kinds", [("sqlite", "duckdb"), pytest.param(("postgres",), marks=pytest.mark.service("postgres"))], ids="+".join
+)
+def test_a_target_is_always_what_its_source_was_at_a_commit(
+    kinds: tuple[str, ...], bank: Bank, tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> None:
+    """While the tables are copied and clients write: all of a transaction, in all tables, or nothing of it; in the end all of them."""
+    targets = {kind: target(kind, tmp_path, request) for kind in kinds}
+    app = declared(bank, targets, spark=spark)
+    seen: dict[str, dict[int, State]] = {kind: {} for kind in kinds}
+
+    def look() -> None:
+        for kind, url in targets.items():
+            if (state := seen_in(url)) is not None:
+                assert state == bank.states[state[2][1]], kind
+                assert state[2][1] >= max(seen[kind], default=0), kind
+                seen[kind][state[2][1]] = state
+
+    app.start()
+    try:
+        with bank.busy(seed=7):
+            until(lambda: all(len(states) >= 12 for states in seen.values()), look)
+        until(lambda: all(bank.last in states.values() for states in seen.values()), look)
+    finally:
+        app.stop()
+    for url in targets.values():
+        with looking(url) as ask:
+            assert rows_by(ask) == bank.rows()
+
+
+def until(is_true: Callable[[], bool], look: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_true():
+        assert time.monotonic() < deadline
+        look()
+        time.sleep(0.005)
+
+
+def live(folder: str, url: str, die_at: str, die_on: int) -> None:
+    """One life of the application, in a process of its own: it kills itself at a step, or runs over what is there, and ends."""
+    left = die_on
+
+    def reach(_: TransactionWriter, step: str) -> None:
+        nonlocal left
+        left -= step == die_at
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    TransactionWriter.reach = reach  # type: ignore[method-assign]
+    declared(Bank(Path(folder)), {"copy": url}, master="local[2]").run(available_now=not die_at)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgres", marks=[pytest.mark.service("postgres"), pytest.mark.bench])]
+)
+def test_a_killed_application_leaves_whole_transactions_and_goes_on(
+    kind: str, bank: Bank, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Killed at every step of a batch, while clients write: nobody ever sees a part of one, and in the end all is there once."""
+    url, chance = target(kind, tmp_path, request), random.Random(11)
+
+    def life(die_at: str) -> int:
+        said = f"from test_sinks_transactions import live; live({str(tmp_path)!r}, {url!r}, {die_at!r}, {chance.randrange(1, 4)})"
+        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        process = subprocess.Popen(
+            [sys.executable, "-c", said], env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
+        )
+        try:
+            until(lambda: process.poll() is not None, look)
+        finally:
+            for left in processes_of(process.pid):
+                os.kill(left, signal.SIGKILL)
+        return process.wait()
+
+    def look() -> None:
+        state = seen_in(url)
+        assert state is None or state == bank.states[state[2][1]]
+
+    with bank.busy(seed=11):
+        died = [life(step) for step in STEPS]
+    assert died == [-signal.SIGKILL] * len(STEPS)
+    assert life("") == 0
+    with looking(url) as ask:
+        assert rows_by(ask) == bank.rows()
+        assert ask("select count(*) from headwater_ledger").fetchall() == [(1,)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_row_that_is_refused_leaves_its_transaction_out_and_stops_the_stage(
+    bank: Bank, tmp_path: Path, spark: SparkSession
+) -> None:
+    """A part of a transaction would be worse than none. A stage cannot begin again where it would leave some out, only where it was."""
+    app = declared(bank, {"copy": f"sqlite:///{tmp_path}/copy.db"}, spark=spark)
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        copy.execute("create table counter (id integer primary key, n int check (n < 3))")
+    for moves, failed in ((2, ""), (3, "refuses a row of table 'counter'")):
+        with bank.connected() as source:
+            for _ in range(moves):
+                bank.move(source, random.Random(moves))
+        status = app.run(available_now=True, check=False)
+        assert failed in (status.stages[-1].error or "")
+    assert seen_in(f"sqlite:///{tmp_path}/copy.db") == bank.states[2]
+    with pytest.raises(InvalidApp, match="halves of transactions"):
+        app.run(available_now=True, accept_new_checkpoint={"to.copy": "latest"})
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        copy.executescript(
+            "alter table counter rename to strict; create table counter (id integer primary key, n int);"
+            "insert into counter select id, n from strict"
+        )
+    app.run(available_now=True, accept_new_checkpoint={"to.copy": "marker"})
+    with looking(f"sqlite:///{tmp_path}/copy.db") as ask:
+        assert rows_by(ask) == bank.rows()
+
+
+def test_there_are_no_ends_while_a_table_is_copied(tmp_path: Path) -> None:
+    """Then those of one moment; a table that its capture cannot follow any more is told."""
+    rows = ", ".join(f"({n}, {n})" for n in range(5_000))
+    made = [f"create table {name} (id integer primary key, n int)" for name in "ab"]
+    rig = Rig(tmp_path, *made, f"insert into a values {rows}", f"insert into b values {rows}")
+    ends = whole_ends(rig.log, "capture.shop", ("a", "b"))
+    while rig.capture.status().state == "copying":
+        assert ends == {}
+        rig.capture.step(timeout_s=0.0)
+        ends = whole_ends(rig.log, "capture.shop", ("a", "b"))
+    assert sum(ends.values()) == 10_000
+    rig.run("drop table b")
+    rig.capture.catch_up()
+    with pytest.raises(NotCapturable, match="'b' has stopped"):
+        whole_ends(rig.log, "capture.shop", ("a", "b"))
+    rig.close()
+
+
+def test_compaction_that_overtakes_a_batch_is_noticed(tmp_path: Path) -> None:
+    """It has taken rows for the sake of some behind the batch's ends; what it took within them is no loss."""
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("users", "id BIGINT, n BIGINT", key="id", compact=True, partitions=1, segment_bytes=4096)
+        assert isinstance(log.store, LocalStore)
+        begun_us = time.time_ns() // 1000
+        for n in range(20):
+            log.append("users", [{"id": each, "n": n} for each in range(100)])
+        end = log.offsets("users")[0].stop
+        log.tidy("users")
+        assert not is_overtaken(log.store.handles, "users", 0, end=end, since_us=begun_us)
+        planned_us = time.time_ns() // 1000
+        for n in range(20):
+            log.append("users", [{"id": each, "n": n} for each in range(100)])
+        assert not is_overtaken(log.store.handles, "users", 0, end=end, since_us=planned_us)
+        log.tidy("users")
+        assert is_overtaken(log.store.handles, "users", 0, end=end, since_us=planned_us)
+
+
+@pytest.mark.parametrize(
+    ("tables", "to", "more", "said"),
+    [
+        (["users", "orders"], "redis://host/0", {}, "redis://host/0 takes no transactions over several tables"),
+        (["users", "orders"], "delta:///./warehouse", {}, "takes no transactions over several tables"),
+        (["users", "orders"], "./warehouse", {}, "takes no transactions over several tables"),
+        (["users", "orders"], "sqlite:///x.db?table=users", {}, "names one table"),
+        (["users", "orders"], "sqlite:///x.db", {"events_max": 10}, "events_max=10 would cut transactions"),
+        (["users", "orders"], "sqlite:///x.db", {"key": "id"}, "cannot be for all"),
+        (["users", "orders"], "sqlite:///x.db", {"transactions": False}, "copies one topic or table"),
+        (["users", "clicks"], "sqlite:///x.db", {}, "'clicks' is no captured table"),
+        (["users", "others"], "sqlite:///x.db", {}, "'users' and 'others' come from different databases"),
+        (["polled"], "sqlite:///x.db", {}, "poll\\+sqlite://, which does not tell"),
+        ([], "sqlite:///x.db", {}, "no inputs"),
+    ],
+)
+def test_what_cannot_be_whole_is_refused(tables: list[str], to: str, more: dict[str, Any], said: str) -> None:
+    """When it is declared, with the line of the script."""
+    app = hw.App("mirror", log="./data")
+    app.topic("clicks", "id BIGINT", key="id")
+    for name in ("users", "orders"):
+        app.table(name, source="sqlite:///shop.db")
+    app.table("others", source="sqlite:///other.db?table=users")
+    app.table("polled", source="poll+sqlite:///shop.db?by=at")
+    with pytest.raises(InvalidApp, match=said) as raised:
+        app.sink(tables, to=to, **{"transactions": True, **more})
+    assert "test_sinks_transactions.py" in str(raised.value)
+
+
+def test_kafka_shows_transactions_in_parts() -> None:
+    """Partition by partition, so a sink could not know when one is whole."""
+    app = hw.App("mirror", log="kafka://host:9092", state="./state", views="sqlite:///views.db")
+    users = app.table("users", source="sqlite:///shop.db")
+    with pytest.raises(InvalidApp, match="partition by partition"):
+        app.sink([users], to="sqlite:///x.db", transactions=True)
