@@ -130,7 +130,6 @@ class Round:
             for name, child in self._alive.items():
                 if os.WIFSIGNALED(child.wait()):
                     self._killed.setdefault(name, 0.0)
-                child.close()
         self._drain()
 
     def _under_fire(self) -> None:
@@ -181,14 +180,12 @@ class Round:
         self._killed[name] = time.time()
         child = self._alive.pop(name)
         child.kill()
-        child.close()
 
     def _reap(self) -> None:
         """Workers that killed themselves are replaced."""
         for name, child in list(self._alive.items()):
             if child._reaped is None and os.waitpid(child.pid, os.WNOHANG)[0]:
                 child._reaped = signal.SIGKILL
-                child.close()
                 self._killed[name] = 0.0
                 del self._alive[name]
                 self.self_kills += 1

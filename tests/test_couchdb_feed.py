@@ -11,6 +11,7 @@ import pytest
 from capture_documents_rig import CouchDocuments, Rig, check
 from headwater.model.errors import CaptureLost, NotCapturable, NotFound
 from headwater.sources.capture import couchdb
+from headwater.sources.capture.documents import document_table
 from headwater.sources.capture.open import parse_source_url
 from headwater.testing.servers.couchdb import CouchServer
 from test_capture_documents import wait_until
@@ -42,7 +43,7 @@ class Server:
 def test_a_sequence_that_is_opaque_is_carried_and_positions_sort() -> None:
     """What the server gave is what it is asked with; the position's own number sorts."""
     source = couchdb.CouchSource(parse_source_url("couchdb://nowhere/shop"), name="shop")
-    source._table = couchdb.document_table("shop", None, has_rev=True)
+    source._table = document_table("shop", None, has_rev=True)
     server = Server([row(8, "a", "1-x"), row(9, "b", "3-y")])
     source._couch = server  # type: ignore[assignment]
     first = source.changes(couchdb._end(41, SEQ.format(7)), timeout_s=0.0)

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from confluent_kafka.admin import (
 import headwater
 from children import Child
 from group_storm import PARTITIONS, Storm
-from headwater.log import kafka_writer
+from headwater.log import kafka_group, kafka_writer
 from headwater.log.group import Committed
 from headwater.log.log import Log
 from headwater.model.errors import Closed, EventsMissed, InvalidInput, NoAccess, NotOwner
@@ -292,6 +293,28 @@ def test_a_member_that_was_taken_for_dead_holds_on_to_nothing(log: Log, url: str
         until(lambda: len(hung.assignment()) == len(healthy.assignment()) == 1, hung, healthy)
         assert set(hung.assignment() + healthy.assignment()) == {("t", 0), ("t", 1)}
         assert found or drain(hung, healthy)
+
+
+def test_who_looks_waits_for_what_its_own_log_has_committed(log: Log, url: str, kafka: KafkaServer) -> None:
+    """Brokers settle a transaction after they have said yes. One of others may be a dead program's, and is not waited for."""
+    numbered(log, partitions=1, count=10)
+    with log.consumer("t", group="g", commit="manual") as consumer:
+        drain(consumer)
+        with log.transaction() as transaction:
+            transaction.commit_offsets(consumer)
+    other = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"{_prefix(log)}other"})
+    reader = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": f"{_prefix(log)}g"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    place = TopicPartition(f"{_prefix(log)}t", 0, 7)
+    other.send_offsets_to_transaction([place], reader.consumer_group_metadata(), 30)
+    with headwater.open_log(url) as looking:
+        assert looking.group("g").partitions[0].committed == 10
+    later = threading.Timer(3 * kafka_group._SETTLED_S, other.commit_transaction)
+    later.start()
+    assert log.group("g").partitions[0].committed == 7
+    later.join()
+    reader.close()
 
 
 def test_a_transaction_commits_while_others_join(log: Log, url: str) -> None:

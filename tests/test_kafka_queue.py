@@ -20,7 +20,7 @@ from headwater.cli.main import main
 from headwater.log.kafka_queue_group import ShareGroup
 from headwater.log.kafka_queue_member import Member
 from headwater.log.log import Log
-from headwater.model.errors import Closed, InvalidInput, SchemaMismatch, Unsupported
+from headwater.model.errors import Closed, InvalidInput, NoAccess, SchemaMismatch, Unsupported
 from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_queues import QueueContract
 from headwater.testing.contract_queues_case import one, take
@@ -255,3 +255,20 @@ def test_the_commands_show_what_can_be_known(
     code, out, _ = cli("queues", "redrive", "tasks")
     assert (code, out) == (0, "1 event sent back to tasks, for group workers\n")
     assert values_of(log, "tasks") == [b"poison", b"left", b"poison"]
+
+
+def test_a_read_only_handle_sees_dead_letters_and_leases_nothing(log: Log, url: str) -> None:
+    """It makes no queue either."""
+    log.create_topic("tasks", partitions=1)
+    log.append("tasks", [b"poison"])
+    with log.queue("tasks", group="workers") as queue:
+        one(queue).reject("no such customer")
+    with headwater.open_log(url, read_only=True) as reading:
+        with reading.queue("tasks", group="workers") as queue:
+            assert [letter.value for letter in queue.dead()] == [b"poison"]
+            for change in (queue.redrive, queue.lease):
+                with refused(NoAccess, "read-only"):
+                    change()
+        with reading.queue("tasks", group="others") as queue:
+            assert queue.dead() == []
+        assert [made["group"] for made in reading.store.queues()] == ["workers"]

@@ -174,7 +174,7 @@ def test_a_log_opened_read_only_is_read_and_followed_and_never_written(folder: P
             lambda: reading.consumer("raw", group="g"),
             lambda: reading.reset_group("g", to="earliest"),
             lambda: reading.delete_group("g"),
-            lambda: reading.queue("raw"),
+            lambda: reading.queue("raw").lease(),
             lambda: reading.delete_queue("raw"),
             lambda: reading.request("raw", b"x", timeout_s=0.1),
             lambda: reading.stage("s"),

@@ -25,7 +25,7 @@ from headwater.log.doctor import examine
 from headwater.log.queue import Queue
 from headwater.log.queue_depth import Depth
 from headwater.log.queue_window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
-from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired, NoAccess
+from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
 
@@ -194,13 +194,6 @@ def test_every_number_of_a_window_has_a_check_that_no_single_bit_passes() -> Non
         for bit in range(64):
             flipped = word ^ 1 << bit
             assert _checked(_value(flipped)) != flipped, f"bit {bit} of {value}"
-
-
-def test_a_read_only_log_has_no_queues(folder: str) -> None:
-    """Looking at one takes its lock."""
-    hw.open_log(folder).create_topic("tasks")
-    with hw.open_log(folder, read_only=True) as log, refused(NoAccess, "read-only"):
-        log.queue("tasks")
 
 
 @pytest.mark.covers("HornetQ", backends=["file"])

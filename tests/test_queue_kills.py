@@ -93,7 +93,6 @@ def test_a_process_dies_at_a_point(folder: str, point: str) -> None:
 
     child = Child(use)
     assert os.WTERMSIG(child.wait()) == signal.SIGKILL, f"{point} was not reached"
-    child.close()
     with hw.open_log(folder) as log, log.queue("tasks", deliveries_max=3) as queue:
         seen: set[int] = set()
         while leases := queue.lease(timeout_s=0.3):
@@ -195,6 +194,5 @@ def test_a_forked_child_has_no_part_in_its_parents_queue(folder: str) -> None:
 
         child = Child(parent)
         child.wait()
-        child.close()
         assert queue.lease(timeout_s=1.0)
         queue.close()

@@ -49,7 +49,6 @@ def test_a_process_dies_while_it_removes(tmp_path: Path, point: str) -> None:
 
     child = Child(remove)
     assert os.WTERMSIG(child.wait()) == signal.SIGKILL, f"{point} was not reached"
-    child.close()
 
     def go_on() -> tuple[int, int]:
         with hw.open_log(folder) as log:

@@ -285,7 +285,6 @@ def test_a_unit_of_work_whose_process_dies_while_it_commits_happens_once(tmp_pat
 
     child = Child(use)
     died = os.WIFSIGNALED(child.wait())
-    child.close()
     with hw.open_log(folder) as log, log.queue("tasks") as queue:
         leases = queue.lease(timeout_s=0.5)
         with log.transaction() as unit:

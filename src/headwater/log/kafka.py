@@ -297,8 +297,15 @@ class KafkaStore(KafkaRefusals, KafkaStages):
     # Queues
 
     def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> ShareGroup:
-        self._check_writable()
-        return ShareGroup(self._cluster, self._queues, topic=topic, physical=self._physical(topic.name), group=group)
+        self._check_open()
+        return ShareGroup(
+            self._cluster,
+            self._queues,
+            topic=topic,
+            physical=self._physical(topic.name),
+            group=group,
+            writable=not self._read_only,
+        )
 
     def queues(self) -> list[dict[str, Any]]:
         self._check_open()

@@ -10,7 +10,8 @@ Invariants:
   or the member is dead to the brokers. The assignment is cooperative, so what need not move goes on meanwhile;
 - the brokers check member and generation of a commit, and not the partition: whoever commits looks into `owned` first;
 - an offset that a transaction is about to change is not read before that is settled: of two members, one that died in the
-  middle of a transaction and one that took over, the second begins where the first really ended.
+  middle of a transaction and one that took over, the second begins where the first really ended. Who looks at a group waits for
+  what its own log has committed, which brokers settle after they have said yes; for a transaction of others, only a little.
 
 A plain commit is sent by the client with the member's id of that moment. One that lost its membership in the same moment in
 which it commits, in a group that has no other member any more, is therefore not refused; its offset is one that it reached, so
@@ -43,7 +44,8 @@ from headwater.log.group import (
 )
 from headwater.log.group_refusals import group_in_use, not_owner
 from headwater.log.kafka_catalog import FOREIGN
-from headwater.log.kafka_cluster import keep_for_ever
+from headwater.log.kafka_cluster import LEADER_S, keep_for_ever
+from headwater.log.kafka_errors import passing
 from headwater.log.kafka_writer import Consumed
 from headwater.log.topic import check_name
 from headwater.model.errors import (
@@ -69,7 +71,7 @@ _LOOK_S = 0.25
 _HEARTBEAT_S = 0.5
 _TICK_MS = 50
 _SERVED_MAX = 1000
-_SETTLED_S = 0.5
+_SETTLED_S, _SETTLED_LOOK_S = 0.5, 0.02
 _NEW_GENERATION_S = 1.0
 _OURS = "headwater"
 _METADATA = struct.Struct("<5s2xi")
@@ -84,6 +86,8 @@ class KafkaGroups:
         self.prefix = prefix
         self.check_writable = check_writable
         self.joined: weakref.WeakSet[KafkaMembership] = weakref.WeakSet()
+        self.committed_at: dict[str, float] = {}
+        """When this log last committed offsets of a group by a transaction."""
 
     def names(self) -> list[str]:
         """The names of all groups, sorted; those of share groups are not among them."""
@@ -119,7 +123,9 @@ class KafkaGroups:
         consumed = self.consumed(parts)
         while True:
             try:
-                return commit(consumed)
+                found = commit(consumed)
+                self.committed_at |= dict.fromkeys((part.group for part in parts), time.monotonic())
+                return found
             except NotOwner:
                 consumed = self._newer(parts, consumed)
 
@@ -152,8 +158,7 @@ class KafkaGroup:
 
     def state(self) -> GroupState:
         """What the brokers say; they do not tell the generation, nor when a member polled last."""
-        physical = self._prefix + self.name
-        described = self._asked("describe_consumer_groups", [physical])
+        described = self._asked("describe_consumer_groups", [self._prefix + self.name])
         members = [self._member(member) for member in described.members]
         partitions: dict[Place, tuple[str | None, Committed]] = {
             place: (None, committed) for place, committed in self._offsets().items()
@@ -196,26 +201,28 @@ class KafkaGroup:
 
     def _offsets(self) -> dict[Place, Committed]:
         asked = [self._cluster.kafka.ConsumerGroupTopicPartitions(self._prefix + self.name)]
+        deadline = max(time.monotonic() + _SETTLED_S, self._groups.committed_at.get(self.name, -LEADER_S) + LEADER_S)
+        while (found := self._settled(asked)) is None and time.monotonic() < deadline:
+            time.sleep(_SETTLED_LOOK_S)
+        if found is None:
+            found = self._asked("list_consumer_group_offsets", asked).topic_partitions
+        return _committed(found, self._prefix)
+
+    def _settled(self, asked: list[Any]) -> list[Any] | None:
+        """The offsets; None where a transaction is about to change some, or nobody said in a little time."""
+        kafka, ask = self._cluster.kafka, self._cluster.admin.list_consumer_group_offsets
         try:
-            found = self._asked("list_consumer_group_offsets", asked, require_stable=True, request_timeout=_SETTLED_S)
-        except Unreachable:  # a transaction of a dead member is not settled yet
-            found = self._asked("list_consumer_group_offsets", asked)
-        return _committed(found.topic_partitions, self._prefix)
-
-    def _asked(self, question: str, what: list[Any], **options: Any) -> Any:
-        """Asks as administrator about one group."""
-        ask = getattr(self._cluster.admin, question)
-
-        def look(left: float) -> Any:
-            [future] = ask(what, **{"request_timeout": left, **options}).values()
-            return future.result()
-
-        if "request_timeout" not in options:
-            return self._cluster.ask(look, f"look at group {self.name!r}")
-        try:
-            return look(0)
-        except self._cluster.kafka.KafkaException as caught:
+            [future] = ask(asked, require_stable=True, request_timeout=_SETTLED_S).values()
+            found: list[Any] = future.result().topic_partitions
+        except kafka.KafkaException as caught:
+            if caught.args[0].code() in (kafka.KafkaError.UNSTABLE_OFFSET_COMMIT, *passing()):
+                return None
             raise self._cluster.as_ours(caught.args[0], what=f"look at group {self.name!r}") from None
+        waits = [at for at in found if at.error and at.error.code() == kafka.KafkaError.UNSTABLE_OFFSET_COMMIT]
+        return None if waits else found
+
+    def _asked(self, question: str, what: list[Any]) -> Any:
+        return _asked(self._cluster, self.name, question, what)
 
     def _member(self, described: Any) -> MemberProgress:
         assigned = described.assignment.topic_partitions if described.assignment else []
@@ -337,13 +344,7 @@ class KafkaMembership:
             )
 
     def _has_others(self) -> bool:
-        physical = self._prefix + self.name
-        state = self._cluster.ask(
-            lambda left: self._cluster.admin.describe_consumer_groups([physical], request_timeout=left)[
-                physical
-            ].result(),
-            f"look at group {self.name!r}",
-        )
+        state = _asked(self._cluster, self.name, "describe_consumer_groups", [self._prefix + self.name])
         mine = self._consumer.memberid()
         return any(member.member_id != mine for member in state.members)
 
@@ -434,6 +435,17 @@ class KafkaMembership:
 
     def _owners(self, places: Collection[Place]) -> set[str]:
         return {self.owned[place].member for place in places}
+
+
+def _asked(cluster: Cluster, group: str, question: str, what: list[Any]) -> Any:
+    """Asks as administrator about one group."""
+    ask = getattr(cluster.admin, question)
+
+    def look(left: float) -> Any:
+        [future] = ask(what, request_timeout=left).values()
+        return future.result()
+
+    return cluster.ask(look, f"look at group {group!r}")
 
 
 def _is_name(name: str) -> bool:

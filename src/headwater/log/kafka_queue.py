@@ -123,7 +123,7 @@ class KafkaQueue(Queue):
 
     def _look(self, events_max: int, wait_s: float) -> list[Lease]:
         """What waits here, or else what Kafka hands over to one member in a little time."""
-        self._check_usable()
+        self._check_usable(to_change=True)
         if self._credit is not None:
             events_max = min(events_max, self._credit - self._acks.outstanding(self._clock()))
         leases = self._hand_out(events_max) if events_max > 0 else []

@@ -76,7 +76,10 @@ class ShareGroup:
 
     threads = True
 
-    def __init__(self, cluster: Cluster, records: QueueRecords, *, topic: Topic, physical: str, group: str) -> None:
+    def __init__(
+        self, cluster: Cluster, records: QueueRecords, *, topic: Topic, physical: str, group: str, writable: bool
+    ) -> None:
+        self.writable = writable
         self.cluster = cluster
         self.records = records
         self.topic = topic
@@ -92,7 +95,8 @@ class ShareGroup:
         found = self.records.get(self.topic.name, self._group)
         if found is not None and found["topic_id"] == wanted["topic_id"]:
             return found
-        self.records.put(wanted)
+        if self.writable:
+            self.records.put(wanted)
         return wanted
 
     def prepare(self, settings: Settings) -> None:

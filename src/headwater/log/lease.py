@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.model.errors import InvalidInput, LeaseExpired
+from headwater.model.errors import Closed, InvalidInput, LeaseExpired, NoAccess
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -120,4 +120,18 @@ def too_late(count: int) -> LeaseExpired:
     return LeaseExpired(
         f"{count} lease{'' if count == 1 else 's'} had expired: the events were given to somebody else or are done.",
         advice="Give more time with lease_s= or lease.extend(…), and expect to see an event twice.",
+    )
+
+
+def was_closed(topic: str, *, is_foreign: bool) -> Closed:
+    """A handle is used after its end, or in a child of its process."""
+    why = "belongs to the process that forked this one" if is_foreign else "was closed"
+    return Closed(f"The queue on {topic!r} {why}.", advice="Open another with log.queue(…).")
+
+
+def only_looked_at(topic: str, url: str) -> NoAccess:
+    """The queue of a log that may only be read is not changed."""
+    return NoAccess(
+        f"The queue on topic {topic!r} can only be looked at: its log {url} was opened read-only.",
+        advice="To lease, send back or move, open the log without read_only=True, as a user who may write to it.",
     )

@@ -42,8 +42,9 @@ from headwater.log.overload import Gauge
 from headwater.log.partition import Partition
 from headwater.log.partition_files import create_partition
 from headwater.log.payloads import payloads_of
+from headwater.log.queue_read_only import ReadOnlyStates
 from headwater.log.queue_removal import delete_local_queue
-from headwater.log.queue_states import LocalStates, local_queues
+from headwater.log.queue_states import LocalStates, QueueStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
 from headwater.log.split import split_topic
 from headwater.log.stage_files import LocalStages, StageFiles
@@ -266,11 +267,11 @@ class LocalStore(LocalStages, LocalCopies):
         ]
         return min(ends, default=None)
 
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> LocalStates:
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
         with self.gate:
-            self._check_writable()
+            states = LocalStates if self._writable else ReadOnlyStates
             folder = f"{self.folder}/queues/{group}/{topic.name}"
-            return LocalStates(self._disk, folder, topic=topic, incarnation=self._incarnation, has_keys=has_keys)
+            return states(self._disk, folder, topic=topic, incarnation=self._incarnation, has_keys=has_keys)
 
     def queues(self) -> list[dict[str, Any]]:
         with self.gate:
@@ -481,7 +482,10 @@ class LocalStore(LocalStages, LocalCopies):
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise NoAccess(f"The log {self.folder} was opened read-only.", advice="Open it without read_only=True.")
+            raise NoAccess(
+                f"The log {self.folder} was opened read-only.",
+                advice="Open it without read_only=True, as a user who may write to its folder.",
+            )
 
 
 def _synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Exception:

@@ -8,7 +8,7 @@ Acknowledgements of single leases are gathered and written at the next `lease`, 
 `close`. A crash before that delivers again; it never loses.
 
 Thread-safety: a queue may be used by many threads, and credit counts for all of them together. After a fork it belongs to the
-parent; the child opens its own.
+parent; the child opens its own. In a log that may only be read a queue can be looked at and not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from headwater.log.fork import tell_when_forked
-from headwater.log.lease import Grant, Lease, by_grant, too_late
+from headwater.log.lease import Grant, Lease, by_grant, only_looked_at, too_late, was_closed
 from headwater.log.queue_acks import Acks
 from headwater.log.queue_dead import DeadLetters
 from headwater.log.queue_depth import Depth, Entry, browse, count
@@ -46,7 +46,7 @@ from headwater.log.split import is_held
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.log.wait import wait_async
-from headwater.model.errors import Closed, TopicNotFound
+from headwater.model.errors import TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
 
@@ -175,8 +175,7 @@ class Queue:
 
     async def ack_async(self, leases: Iterable[Lease]) -> None:
         """`ack` for asyncio."""
-        some = list(leases)
-        await asyncio.get_running_loop().run_in_executor(None, self.ack, some)
+        await asyncio.get_running_loop().run_in_executor(None, self.ack, list(leases))
 
     def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
         """Gives events back, to be delivered again after the delay; at the delivery limit they become dead letters."""
@@ -216,7 +215,7 @@ class Queue:
 
     def recall(self, places: Iterable[Position]) -> int:
         """Delivers what was deferred; how many of these were."""
-        self._check_usable()
+        self._check_usable(to_change=True)
         by_part: dict[int, list[int]] = {}
         for place in places:
             by_part.setdefault(place.partition, []).append(place.offset)
@@ -286,12 +285,12 @@ class Queue:
 
     def redrive(self, *, events_max: int | None = None) -> int:
         """Sends dead letters back to the topic, for this group only; how many."""
-        self._check_usable()
+        self._check_usable(to_change=True)
         return self._dead.redrive(events_max)
 
     def seek(self, start: Start) -> None:
         """Goes on from another place, for the whole group: everything from there on is delivered, again if need be."""
-        self._check_usable()
+        self._check_usable(to_change=True)
         self._acks.write()
         with self._log.reader(self.topic, start=start) as reader:
             for place in reader.positions():
@@ -342,7 +341,7 @@ class Queue:
 
     def _lease_now(self, events_max: int, *, wait: bool) -> tuple[list[Lease], bool]:
         """What can be leased now, and whether another process was at some partition."""
-        self._check_usable()
+        self._check_usable(to_change=True)
         self._acks.write()
         if not self._member:
             self._member = self._states.join()
@@ -494,7 +493,8 @@ class Queue:
             self._waiter = self._store.waiter([self.topic])
         return self._waiter
 
-    def _check_usable(self) -> None:
+    def _check_usable(self, *, to_change: bool = False) -> None:
         if self._closed or self._foreign:
-            why = "belongs to the process that forked this one" if self._foreign else "was closed"
-            raise Closed(f"The queue on {self.topic!r} {why}.", advice="Open another with log.queue(…).")
+            raise was_closed(self.topic, is_foreign=self._foreign)
+        if to_change and not self._states.writable:
+            raise only_looked_at(self.topic, self._log.url)

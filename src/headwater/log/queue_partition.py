@@ -257,8 +257,9 @@ class QueuePartition:
         """A dead process had begun a unit of work: does what was committed of it."""
         name = acks_name(self._topic, self._group)
         with suppress(TopicNotFound):
-            # Its transaction may be recorded and not published: whoever asks for this first settles what the dead left.
-            self._store.sequence_of(name, 0, producer=NO_PRODUCER)
+            if self._states.writable:
+                # Its transaction may be recorded and not published: whoever asks for this first settles what the dead left.
+                self._store.sequence_of(name, 0, producer=NO_PRODUCER)
             bounds = self._store.bounds([name])[name, 0]
             for chunk in Feed(self._store, name, 0).read(max(window.acks_from - 1, bounds.first), bounds.end):
                 for value in chunk.batch.column("value").to_pylist():

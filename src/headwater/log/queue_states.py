@@ -27,7 +27,15 @@ from typing import Any, Protocol
 from headwater.log.catalog import read_text, write_text
 from headwater.log.disk import Disk, File, Map, RealDisk
 from headwater.log.queue_removal import forget_windows, in_use, was_deleted
-from headwater.log.queue_window import CAPACITY_MIN, DELETE_IT, HEADER_BYTES, Window, empty_header, window_bytes
+from headwater.log.queue_window import (
+    CAPACITY_MIN,
+    DELETE_IT,
+    HEADER_BYTES,
+    Window,
+    empty_header,
+    new_window,
+    window_bytes,
+)
 from headwater.log.topic import Topic
 from headwater.model.errors import Closed, Damaged
 
@@ -39,6 +47,9 @@ class QueueStates(Protocol):
 
     threads: bool
     """Whether a thread may write acknowledgements: not on a simulated disk."""
+
+    writable: bool
+    """Whether anything may be changed; where not, the windows are copies to look at."""
 
     def settings(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """What the queue is: as it was made, or as wanted if it is new."""
@@ -74,6 +85,8 @@ class QueueStates(Protocol):
 class LocalStates:
     """The state of a queue in a folder, opened by one handle."""
 
+    writable = True
+
     def __init__(self, disk: Disk, folder: str, *, topic: Topic, incarnation: int, has_keys: bool) -> None:
         self.threads = isinstance(disk, RealDisk)
         self._disk = disk
@@ -95,7 +108,7 @@ class LocalStates:
             try:
                 self._lock.lock()
                 if self._disk.exists(path):
-                    found = _read(self._disk, path)
+                    found = read_queue(self._disk, path)
                     if found["topic_id"] == wanted["topic_id"] and not _may_change(found, wanted):
                         return found
                 else:
@@ -305,11 +318,12 @@ def local_queues(disk: Disk, folder: str) -> list[dict[str, Any]]:
     for group in sorted(disk.names(folder)):
         for topic in sorted(disk.names(f"{folder}/{group}")):
             with suppress(FileNotFoundError):
-                found.append(_read(disk, f"{folder}/{group}/{topic}/queue"))
+                found.append(read_queue(disk, f"{folder}/{group}/{topic}/queue"))
     return found
 
 
-def _read(disk: Disk, path: str) -> dict[str, Any]:
+def read_queue(disk: Disk, path: str) -> dict[str, Any]:
+    """What a queue is, by its file; `Damaged`, `FileNotFoundError`."""
     try:
         made: dict[str, Any] = read_text(disk, path, _KIND)
     except Damaged as error:
@@ -362,6 +376,7 @@ class MemoryStates:
     """The state of a queue in memory, shared by the handles of one process."""
 
     threads = True
+    writable = True
 
     def __init__(self, *, topic: Topic, has_keys: bool) -> None:
         self.topic = topic
@@ -435,9 +450,6 @@ class MemoryStates:
         """In a child it is a copy."""
 
     def _make(self, capacity: int, floor: int) -> Window:
-        buffer = bytearray(window_bytes(capacity, has_keys=self._has_keys))
-        header = empty_header(
+        return new_window(
             capacity=capacity, has_keys=self._has_keys, topic_id=self.topic.id, floor=floor, incarnation=0
         )
-        buffer[: len(header)] = header
-        return Window(memoryview(buffer), "memory")

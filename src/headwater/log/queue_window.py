@@ -411,6 +411,21 @@ def opened_window(disk: Disk, path: str, *, writable: bool = False) -> Iterator[
         mapped.close()
 
 
+def copied_window(disk: Disk, path: str) -> Window:
+    """A copy in memory, to look at; the caller holds the window's lock, if only shared. `Damaged`, `FileNotFoundError`."""
+    with opened_window(disk, path) as window:
+        return Window(memoryview(bytearray(window._view)), path)
+
+
+def new_window(*, capacity: int, has_keys: bool, topic_id: str, floor: int, incarnation: int) -> Window:
+    """A window in memory in which nothing is."""
+    buffer = bytearray(window_bytes(capacity, has_keys=has_keys))
+    buffer[:HEADER_BYTES] = empty_header(
+        capacity=capacity, has_keys=has_keys, topic_id=topic_id, floor=floor, incarnation=incarnation
+    )
+    return Window(memoryview(buffer), "memory")
+
+
 def window_bytes(capacity: int, *, has_keys: bool) -> int:
     """The size of a window."""
     return HEADER_BYTES + capacity * (24 if has_keys else 16)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
+from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput
 from headwater.model.marker import Marker
 from headwater.sinks.envelope import COLUMNS, HISTORY, EnvelopeWriter
@@ -114,7 +115,7 @@ class DebeziumExport:
 
     def run(self, stop: threading.Event) -> None:
         """Exports until `stop` is set; what a retry can mend is tried again, ever more slowly."""
-        wait_s = 0.1
+        backoff = Backoff(most_s=_WAIT_S_MAX)
         while not stop.is_set():
             try:
                 if self._stage is None:
@@ -122,13 +123,12 @@ class DebeziumExport:
                 while not stop.is_set():
                     if not self.step():
                         stop.wait(_LOOK_S)
-                    wait_s = 0.1
+                    backoff.reset()
             except HeadwaterError as error:
                 self._stage = None
                 if not error.retriable:
                     raise
-                stop.wait(wait_s)
-                wait_s = min(2 * wait_s, _WAIT_S_MAX)
+                backoff.wait(stop)
 
     def _read(self) -> tuple[pa.Table, dict[int, int]]:
         """The next changes in commit order, and where each partition is behind them.

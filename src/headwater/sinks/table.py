@@ -10,6 +10,7 @@ columns of it are never touched by an update. What differs (types, how rows trav
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from headwater.sinks.sink import Refusal, Shape
 _CREATE = f"create table if not exists {TABLE} (stage varchar primary key, number bigint not null, marker varchar)"
 
 
-class TableSink:
+class TableSink(ABC):
     """One table, fed by one stage; a kind of database adds what is its own."""
 
     _mark = "?"
@@ -43,39 +44,41 @@ class TableSink:
 
     # What a kind of database gives
 
+    @abstractmethod
     def _writing(self) -> AbstractContextManager[Any]:
         """A transaction of its own that changes things."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reading(self) -> AbstractContextManager[Any]:
         """A connection to read by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start(self) -> Any:
         """Begins the transaction of a batch; its connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finish(self, *, commits: bool) -> None:
         """Ends the transaction of a batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _columns(self, connection: Any) -> dict[str, str]:
         """The columns that the table has, with their types; none where it is missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _is_unique(self, connection: Any) -> bool:
         """Whether the table lets each key be there once only."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _declared(self, type_: pa.DataType) -> str:
-        raise NotImplementedError
+        """A type as the database writes it."""
 
+    @abstractmethod
     def _told(self) -> AbstractContextManager[None]:
         """The database's errors in our words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _has_ledger(self, connection: Any) -> bool:
-        raise NotImplementedError
+        """Whether the ledger is there."""
 
     # The sink
 
@@ -169,19 +172,23 @@ class TableSink:
             self._enter(connection, Entry(entry.number + 1, None))
             return entry.last
 
+    @abstractmethod
     def upsert(self, rows: pa.Table) -> Sequence[Refusal]:
-        raise NotImplementedError
+        """Writes rows in the place of what their keys had; those that it refuses."""
 
+    @abstractmethod
     def delete(self, keys: pa.Table) -> None:
-        raise NotImplementedError
+        """Removes the rows of keys."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Frees connections."""
 
     # Parts
 
+    @abstractmethod
     def _connection(self) -> Any:
-        raise NotImplementedError
+        """The connection of the batch that is begun."""
 
     @contextmanager
     def _beginning(self) -> Iterator[Any]:

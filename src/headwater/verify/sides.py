@@ -5,6 +5,7 @@
 | `./data#users`, `kafka://…#users` | the table of a topic; the rows of a view, where there is no topic of that name |
 | `sqlite:///…?table=`, `duckdb:///…?table=`, `postgresql://…?table=` | a table |
 | `mariadb://…?table=`, `mysql://…?table=` | a table, to compare only |
+| `mongodb://…?table=`, `couchdb://…/users` | documents, to compare only |
 | `redis://…?prefix=&as=` | the keys of a prefix |
 | `tantivy:///…`, `opensearch://host:9200/…`, `delta:///…` | an index, a Delta table |
 | `./warehouse/users`, `parquet:///…` | a folder of Parquet files |
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 
 from headwater.model.errors import Unsupported
 from headwater.sinks.sink import Shape
+from headwater.verify.document_side import DocumentSide
 from headwater.verify.log_sides import open_log_side
 from headwater.verify.mysql_side import MySqlSide
 from headwater.verify.postgres_side import PostgresSide
@@ -31,6 +33,9 @@ _SIDES: dict[str, type[Side]] = {
     "postgres": PostgresSide,
     "mariadb": MySqlSide,
     "mysql": MySqlSide,
+    "mongodb": DocumentSide,
+    "couchdb": DocumentSide,
+    "couchdbs": DocumentSide,
     "redis": RedisSide,
     "rediss": RedisSide,
     "tantivy": SearchSide,

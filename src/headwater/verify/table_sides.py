@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ _AFFINITIES = (("INT", pa.int64()), ("CHAR", pa.string()), ("CLOB", pa.string())
                ("REAL", pa.float64()), ("FLOA", pa.float64()), ("DOUB", pa.float64()))  # fmt: skip
 
 
-class TableSide:
+class TableSide(ABC):
     """What the tables of both have in common."""
 
     def __init__(self, url: str, kind: type[SqliteSink] | type[DuckdbSink]) -> None:
@@ -38,8 +39,9 @@ class TableSide:
         self._shape = shape
         self._sink.attach(shape)
 
+    @abstractmethod
     def shape(self) -> Shape | None:
-        raise NotImplementedError
+        """The columns and the key that the table has."""
 
     def repairs(self, stage: str) -> Sink:
         sink = self._kind(self._given, stage=stage)
@@ -72,11 +74,12 @@ class TableSide:
             look.follows = chosen(entries, topic=topic, stage=stage)
             yield look
 
+    @abstractmethod
     def _look_at(self, connection: Any) -> _TableLook:
-        raise NotImplementedError
+        """What the table holds in a transaction."""
 
 
-class _TableLook:
+class _TableLook(ABC):
     is_moment = is_final = True
 
     def __init__(self, connection: Any, table: str, shape: Shape) -> None:
@@ -87,8 +90,9 @@ class _TableLook:
         self.follows: Any = None
         self.unreadable: list[str] = []
 
+    @abstractmethod
     def chunks(self) -> Iterator[pa.Table]:
-        raise NotImplementedError
+        """All rows."""
 
     def rows(self, keys: pa.Table) -> pa.Table:
         return picked(self.chunks(), keys, self._shape)

@@ -28,6 +28,7 @@ from headwater.log.local import LocalStore
 from headwater.log.log import Log
 from headwater.log.stage import Stage
 from headwater.log.store import Write
+from headwater.model.backoff import Backoff
 from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable
 from headwater.model.marker import Marker
 from headwater.sources.capture.captured import CapturedTopics
@@ -157,14 +158,14 @@ class Capture:
 
     def run(self, stop: threading.Event) -> None:
         """Captures until `stop` is set; what a retry can mend is tried again, ever more slowly."""
-        wait_s = 0.1
+        backoff = Backoff(most_s=RETRY_S_MAX)
         while not stop.is_set():
             try:
                 if self._stage is None:
                     self.open()
                 while not stop.is_set():
                     self.step()
-                    wait_s = 0.1
+                    backoff.reset()
             except Exception as error:
                 retriable = isinstance(error, HeadwaterError) and error.retriable
                 self._error = str(error) if isinstance(error, HeadwaterError) else f"{type(error).__name__}: {error}"
@@ -172,8 +173,7 @@ class Capture:
                 self.close()
                 if not retriable:
                     raise
-                stop.wait(wait_s)
-                wait_s = min(2 * wait_s, RETRY_S_MAX)
+                backoff.wait(stop)
         self.close()
         self._state = "ended"
 

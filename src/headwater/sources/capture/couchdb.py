@@ -19,14 +19,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from headwater.model.errors import CaptureLost, NotCapturable, NotFound
+from headwater.model.errors import CaptureLost
+from headwater.sources.capture.couchdb_documents import DESIGN, CouchDocuments, document_of
 from headwater.sources.capture.couchdb_http import Bell, Couch
 from headwater.sources.capture.documents import (
     Document,
     DocumentChange,
+    DocumentStore,
     batches_of,
+    check_keys,
     document_rows,
-    document_table,
     json_text,
     transactions_of,
 )
@@ -45,16 +47,17 @@ from headwater.sources.capture.source import (
 
 CHANGES_ROWS = 1_000
 CHUNK_ROWS = 1_000
-OPTIONS = ("schema", "password_env", "password_file", "password")
-
-_DESIGN = "_design/"
 
 
 def source_of(url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> CaptureSource:
     """The database at a URL; the key of documents is given by themselves."""
-    if keys and any(key != ("id",) for key in keys.values()):
-        raise NotCapturable(f"{url.shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
+    check_keys(url.shown, keys)
     return CouchSource(url, name=name)
+
+
+def documents_of(url: SourceUrl) -> DocumentStore:
+    """The documents of the database at a URL."""
+    return CouchDocuments(Couch(url), url)
 
 
 class CouchSource:
@@ -65,11 +68,9 @@ class CouchSource:
         self.url = url.shown
         self.identity = ""
         self.left_out: dict[str, str] = {}
-        self._options = url.options
-        self._chosen = url.tables
-        self._database = url.path.strip("/")
         self._url = url
         self._couch = Couch(url)
+        self._documents = CouchDocuments(self._couch, url)
         self._bell = Bell(self._couch)
         self._feed = Feed(self._read)
         self._table: TableInfo | None = None
@@ -79,21 +80,7 @@ class CouchSource:
 
     def check(self) -> list[TableInfo]:
         """The one table."""
-        unknown = set(self._options) - set(OPTIONS)
-        if unknown:
-            raise NotCapturable(
-                f"{self.url}: unknown option {min(unknown)!r}.", advice=f"Known are {', '.join(OPTIONS)}."
-            )
-        for table in self._chosen:
-            if table != self._database:
-                raise NotFound(
-                    f"{self.url} has no table {table!r}: a database of CouchDB is one table, {self._database!r}.",
-                    advice=f"Name that one (?table={self._database}), or another database in the URL.",
-                )
-        told = self._couch.get("")
-        self._table = document_table(
-            self._database, self._options.get("schema"), has_rev=True, rows_estimate=told.get("doc_count")
-        )
+        self._table = self._documents.table()
         return [self._table]
 
     def prepare(self, resume: str | None) -> str:
@@ -192,15 +179,9 @@ class CouchSource:
     def _rows(self, done: Any | None) -> tuple[Any, Any, bool, float | None]:
         """The documents behind the last one."""
         assert self._table is not None
-        start = {} if done is None else {"startkey": json_text(done["id"] + "\0")}
-        page = self._couch.get("_all_docs", include_docs=True, limit=CHUNK_ROWS, **start)
-        found = page["rows"]
-        documents = [document_of(row["doc"]) for row in found if row.get("doc") and not row["id"].startswith(_DESIGN)]
-        copied = (done["rows"] if done else 0) + len(found)
-        reached = {"id": found[-1]["id"] if found else (done or {}).get("id", ""), "rows": copied}
-        total = self._table.rows_estimate
-        fraction = 1.0 if not found else min(1.0, copied / total) if total else None
-        return document_rows(documents, self._table), reached, not found, fraction
+        page, total = self._documents.page(self._table, done, limit=CHUNK_ROWS), self._table.rows_estimate
+        fraction = 1.0 if page.is_last else min(1.0, page.done["rows"] / total) if total else None
+        return document_rows(page.documents, self._table), page.done, page.is_last, fraction
 
 
 def page_changes(results: list[Any], table: str, *, after: str, read_us: int) -> list[DocumentChange]:
@@ -208,7 +189,7 @@ def page_changes(results: list[Any], table: str, *, after: str, read_us: int) ->
     last = {row["id"]: at for at, row in enumerate(results)}
     changes = []
     for at, row in enumerate(results):
-        if last[row["id"]] != at or row["id"].startswith(_DESIGN):
+        if last[row["id"]] != at or row["id"].startswith(DESIGN):
             continue
         document = row.get("doc")
         deleted = bool(row.get("deleted")) or document is None or bool(document.get("_deleted"))
@@ -224,11 +205,6 @@ def page_changes(results: list[Any], table: str, *, after: str, read_us: int) ->
             )
         )
     return changes
-
-
-def document_of(document: Mapping[str, Any]) -> Document:
-    """A document as the server gives it."""
-    return Document(id=document["_id"], rev=document["_rev"], fields=document, text=json_text(document))
 
 
 def _end(number: int, seq: Any) -> str:

@@ -61,6 +61,10 @@ class Couch:
             self._ask("GET", "", {})  # not the database itself, which is an error
             return None
 
+    def post(self, path: str, asked: Any, **query: Any) -> Any:
+        """What the database says to a question that is too long for a URL."""
+        return self._ask("POST", path, query, json_text(asked))
+
     def put(self, path: str, document: Any) -> None:
         """Writes a document."""
         self._ask("PUT", path, {}, json_text(document))

@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.kafka_json import from_json_texts
-from headwater.model.errors import InvalidSchema, SchemaMismatch
+from headwater.model.errors import InvalidSchema, NotCapturable, SchemaMismatch
 from headwater.model.schema import HEADERS, to_arrow_schema
 from headwater.sources.capture.source import (
     BEGIN,
@@ -46,6 +46,32 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     rev: str | None = None
     fields: Mapping[str, Any] = {}
     text: str | None = None
+
+
+class DocumentPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some documents in the order of their ids; `done` asks for those behind them."""
+
+    documents: Sequence[Document]
+    done: dict[str, Any]
+    is_last: bool
+
+
+class DocumentStore(Protocol):
+    """The documents of a database, read page by page or by their ids. `url` has no password in it."""
+
+    url: str
+
+    def table(self) -> TableInfo:
+        """The one table that the URL names; `InvalidInput`, `NotFound`."""
+
+    def page(self, table: TableInfo, done: Any | None, *, limit: int) -> DocumentPage:
+        """Up to so many documents behind those that are done, with the fields of these columns."""
+
+    def of_ids(self, table: TableInfo, ids: Sequence[str]) -> list[Document]:
+        """Those of these ids that there are."""
+
+    def close(self) -> None:
+        """Ends its connection."""
 
 
 class DocumentChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +108,12 @@ def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estim
                 advice="It is always there: leave it out of ?schema=.",
             )
     return TableInfo(name=name, schema=pa.schema([*fields, *columns]), key=(ID,), rows_estimate=rows_estimate)
+
+
+def check_keys(shown: str, keys: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuses another key than the one that documents have."""
+    if any(key != (ID,) for key in keys.values()):
+        raise NotCapturable(f"{shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
 
 
 def json_text(value: Any) -> str:

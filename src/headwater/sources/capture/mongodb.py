@@ -15,13 +15,20 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from bson import json_util
-
-from headwater.model.errors import InvalidInput, NotCapturable, NotFound
-from headwater.sources.capture.documents import Begun, batches_of, document_rows, document_table, transactions_of
+from headwater.model.errors import InvalidInput, NotCapturable
+from headwater.sources.capture.documents import (
+    Begun,
+    DocumentStore,
+    batches_of,
+    check_keys,
+    document_rows,
+    document_table,
+    transactions_of,
+)
 from headwater.sources.capture.feed import Feed
 from headwater.sources.capture.mongodb_client import Mongo
-from headwater.sources.capture.mongodb_decode import RENAME, change_of, document_of, position_of, transaction_of
+from headwater.sources.capture.mongodb_decode import RENAME, change_of, position_of, transaction_of
+from headwater.sources.capture.mongodb_documents import MongoDocuments
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.source import (
     BackfillChunk,
@@ -37,28 +44,16 @@ CHUNK_ROWS = 2_000
 QUIET_S = 2.0
 """How often a position is told behind which nothing of interest came."""
 
-_KINDS = (
-    "minKey",
-    "null",
-    "number",
-    "string",
-    "object",
-    "binData",
-    "objectId",
-    "bool",
-    "date",
-    "timestamp",
-    "regex",
-    "maxKey",
-)
-"""The kinds of `_id` in MongoDB's order: `$gt` compares within one kind only."""
-
 
 def source_of(url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> CaptureSource:
     """The database at a URL; the key of documents is given by themselves."""
-    if keys and any(key != ("id",) for key in keys.values()):
-        raise NotCapturable(f"{url.shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
+    check_keys(url.shown, keys)
     return MongoSource(url, name=name)
+
+
+def documents_of(url: SourceUrl) -> DocumentStore:
+    """The documents of the one collection that a URL names."""
+    return MongoDocuments(Mongo(url), url)
 
 
 class MongoSource:
@@ -71,6 +66,7 @@ class MongoSource:
         self.left_out: dict[str, str] = {}
         self._url = url
         self._mongo = Mongo(url)
+        self._documents = MongoDocuments(self._mongo, url)
         self._feed = Feed(self._read)
         self._tables: dict[str, TableInfo] = {}
         self._events: deque[Any] = deque()
@@ -84,17 +80,11 @@ class MongoSource:
 
     def check(self) -> list[TableInfo]:
         """The collections, by the names that were given, or all; that there is a change stream is found out by opening one."""
-        if not self._mongo.name:
-            raise InvalidInput(f"{self.url} names no database.", advice="Write mongodb://host/shop.")
-        with self._mongo.told():
-            found = {each["name"]: each for each in self._mongo.database.list_collections(session=self._mongo.session)}
+        found = self._documents.collections()
         names = self._url.tables or [name for name in found if self._can_be(found[name])]
         for name in names:
             if name not in found:
-                raise NotFound(
-                    f"{self.url} has no collection {name!r}.",
-                    advice=f"It has {', '.join(sorted(found)) or 'none'}; create it: db.createCollection({name!r})",
-                )
+                raise self._documents.not_found(name, found)
             if not self._can_be(found[name]):
                 raise NotCapturable(
                     f"{name!r} of {self.url} is a {found[name]['type']}.", advice="Capture a collection."
@@ -156,15 +146,13 @@ class MongoSource:
         return described.get("type", "collection") == "collection" and not described["name"].startswith("system.")
 
     def _table(self, name: str, *, alone: bool) -> TableInfo:
-        options = self._url.options
-        if "schema" in options and not alone:
+        if "schema" in self._url.options and not alone:
             raise InvalidInput(
                 f"{self.url}: ?schema= is for one collection.", advice=f"Write schema.{name}=… for each."
             )
-        declared = options.get(f"schema.{name}", options.get("schema"))
         with self._mongo.told():
             count = self._mongo.database[name].estimated_document_count()
-        return document_table(name, declared, has_rev=False, rows_estimate=count)
+        return document_table(name, self._documents.declared(name), has_rev=False, rows_estimate=count)
 
     # The stream
 
@@ -243,26 +231,7 @@ class MongoSource:
     # The backfill
 
     def _rows(self, table: TableInfo, done: Any | None) -> tuple[Any, Any, bool, float | None]:
-        """The documents behind the last one, kind by kind."""
-        kind, last = (0, None) if done is None else (done["kind"], done["id"])
-        copied = 0 if done is None else done["rows"]
-        found: list[Any] = []
-        while kind < len(_KINDS) and len(found) < CHUNK_ROWS:
-            wanted: dict[str, Any] = {"$type": _KINDS[kind]}
-            if last is not None:
-                wanted["$gt"] = json_util.loads(last, json_options=json_util.CANONICAL_JSON_OPTIONS)["_id"]
-            some = self._find(table.name, wanted, CHUNK_ROWS - len(found))
-            found += some
-            if len(found) < CHUNK_ROWS:
-                kind, last = kind + 1, None
-        if found and kind < len(_KINDS):
-            last = json_util.dumps({"_id": found[-1]["_id"]}, json_options=json_util.CANONICAL_JSON_OPTIONS)
-        rows = document_rows([document_of(document, table) for document in found], table)
-        copied += len(found)
-        fraction = min(1.0, copied / table.rows_estimate) if table.rows_estimate else None
-        return rows, {"kind": kind, "id": last, "rows": copied}, kind == len(_KINDS), fraction
-
-    def _find(self, name: str, wanted: Mapping[str, Any], limit: int) -> list[Any]:
-        with self._mongo.told():
-            collection = self._mongo.database[name]
-            return list(collection.find({"_id": wanted}, session=self._mongo.session).sort("_id", 1).limit(limit))
+        """The documents behind the last one."""
+        page = self._documents.page(table, done, limit=CHUNK_ROWS)
+        fraction = min(1.0, page.done["rows"] / table.rows_estimate) if table.rows_estimate else None
+        return document_rows(page.documents, table), page.done, page.is_last, fraction

@@ -20,6 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 from bson import json_util
+from bson.binary import UuidRepresentation
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.objectid import ObjectId
@@ -29,6 +30,12 @@ from headwater.sources.capture.documents import DOCUMENT, ID, Document, Document
 from headwater.sources.capture.source import DELETE, INSERT, TRUNCATE, UPDATE, TableInfo
 
 RENAME = "rename"
+
+RELAXED, CANONICAL = (
+    options.with_options(uuid_representation=UuidRepresentation.STANDARD)
+    for options in (json_util.RELAXED_JSON_OPTIONS, json_util.CANONICAL_JSON_OPTIONS)
+)
+"""Extended JSON for people, and the one that keeps every type; both know UUIDs."""
 
 _OPS = {"insert": INSERT, "update": UPDATE, "replace": UPDATE, "delete": DELETE, "drop": TRUNCATE}
 
@@ -92,8 +99,7 @@ def id_text(value: Any) -> str:
 
 def extended_json(value: Any) -> str:
     """Relaxed Extended JSON, in characters."""
-    options = json_util.RELAXED_JSON_OPTIONS
-    return json_util.dumps(value, json_options=options, ensure_ascii=False, separators=(",", ":"))
+    return json_util.dumps(value, json_options=RELAXED, ensure_ascii=False, separators=(",", ":"))
 
 
 def plain(value: Any) -> Any:

@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.model.errors import HeadwaterError, NotCapturable
+from headwater.model.errors import HeadwaterError
+from headwater.sources.capture.choice import not_captured, nothing_to_capture
 from headwater.sources.capture.mysql_backfill import Backfill
 from headwater.sources.capture.mysql_changes import Decoder
 from headwater.sources.capture.mysql_check import Server, check_server, check_tables, read_server
@@ -65,10 +66,7 @@ class MySqlSource:
         tables = read_tables(self._database)
         keys, self.left_out = chosen(tables, self._names, self._keys)
         if not keys:
-            raise NotCapturable(
-                f"{self.url} has no table that can be captured.",
-                advice="Give a table a primary key: ALTER TABLE … ADD PRIMARY KEY (…);",
-            )
+            raise nothing_to_capture(self.url)
         check_tables(self._database, [tables[name] for name in keys])
         self._codecs = read_codecs(self._database)
         infos = [info_of(tables[name], key) for name, key in keys.items()]
@@ -107,7 +105,7 @@ class MySqlSource:
         """The next rows of a table's backfill."""
         captured = self._captured.get(table)
         if captured is None or self._server is None:
-            raise NotCapturable(f"Table {table} is not captured any more.", advice="See `headwater capture status`.")
+            raise not_captured(table)
         return self._backfill.chunk(captured, done, position=position, server=self._server)
 
     def confirm(self, position: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import NotCapturable
+from headwater.sources.capture.choice import with_keys
 from headwater.sources.capture.mysql_connection import Database, quoted
 from headwater.sources.capture.mysql_types import Declared, codecs
 from headwater.sources.capture.source import TableInfo
@@ -162,15 +163,7 @@ def chosen(
             f"There is no table {missing[0]!r} that this user sees.",
             advice=f"There are {', '.join(list(tables)[:20]) or 'none'}. A user sees the tables that it may read: GRANT SELECT ON ….",
         )
-    if names:
-        return {name: key_of(tables[name], keys.get(name, ())) for name in names}, {}
-    found, left_out = {}, {}
-    for name, table in tables.items():
-        try:
-            found[name] = key_of(table, keys.get(name, ()))
-        except NotCapturable as error:
-            left_out[name] = str(error)
-    return found, left_out
+    return with_keys(tables, names, keys, key_of)
 
 
 def _text(value: str | bytes) -> str:

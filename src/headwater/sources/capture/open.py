@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
@@ -26,6 +26,9 @@ import msgspec
 from headwater.log.topic import check_name
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.sources.capture.source import CaptureSource
+
+if TYPE_CHECKING:
+    from headwater.sources.capture.documents import DocumentStore
 
 _HOMES = {
     "sqlite": "headwater.sources.capture.sqlite",
@@ -127,6 +130,13 @@ def open_source(
         )
     source: CaptureSource = _home(parsed.scheme).source_of(parsed, name=name, keys=keys)
     return source
+
+
+def open_documents(url: str) -> DocumentStore:
+    """The documents of a database of MongoDB or CouchDB; nothing is connected yet."""
+    parsed = parse_source_url(url)
+    store: DocumentStore = _home(parsed.scheme).documents_of(parsed)
+    return store
 
 
 def _home(scheme: str) -> Any:

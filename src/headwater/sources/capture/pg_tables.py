@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import NotCapturable
+from headwater.sources.capture.choice import with_keys
 from headwater.sources.capture.pg_connection import Database, quoted
 from headwater.sources.capture.pg_types import CatalogType, PgType, named_types, type_of
 from headwater.sources.capture.source import TableInfo
@@ -222,14 +223,6 @@ def chosen(
     tables: Mapping[str, PgTable], names: Sequence[str], keys: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """The tables to capture and their keys: those that are named, or all that can be captured; and why the others cannot."""
-    if not names:
-        found, left_out = {}, {}
-        for name, table in tables.items():
-            try:
-                found[name] = key_of(table, keys.get(name, ()))
-            except NotCapturable as error:
-                left_out[name] = str(error)
-        return found, left_out
     bare = [name.removeprefix("public.") for name in names]
     missing = [name for name in bare if name not in tables]
     if missing:
@@ -237,4 +230,4 @@ def chosen(
             f"There is no table {missing[0]!r}.",
             advice=f"There are {', '.join(list(tables)[:20]) or 'none'}. Tables outside the schema public are named with it: sales.orders.",
         )
-    return {name: key_of(tables[name], keys.get(name, ())) for name in bare}, {}
+    return with_keys(tables, bare, keys, key_of)

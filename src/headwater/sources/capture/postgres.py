@@ -24,9 +24,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.model.errors import HeadwaterError, NotCapturable
+from headwater.model.errors import HeadwaterError
 from headwater.sources.capture import pg_slot
 from headwater.sources.capture.byte_columns import Indexes
+from headwater.sources.capture.choice import not_captured, nothing_to_capture
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.pg_backfill import Backfill
 from headwater.sources.capture.pg_changes import OUR_PREFIX, Captured, Decoder
@@ -93,10 +94,7 @@ class PostgresSource:
         tables = read_tables(self._database)
         keys, self.left_out = chosen(tables, self._names, self._keys)
         if not keys:
-            raise NotCapturable(
-                f"{self.url} has no table that can be captured.",
-                advice="Give a table a primary key: ALTER TABLE … ADD PRIMARY KEY (…);",
-            )
+            raise nothing_to_capture(self.url)
         wanted = [tables[name] for name in keys]
         check_tables(self._database, wanted, publication=self._publication)
         infos = [info_of(table, keys[table.topic], self._types) for table in wanted]
@@ -138,7 +136,7 @@ class PostgresSource:
         """The next rows of a table's backfill."""
         captured = next((found for found in self._captured.values() if found.info.name == table), None)
         if captured is None:
-            raise NotCapturable(f"Table {table} is not captured any more.", advice="See `headwater capture status`.")
+            raise not_captured(table)
         try:
             chunk = self._backfill.chunk(captured, done, position=position)
             self._emit()  # so that the stream comes to the chunk's end though nothing else happens
