@@ -256,7 +256,8 @@ def test_large_ranges_are_cut_where_more_tasks_are_wanted(topics: Topics) -> Non
 
 
 def test_few_events_of_a_micro_batch_are_read_by_one_task(topics: Topics) -> None:
-    """The fixed cost of a task is paid once; many events, or minPartitions, make a task for each partition again."""
+    """The fixed cost of a task is paid once; many events, or minPartitions, make a task for each partition again. Partitions are woven by
+    event time, and each keeps its order."""
     topics.add(TASK_EVENTS_MIN)
     stream = topics.stream(startingOffsets="earliest")
     start = stream.initialOffset()
@@ -264,10 +265,11 @@ def test_few_events_of_a_micro_batch_are_read_by_one_task(topics: Topics) -> Non
     [task] = stream.partitions(start, end)
     rows = topics.rows(stream, [task])
     assert sorted(row["amount"] for row in rows) == list(range(TASK_EVENTS_MIN))
-    places = [
-        (row["_partition"], row["_offset"]) for row in topics.rows(topics.stream(columns="_partition,_offset"), [task])
-    ]
-    assert places == sorted(places)
+    places = topics.rows(topics.stream(columns="_partition,_offset,_time"), [task])
+    assert [row["_time"] for row in places] == sorted(row["_time"] for row in places)
+    for partition in (0, 1):
+        offsets = [row["_offset"] for row in places if row["_partition"] == partition]
+        assert offsets == list(range(len(offsets)))
     assert len(topics.stream(minPartitions="2").partitions(start, end)) == 2
     topics.add(1)
     more = stream.latestOffset(start, ALL)
