@@ -74,9 +74,9 @@ def test_every_derived_system_equals_the_database(
         while not (found.lost and found.overtaken) and time.monotonic() < deadline:
             time.sleep(0.5)
             found.look(writing, at_derived=False)
+        assert found.lost and found.overtaken, "both failures of writing twice are seen, and counted"
         writing.stop()
         found.look(writing)
-        assert found.lost and found.overtaken, "both failures of writing twice are seen, and counted"
         assert found.is_none, {copy.name: copy.drifts for copy in found.derived}
         check_plainly(app, example, redis_server.port)
         change_by_hand(redis_server.port)
