@@ -14,6 +14,7 @@ from headwater.app import App
 from headwater.cli.demo.application import Application
 from headwater.cli.demo.clicks import TOPIC
 from headwater.cli.demo.crowd import Crowd, Region
+from headwater.cli.demo.ending import Ending
 from headwater.cli.demo.proof import QUESTIONS, Agreement, compare, stored
 from headwater.cli.demo.screen import Scene, Screen
 from headwater.log.log import Log
@@ -34,7 +35,14 @@ class Director:
     """Runs the demonstration from the moment the visitors click until all have gone."""
 
     def __init__(
-        self, log: Log, app: App, application: Application, crowd: Crowd, scene: Scene, screen: Screen
+        self,
+        log: Log,
+        app: App,
+        application: Application,
+        crowd: Crowd,
+        scene: Scene,
+        screen: Screen,
+        ending: Ending,
     ) -> None:
         self._log = log
         self._app = app
@@ -42,6 +50,7 @@ class Director:
         self._crowd = crowd
         self._scene = scene
         self._screen = screen
+        self._ending = ending
         self._totals: list[tuple[float, int]] = [(time.monotonic(), 0)]
         self._views_at = 0.0
         self._seen_before_kill = 0
@@ -55,10 +64,12 @@ class Director:
         """Lets the day pass; how the views and DuckDB agree at its end."""
         self._tell("three processes send clicks, each acknowledged when it is on disk; Spark is starting")
         try:
-            while not self._is_over():
-                self._look()
-                self._act()
-                time.sleep(_TICK_S)
+            with self._ending.at_ticks():
+                while not self._is_over():
+                    self._ending.tick()
+                    self._look()
+                    self._act()
+                    time.sleep(_TICK_S)
         except KeyboardInterrupt:
             if self._scene.first_s is None:
                 raise

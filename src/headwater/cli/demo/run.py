@@ -9,8 +9,6 @@ Nothing stays behind: everything lies in a temporary folder, and every process e
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.demo.ending import Ending
 from headwater.model.errors import NotFound
 
 if TYPE_CHECKING:
@@ -57,13 +56,14 @@ def demo(
     console = Console()
     if seconds is None:
         seconds = SECONDS_ON_A_TERMINAL if console.is_terminal else SECONDS
+    ending = Ending()
     with (
-        _ended_by_signals(),
+        ending.by_signals(),
         quiet_keys(),
         tempfile.TemporaryDirectory(prefix="headwater-demo-", ignore_cleanup_errors=True) as folder,
         _inside(folder),
     ):
-        scene, lines, agreements = _play(Path(folder), seconds, port, console)
+        scene, lines, agreements = _play(Path(folder), seconds, port, console, ending)
         _print_result(console, scene, lines, agreements)
         if not _is_right(lines, agreements):
             raise typer.Exit(1)
@@ -84,7 +84,9 @@ def find_script(name: str = "clickstream/app.py") -> Path:
     )
 
 
-def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Scene, list[Line], list[Agreement]]:
+def _play(
+    folder: Path, seconds: float, port: int, console: Console, ending: Ending
+) -> tuple[Scene, list[Line], list[Agreement]]:
     from headwater.app import load_app
     from headwater.cli.demo.application import Application
     from headwater.cli.demo.clicks import TOPIC
@@ -107,7 +109,7 @@ def _play(folder: Path, seconds: float, port: int, console: Console) -> tuple[Sc
                 crowd.begin()
                 screen = Stage(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
                 try:
-                    agreements = Director(log, app, application, crowd, scene, screen).run()
+                    agreements = Director(log, app, application, crowd, scene, screen, ending).run()
                 finally:
                     screen.close()
             counts = {region.name: region.acknowledged for region in crowd.regions}
@@ -215,18 +217,3 @@ def _inside(folder: str) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up."""
-
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
