@@ -253,6 +253,19 @@ def test_a_column_that_is_dropped_is_null_from_then_on(rig: Rig) -> None:
     assert [row["m"] for row in rig.table("t")] == [1, 2, 3]
 
 
+def test_changes_from_before_a_wider_type_come_though_the_topic_has_it_already(rig: Rig) -> None:
+    """A capture that starts late makes its topics by the catalog; the stream then begins with the narrower columns."""
+    rig.run("create table t (id int primary key, n int)", "insert into t values (1, 1)")
+    with rig.capture("t"):
+        pass
+    rig.run("insert into t values (2, 2)", "alter table t modify column n bigint", f"insert into t values (3, {2**40})")
+    with rig.capture("t") as capture:
+        follow(capture, rig)
+        assert capture.progress.tables["t"].state == "live", capture.progress.tables["t"].why
+    assert [(row["id"], row["n"]) for row in rig.table("t")] == [(1, 1), (2, 2), (3, 2**40)]
+    assert [row["after"]["n"] for row in rig.history("t") if row["op"] == "c"] == [2, 2**40]
+
+
 def test_what_a_table_cannot_follow_stops_it_alone(rig: Rig) -> None:
     """A type that became another, a key that is gone, a table that is dropped; the rest goes on, and the sentence says what to do."""
     for name in "abcd":

@@ -19,6 +19,7 @@ from headwater.model.ddl import make_list, make_map
 from headwater.model.errors import InvalidSchema, SchemaConflict
 from headwater.model.schema import (
     BYTES_SCHEMA,
+    has_room_for,
     project,
     schema_from_json,
     schema_to_json,
@@ -291,6 +292,23 @@ def test_a_stored_schema_that_is_none_is_refused(stored: dict[str, Any]) -> None
 def test_a_schema_may_grow(old: str, new: str, wide: str) -> None:
     """Nullable columns added, types widened, NOT NULL dropped; the old columns keep their order."""
     assert widen(to_arrow_schema(old), to_arrow_schema(new)) == to_arrow_schema(wide)
+
+
+@pytest.mark.parametrize(
+    ("type_", "narrower", "expected"),
+    [
+        ("BIGINT", "INT", True),
+        ("DECIMAL(14,2)", "DECIMAL(12,2)", True),
+        ("ARRAY<BIGINT>", "ARRAY<INT>", True),
+        ("INT", "BIGINT", False),
+        ("DECIMAL(14,2)", "DECIMAL(12,3)", False),
+        ("STRING", "INT", False),
+    ],
+)
+def test_a_type_has_room_for_what_may_grow_to_it(type_: str, narrower: str, expected: bool) -> None:
+    """Every value of the narrower one; never one that would be rounded or read as another."""
+    column, other = (to_arrow_schema(f"a {ddl}").field("a").type for ddl in (type_, narrower))
+    assert has_room_for(column, other) is expected
 
 
 @pytest.mark.parametrize(

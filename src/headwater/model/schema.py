@@ -139,6 +139,12 @@ def widen(old: pa.Schema, new: pa.Schema, *, key: str | None = None) -> pa.Schem
     return pa.schema(fields)
 
 
+def has_room_for(type_: pa.DataType, narrower: pa.DataType) -> bool:
+    """Whether a column of a type can take every value of another, as `widen` understands it."""
+    conflicts: list[str] = []
+    return _widen_type(narrower, type_, path="", conflicts=conflicts) == type_ and not conflicts
+
+
 def project(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with exactly the columns of `schema`: those it lacks are null, narrower types are cast, others left out."""
     if batch.schema.equals(schema):

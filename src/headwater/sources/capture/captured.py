@@ -14,6 +14,7 @@ import pyarrow as pa
 from headwater.log.log import Log
 from headwater.log.topic import Topic, check_name
 from headwater.model.errors import NotCapturable, SchemaConflict, Unsupported
+from headwater.model.schema import has_room_for
 from headwater.sources.capture.progress import TableProgress, captures
 from headwater.sources.capture.source import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, TableInfo
 from headwater.sources.capture.topics import (
@@ -121,7 +122,10 @@ def _check_key(topic: Topic, key: str) -> None:
 
 
 def _merged(old: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
-    """The new columns, and the old ones that are gone, which are null from now on."""
+    """The new columns, and the old ones that are gone, which are null from now on.
+
+    One that is narrower than it was stays as it is: the table may have become wider behind the changes that are still to come.
+    """
     names = {field.name for field in new}
     known = {field.name: field for field in old}
     fields = []
@@ -129,6 +133,8 @@ def _merged(old: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
         before = known.get(field.name)
         if before is not None and pa.types.is_struct(before.type) and pa.types.is_struct(field.type):
             field = field.with_type(pa.struct(_merged(list(before.type), list(field.type))))
+        elif before is not None and has_room_for(before.type, field.type):
+            field = field.with_type(before.type)
         fields.append(field if before is None else field.with_nullable(before.nullable or field.nullable))
     merged = {field.name: field for field in fields}
     order = [field.name for field in old] + [field.name for field in new if field.name not in known]
