@@ -20,7 +20,7 @@ from fused_rig import SCHEMA, TOPIC, FusedRun, best, bids, make_log, run_all, to
 from headwater.log.frame import NO_TIME
 from headwater.model.errors import Conflict, Unsupported
 from headwater.processing.fusion import chosen, placed_by
-from headwater.processing.hashing import hashes_of, is_hashable
+from headwater.processing.hashing import hashes_of, hashes_of_values, is_hashable
 from headwater.processing.operator import MAX_TIME, Time
 from headwater.processing.state import State, StateTable
 from operator_rig import hashed, seeds
@@ -148,6 +148,9 @@ def test_hashes_are_those_of_spark() -> None:
     for values, expected in SPARK_HASHES:
         h1, h2 = hashes_of([values])
         assert list(zip(h1.tolist(), h2.tolist(), strict=True)) == expected
+        once = hashes_of_values(pa.chunked_array([values, values.slice(1), values], values.type))
+        assert list(zip(*(each.tolist() for each in once), strict=True)) == [*expected, *expected[1:], *expected]
+    assert [len(each) for each in hashes_of_values(pa.chunked_array([], pa.string()))] == [0, 0]
     assert not is_hashable(pa.float64())
 
 

@@ -283,6 +283,19 @@ def test_what_somebody_else_left_unfinished_is_swept(tmp_path: Path) -> None:
     assert sorted(path.name[:12] for path in folder.glob("*.new")) == ["000000000002", "000000000003"]
 
 
+@pytest.mark.parametrize("keys", [1, 300, 70_000])
+def test_rows_are_numbered_and_ordered_by_their_keys(keys: int) -> None:
+    """Few keys and more than 16 bits count; also where two share their first hash; rows of a key stay as they were."""
+    random = np.random.default_rng(keys)
+    number = random.integers(0, keys, 100_000)
+    h1, h2 = number // 2 * 7919 - 10**12, number  # each first hash is that of two keys
+    found = Keys.of(pa.table({H1: h1, H2: h2}))
+    distinct, expected = np.unique(number, return_inverse=True)
+    assert (found.row == expected).all() and (found.h2 == distinct).all() and (h2[found.one] == distinct).all()
+    order = runs.order_by(found.row)
+    assert (order == np.argsort(number, kind="stable")).all()
+
+
 def test_a_state_larger_than_memory_is_found_in_and_merged(tmp_path: Path) -> None:
     """What is allocated goes with the parts and the batch, not with the rows that are kept."""
     script = f"import test_state; print(test_state.most_allocated({str(tmp_path)!r}))"
@@ -296,7 +309,7 @@ def test_a_state_larger_than_memory_is_found_in_and_merged(tmp_path: Path) -> No
         text=True,
     )
     kept = sum(path.stat().st_size for path in tmp_path.rglob("*.state"))
-    assert kept > 30 << 20
+    assert kept > 40 << 20
     assert int(told.stdout) < kept / 4, f"{told.stdout} of {kept}"
 
 
@@ -305,14 +318,14 @@ def most_allocated(folder: str) -> int:
     runs.PART_BYTES, runs.SMALL_ROWS = 1 << 17, 5_000  # type: ignore[misc]
     specs, random = {"last": TableSpec("keyed", [pa.field("v", pa.string())])}, np.random.default_rng(1)
     store = StateStore(folder, uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=specs)
-    for epoch in range(70):
-        if epoch == 20:
+    for epoch in range(80):
+        if epoch == 30:
             tracemalloc.start()
         fresh = np.arange(epoch * 20_000, epoch * 20_000 + 20_000)
-        keys = fresh if epoch < 20 else random.choice(400_000, 5_000, replace=False)
+        keys = fresh if epoch < 30 else random.choice(600_000, 5_000, replace=False)
         state = store.load(epoch - 1)
         rows = pa.table({H1: keys * 7919, H2: keys, "v": pa.repeat("x" * 50, len(keys))})
-        assert state["last"].find(Keys.of(rows))[0].num_rows == (0 if epoch < 20 else len(keys))
+        assert state["last"].find(Keys.of(rows))[0].num_rows == (0 if epoch < 30 else len(keys))
         state["last"].put(rows)
         store.save(state, epoch)
     return pa.default_memory_pool().max_memory() + tracemalloc.get_traced_memory()[1]

@@ -50,6 +50,16 @@ def hashes_of(columns: Sequence[pa.Array]) -> tuple[_Words, _Words]:
     return found[0], found[1]
 
 
+def hashes_of_values(column: pa.ChunkedArray) -> tuple[_Words, _Words]:
+    """The same of a single column, in which each value is hashed once, however many rows have it."""
+    chunks = column.dictionary_encode("encode").chunks
+    if not chunks:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    code = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+    h1, h2 = hashes_of([chunks[0].dictionary])  # they share one
+    return h1[code], h2[code]
+
+
 def _column(column: pa.Array, seeds: _Words, is_null: Any) -> _Words:
     width = _width(column.type)
     if width is None:

@@ -1,8 +1,9 @@
 """Operators: functions from DataFrames to a DataFrame that remember something from batch to batch, in a state of our own.
 
-Rows are hashed by their key in Spark's JVM and sent to the state partition that owns the key; there a task loads the state of the batch
-before, works on Arrow tables, and saves the state of this one. With them travels a beat for each partition (see `beats`): it names the
-partition and the batch's watermarks.
+Rows are sent to the state partition that owns their key, by its hash; there a task loads the state of the batch before, works on Arrow
+tables, and saves the state of this one. With them travels a beat for each partition (see `beats`): it names the partition and the batch's
+watermarks. Tasks hash keys once more, which is quicker than carrying the hashes; those of several columns, and of types that only Spark
+hashes, are carried.
 
 An operator sees the rows of a batch in any order and in any cut, so it must put them in an order of its own before that matters.
 Event time is in µs; `Time.before` is what had passed before the batch, `Time.until` what has passed with it. Rows at or before `before`
@@ -28,16 +29,17 @@ from pyspark.sql.types import AtomicType, DoubleType, FloatType, StructType
 from headwater.log.frame import NO_TIME
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.border import crossing
+from headwater.processing.hashing import hashes_of_values, is_hashable
 from headwater.processing.runs import H1, H2, check_fits, column
 from headwater.processing.state import State, StateStore, StateTable, TableSpec, check_uid, fingerprint_of, partition_of
-from headwater.processing.types import to_spark
+from headwater.processing.types import to_arrow, to_spark
 
 MAX_TIME = 2**63 - 1
 KEPT = "headwater.time"
 """By this key in a column's metadata it is known that an operator gives event times as they were, each when or before it is passed."""
 
-_SIDE = "_side"
-"""Which input a row is of. That of a beat is below 0, by its partition, and its hashes are the watermarks: few columns travel quicker."""
+_SIDE, _TOLD = "_side", "_told"
+"""Which input a row is of, below 0 that of a beat, by its partition; and what a beat tells: the watermarks, as two numbers in a text."""
 
 _EPOCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
 
@@ -174,13 +176,16 @@ def _spread(
 ) -> DataFrame:
     """The operator in tasks that have the state's partitions between them."""
     tasks = tasks or partitions
-    rows = _united([_hashed(each, number) for number, each in enumerate(inputs)])
-    owner = F.pmod(F.col(H1), F.lit(partitions))
+    carried = not all(_is_hashed_by_tasks(each) for each in inputs)
+    rows = _united([_travelling(each, number, carried=carried) for number, each in enumerate(inputs)])
+    owner = F.coalesce(*(F.when(F.col(_SIDE) == at, _h1(each, carried=carried)) for at, each in enumerate(inputs)))
+    owner = F.pmod(owner, F.lit(partitions))
     if beats is not None:
-        told = beats.select((-1 - F.col("_p")).alias(_SIDE), F.col("_before").alias(H1), F.col("_until").alias(H2))
-        rows = rows.unionByName(told, allowMissingColumns=True)
+        nothing = [F.lit(0).cast("long").alias(name) for name in (H1, H2) if carried]
+        told = F.concat_ws(" ", "_before", "_until").alias(_TOLD)
+        rows = rows.unionByName(beats.select((-1 - F.col("_p")).alias(_SIDE), told, *nothing), allowMissingColumns=True)
         owner = F.when(F.col(_SIDE) < 0, -1 - F.col(_SIDE)).otherwise(owner)
-    task = _task(operator, [each.frame.schema for each in inputs], kept)
+    task = _task(operator, [_Side.of(each, carried=carried) for each in inputs], kept)
     return rows.repartitionById(tasks, F.pmod(owner, F.lit(tasks)).cast("int")).mapInArrow(task, _result_of(operator))
 
 
@@ -193,8 +198,16 @@ def _result_of(operator: Operator) -> StructType:
     return schema
 
 
-_Side = Mapping[str, str]
-"""The columns of an input, and their places among those that travel."""
+class _Side(NamedTuple):
+    """An input as tasks get it: the places of its columns among those that travel, and of its key, where they are to hash it."""
+
+    columns: Mapping[str, str]
+    key: str | None
+
+    @classmethod
+    def of(cls, each: Input, *, carried: bool) -> _Side:
+        columns = _places(each.frame.schema)
+        return cls(columns, None if carried else columns[each.key[0]])
 
 
 class _Kept(NamedTuple):
@@ -206,28 +219,43 @@ class _Kept(NamedTuple):
     partitions: int
 
 
-def _hashed(each: Input, side: int) -> DataFrame:
-    """The rows with the hashes of their key; their own columns have places, so that no name is in the way."""
-    h1, h2 = hashes(hashed_parts(each.frame, each.key))
-    places = zip(each.frame.columns, _places(each.frame.schema), strict=True)
-    columns = [F.col(f"`{name}`").alias(place) for name, place in places]
-    return each.frame.select(F.lit(side).alias(_SIDE), h1.alias(H1), h2.alias(H2), *columns)
+def _is_hashed_by_tasks(each: Input) -> bool:
+    key = [field for field in each.frame.schema if field.name in each.key]
+    return len(each.key) == len(key) == 1 and is_hashable(to_arrow(StructType(key)).field(0).type)
 
 
-def _places(schema: StructType) -> list[str]:
+def _travelling(each: Input, side: int, *, carried: bool) -> DataFrame:
+    """The rows as they travel; their own columns have places, so that no name is in the way."""
+    columns = [F.col(f"`{name}`").alias(place) for name, place in _places(each.frame.schema).items()]
+    hashed = zip((H1, H2), hashes(hashed_parts(each.frame, each.key)), strict=True)
+    more = [hash_.alias(name) for name, hash_ in hashed if carried]
+    return each.frame.select(F.lit(side).alias(_SIDE), *more, *columns)
+
+
+def _h1(each: Input, *, carried: bool) -> Column:
+    """The first hash of a travelling row."""
+    if carried:
+        return F.col(H1)
+    return hashes(hashed_parts(each.frame, each.key, _places(each.frame.schema)))[0]
+
+
+def _places(schema: StructType) -> dict[str, str]:
     """A name for each column, by its type and how many of that come before: inputs share the columns that they have alike.
 
     All inputs of an operator travel as one; each column that only some have is carried by the rows of the others, too.
     """
-    found: list[str] = []
+    found: dict[str, str] = {}
     for field in schema:
         kind = fingerprint_of(field.dataType.json())[:8]
-        found.append(f"c{sum(place.endswith(kind) for place in found)}_{kind}")
+        found[field.name] = f"c{sum(place.endswith(kind) for place in found.values())}_{kind}"
     return found
 
 
-def hashed_parts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
-    """What is hashed of some columns, so that equal values have equal hashes, and null is a value."""
+def hashed_parts(frame: DataFrame, names: Sequence[str], called: Mapping[str, str] | None = None) -> list[Column]:
+    """What is hashed of some columns, so that equal values have equal hashes, and null is a value.
+
+    `called` are the names that they have by now, where those are others.
+    """
     parts: list[Column] = []
     for name in names:
         if name not in frame.columns:
@@ -240,7 +268,7 @@ def hashed_parts(frame: DataFrame, names: Sequence[str]) -> list[Column]:
                 f"Column {name!r} is {kind.simpleString()}, which is no key.",
                 advice="Use its parts, as columns of their own.",
             )
-        value = F.col(f"`{name}`")
+        value = F.col(f"`{name if called is None else called[name]}`")
         if isinstance(kind, (FloatType, DoubleType)):
             value = value + F.lit(0.0)  # -0.0 is 0.0
         parts += [value.isNull(), value]  # Spark's hash leaves nulls out
@@ -259,9 +287,8 @@ def _united(frames: Sequence[DataFrame]) -> DataFrame:
     return whole
 
 
-def _task(operator: Operator, schemas: Sequence[StructType], kept: _Kept | None) -> Any:
+def _task(operator: Operator, sides: Sequence[_Side], kept: _Kept | None) -> Any:
     """What a task does with the rows of its partition."""
-    sides = [dict(zip(schema.names, _places(schema), strict=True)) for schema in schemas]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with crossing():
@@ -278,7 +305,8 @@ def _once(operator: Operator, sides: Sequence[_Side], table: pa.Table | None) ->
     if table is None or not table.num_rows:
         return
     state = State({name: StateTable(spec) for name, spec in operator.tables.items()})
-    inputs = [_input(table, side, column(table, _SIDE) == number) for number, side in enumerate(sides)]
+    number = column(table, _SIDE)
+    inputs = [_input(table, side, _hashes(table, side), number == at) for at, side in enumerate(sides)]
     yield operator.process(state, inputs, Time(NO_TIME, MAX_TIME))
 
 
@@ -287,15 +315,20 @@ def _in_batch(operator: Operator, sides: Sequence[_Side], table: pa.Table | None
     if table is None:
         raise _misplaced(kept.uid, "a task has got no rows at all")
     number = column(table, _SIDE)
-    beats = table.select([_SIDE, H1, H2]).filter(pa.array(number < 0)).to_pylist()
-    times = {-1 - beat[_SIDE]: Time(beat[H1], beat[H2]) for beat in beats}
+    beats = table.select([_SIDE, _TOLD]).filter(pa.array(number < 0)).to_pylist()
+    times = {-1 - beat[_SIDE]: Time(*map(int, beat[_TOLD].split())) for beat in beats}
     if len(times) < len(beats):
         raise _misplaced(kept.uid, "a state partition has two beats in one batch")
-    owner = np.where(number < 0, -1, partition_of(column(table, H1), kept.partitions))
+    hashed = [_hashes(table, side) for side in sides]
+    owner = np.full(len(number), -1)
+    for at, (h1, _) in enumerate(hashed):
+        owner = np.where(number == at, partition_of(h1, kept.partitions), owner)
     if not bool(np.isin(owner, [-1, *times]).all()):
         raise _misplaced(kept.uid, "rows are in a task where their key does not belong")
     for partition, time in times.items():
-        inputs = [_input(table, side, (owner == partition) & (number == at)) for at, side in enumerate(sides)]
+        inputs = [
+            _input(table, side, hashed[at], (owner == partition) & (number == at)) for at, side in enumerate(sides)
+        ]
         yield _in_partition(operator, inputs, kept, partition, time)
 
 
@@ -322,8 +355,15 @@ def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, p
     return result
 
 
-def _input(table: pa.Table, side: _Side, is_mine: Any) -> pa.Table:
+def _hashes(table: pa.Table, side: _Side) -> tuple[Any, Any]:
+    """The hashes of the keys of an input; those of other rows say nothing."""
+    if side.key is None:
+        return column(table, H1), column(table, H2)
+    return hashes_of_values(table.column(side.key))
+
+
+def _input(table: pa.Table, side: _Side, hashed: tuple[Any, Any], is_mine: Any) -> pa.Table:
     """Some rows of one input, with its own columns and the key's hashes."""
-    named = {name: table.column(place) for name, place in {**side, H1: H1, H2: H2}.items()}
-    rows = pa.table(named)
+    own = {name: table.column(place) for name, place in side.columns.items()}
+    rows = pa.table({**own, H1: pa.array(hashed[0]), H2: pa.array(hashed[1])})
     return rows if bool(is_mine.all()) else rows.filter(pa.array(is_mine))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.processing.aggregate import Aggregate
+from headwater.processing.runs import order_by
 
 SEEN_MAX = 32
 """So many rows may a row see on average."""
@@ -76,12 +77,15 @@ class _Seen:
         if (int(key.max()) + 1) * span >= 2**62:
             return None
         place = key * span + (at - low)
-        order = np.argsort(place)
+        is_by_time = bool((at[1:] >= at[:-1]).all())
+        order = order_by(key) if is_by_time else np.argsort(place)
         place = place[order]
         asked = np.flatnonzero(is_asked[order])
         mine = place[asked]
         first = np.searchsorted(place, mine - np.minimum(mine % span, over), "left")
-        end = np.searchsorted(place, mine, "right")
+        is_next = place[1:] != place[:-1]
+        ends = np.append(np.flatnonzero(is_next) + 1, len(place))  # of rows with the same key and time
+        end = ends[np.append(0, np.cumsum(is_next))[asked]]
         if int((end - first).sum()) > SEEN_MAX * len(asked):
             return None
         number = np.cumsum(is_asked) - 1  # of rows that are asked for, in the order in which they were given
@@ -129,7 +133,8 @@ class _Values:
     def _numbers(self) -> Array | None:
         """As 64-bit numbers; None where a sum may not fit, or where there are NaN, which SQL has an order of its own for."""
         is_whole = pa.types.is_integer(self._column.type)
-        numbers = self._column.cast(pa.int64() if is_whole else pa.float64()).fill_null(0).to_numpy()[self._seen.order]
+        column = self._column.cast(pa.int64() if is_whole else pa.float64())
+        numbers = (column.fill_null(0) if column.null_count else column).to_numpy()[self._seen.order]
         if is_whole:
             most = max(abs(int(numbers.min())), abs(int(numbers.max())), 1)
             return numbers if most * int(self._seen.counts.max()) < 2**62 else None

@@ -86,11 +86,12 @@ class Sliding:
         mine = {"at": due.column(AT)} | {
             f"c{at}": due.column(f"r{self._own.index(name)}") for at, name in enumerate(self._used)
         }
-        near = pa.table({"k": pa.array(number), **{n: found.column(n) for n in mine}})
+        near = _by_time(pa.table({"k": pa.array(number), **{n: found.column(n) for n in mine}}))
         here = pa.table({"k": pa.array(keys.row), **mine})
         computed = self._compute(pa.concat_tables([near, here.cast(near.schema)]), known=near.num_rows)
-        state[_PASSED].put(pa.table({H1: due.column(H1), H2: due.column(H2), **mine}))
-        state[_PASSED].keeps = lambda rows: pa.array(column(rows, "at") > oldest)
+        passed = pa.table({H1: due.column(H1), H2: due.column(H2), **mine})
+        state[_PASSED].put(passed.filter(_later(passed, oldest)))
+        state[_PASSED].keeps = lambda rows: _later(rows, oldest)
         columns = {name: due.column(f"r{at}") for at, name in enumerate(self._own)}
         return pa.table({**columns, **computed})
 
@@ -98,7 +99,8 @@ class Sliding:
         times = times_of(rows, self._at)
         columns = {f"r{number}": rows.column(name) for number, name in enumerate(self._own)}
         kept = pa.table({H1: rows.column(H1), H2: rows.column(H2), AT: pa.array(times, pa.int64()), **columns})
-        state[_WAITING].put(kept.filter(pa.array(times > time.before)))
+        is_due_later = times > time.before
+        state[_WAITING].put(kept if bool(is_due_later.all()) else kept.filter(pa.array(is_due_later)))
 
     def _compute(self, rows: pa.Table, *, known: int) -> dict[str, Any]:
         """The aggregates of all rows but the first `known`."""
@@ -128,3 +130,12 @@ class Sliding:
         if each.kind == "percentile":
             return f"quantile_cont({name}, {each.share})"
         return f"{each.kind}({name})"
+
+
+def _later(rows: pa.Table, than: int) -> pa.Array:
+    return pa.array(column(rows, "at") > than)
+
+
+def _by_time(rows: pa.Table) -> pa.Table:
+    """Rows in the order of their times, in which those that are due are already, and behind these."""
+    return rows.take(pa.array(np.argsort(column(rows, "at"), kind="stable")))
