@@ -6,7 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,60 +29,62 @@ Ask = Callable[[str], Any]
 class Bank:
     """A database in which money moves between two tables; `states` are all that it was ever in, by the number of the transaction."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "bank.db"
+    def __init__(self, url: str, connected: Callable[[], AbstractContextManager[Ask]], *, begin: str = "begin") -> None:
+        """`connected` gives a connection in which each statement is a transaction of its own, unless one is begun."""
+        self.url = url
+        self.connected = connected
         self.states: dict[int, State] = {}
+        self._begin = begin
         self._stop = threading.Event()
 
     def make(self) -> None:
-        """The database, with its first state."""
-        with self.connected() as bank:
-            bank.execute("pragma journal_mode = wal")
-            bank.execute("create table accounts (id integer primary key, balance int)")
-            bank.execute("create table vaults (name text primary key, balance int)")
-            bank.execute("create table counter (id integer primary key, n int)")
-            with transaction(bank):
-                bank.executemany("insert into accounts values (?, 10)", [(n,) for n in range(ACCOUNTS)])
-                bank.executemany("insert into vaults values (?, 1000)", [("v" * n,) for n in range(1, 6)])
-                bank.execute("insert into counter values (1, 0)")
-                self.states[0] = state_by(bank.execute)
+        """The tables, with their first state."""
+        with self.connected() as ask:
+            ask("create table accounts (id integer primary key, balance int)")
+            ask("create table vaults (name varchar(20) primary key, balance int)")
+            ask("create table counter (id integer primary key, n int)")
+            with self._transaction(ask):
+                ask("insert into accounts values " + ", ".join(f"({n}, 10)" for n in range(ACCOUNTS)))
+                ask("insert into vaults values " + ", ".join(f"('{'v' * n}', 1000)" for n in range(1, 6)))
+                ask("insert into counter values (1, -1)")
+                self._count(ask)
+                self._note(ask)
 
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.path}"
-
-    @contextmanager
-    def connected(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as bank:
-            yield bank
-
-    def move(self, bank: sqlite3.Connection, chance: random.Random) -> None:
+    def move(self, ask: Ask, chance: random.Random) -> None:
         """One transaction: money goes from an account to a vault or back, and sometimes the account is closed or opened."""
         account, vault, amount = chance.randrange(ACCOUNTS), "v" * chance.randrange(1, 6), chance.randrange(-5, 6)
-        with transaction(bank):
-            found = bank.execute("select balance from accounts where id = ?", (account,)).fetchone()
-            if found is None:
-                bank.execute("insert into accounts values (?, ?)", (account, amount))
+        with self._transaction(ask):
+            self._count(ask)
+            # MariaDB would end who reads a table first and writes to it then, beside an ALTER TABLE.
+            ask("update accounts set balance = 0 where id < 0")
+            found = ask(f"select balance from accounts where id = {account}").fetchall()
+            if not found:
+                ask(f"insert into accounts (id, balance) values ({account}, {amount})")
             elif chance.random() < 0.3:
-                bank.execute("delete from accounts where id = ?", (account,))
-                amount = -found[0]
+                ask(f"delete from accounts where id = {account}")
+                amount = -found[0][0]
             else:
-                bank.execute("update accounts set balance = balance + ? where id = ?", (amount, account))
-            bank.execute("update vaults set balance = balance - ? where name = ?", (amount, vault))
-            bank.execute("update counter set n = n + 1")
-            now = state_by(bank.execute)
-            assert now[0][1] + now[1][1] == ACCOUNTS * 10 + 5_000
-            self.states[now[2][1]] = now
+                ask(f"update accounts set balance = balance + {amount} where id = {account}")
+            ask(f"update vaults set balance = balance - {amount} where name = '{vault}'")
+            self._note(ask)
+
+    def pay(self, ask: Ask) -> None:
+        """One large transaction: a vault gives to every account."""
+        with self._transaction(ask):
+            self._count(ask)
+            ask("update accounts set balance = balance + 1")
+            ask("update vaults set balance = balance - (select count(*) from accounts) where name = 'v'")
+            self._note(ask)
 
     @contextmanager
-    def busy(self, seed: int) -> Iterator[None]:
+    def busy(self, seed: int, *, pause_s: float = 0.01) -> Iterator[None]:
         """Two clients move money meanwhile."""
 
         def work(number: int) -> None:
             chance = random.Random(seed + number)
-            with self.connected() as bank:
-                while not self._stop.wait(0.01):
-                    self.move(bank, chance)
+            with self.connected() as ask:
+                while not self._stop.wait(pause_s):
+                    self.move(ask, chance)
 
         self._stop.clear()
         clients = [threading.Thread(target=work, args=(number,)) for number in range(2)]
@@ -100,15 +102,38 @@ class Bank:
         return self.states[max(self.states)]
 
     def rows(self) -> list[list[tuple[Any, ...]]]:
-        with self.connected() as bank:
-            return rows_by(bank.execute)
+        with self.connected() as ask:
+            return rows_by(ask)
+
+    @contextmanager
+    def _transaction(self, ask: Ask) -> Iterator[None]:
+        ask(self._begin)
+        yield
+        ask("commit")
+
+    def _count(self, ask: Ask) -> None:
+        """Comes first in each transaction: whoever has changed this row is alone until the commit."""
+        ask("update counter set n = n + 1")
+
+    def _note(self, ask: Ask) -> None:
+        """Before the commit, so that nobody sees a state that is not known here."""
+        now = state_by(ask)
+        assert now[0][1] + now[1][1] == ACCOUNTS * 10 + 5_000
+        self.states[now[2][1]] = now
 
 
-@contextmanager
-def transaction(bank: sqlite3.Connection) -> Iterator[None]:
-    bank.execute("begin immediate")
-    yield
-    bank.execute("commit")
+def sqlite_bank(folder: Path) -> Bank:
+    """A bank in a file."""
+    path = folder / "bank.db"
+
+    @contextmanager
+    def connected() -> Iterator[Ask]:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as bank:
+            yield bank.execute
+
+    with connected() as ask:
+        ask("pragma journal_mode = wal")
+    return Bank(f"sqlite:///{path}", connected, begin="begin immediate")
 
 
 def state_by(ask: Ask) -> State:
@@ -118,7 +143,8 @@ def state_by(ask: Ask) -> State:
 def rows_by(ask: Ask) -> list[list[tuple[Any, ...]]]:
     columns = ("id, balance", "name, balance", "id, n")
     return [
-        ask(f"select {names} from {table} order by 1").fetchall() for names, table in zip(columns, TABLES, strict=True)
+        list(ask(f"select {names} from {table} order by 1").fetchall())
+        for names, table in zip(columns, TABLES, strict=True)
     ]
 
 
@@ -143,12 +169,12 @@ def looking(url: str) -> Iterator[Ask]:
 
 
 def seen_in(url: str) -> State | None:
-    """What somebody outside sees; None while nothing is there."""
+    """What somebody outside sees; None while nothing is there, or while another process has a file of DuckDB."""
     try:
         with looking(url) as ask:
             return state_by(ask)
     except Exception as error:
         said = str(error).lower()
-        if any(words in said for words in ("no such table", "does not exist", "unable to open")):
+        if any(words in said for words in ("no such table", "does not exist", "unable to open", "could not set lock")):
             return None
         raise

@@ -27,6 +27,7 @@ from headwater.model.schema import to_arrow_schema
 from headwater.sinks import redis as redis_sink
 from headwater.sinks.newest import Pieces, newest, with_places
 from headwater.sinks.sink import Dead, Shape, open_sink, write_batch
+from headwater.sinks.together import open_together, write_together
 from headwater.verify.sides import open_side
 from sink_rig import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, write
 
@@ -265,6 +266,27 @@ def test_a_new_column_is_added(make_target: Make, kind: str) -> None:
         "a": None,
         "b": "new",
     }
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
+def test_tables_together_get_a_new_column_with_the_batch_that_has_it(make_target: Make, kind: str) -> None:
+    """Inside the batch's transaction: who gives the batch up leaves the table as it was."""
+    target = make_target(kind)
+    sink = open_together(target.url, [SHAPE], stage="app.users.sink")
+    write_together(sink, marker(0), [(SHAPE, Pieces([batch([("a", user(1)), ("b", user(2))])], ("id",)))])
+    wider = Shape("users", SHAPE.schema.append(pa.field("note", pa.string())), ("id",))
+    rows = batch([("b", user(3, note="new"))], first=2, schema=wider.schema)
+
+    def strike(step: str) -> None:
+        if step == "sink: piece applied":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))], reach=strike)
+    assert target.rows() == folded([("a", user(1)), ("b", user(2))])
+    write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))])
+    sink.close()
+    assert {key: row["note"] for key, row in target.rows().items()} == {"a": None, "b": "new"}
 
 
 @pytest.mark.service("postgres")

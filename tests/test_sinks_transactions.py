@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,32 +14,23 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater as hw
-from bank_rig import TABLES, Bank, State, looking, rows_by, seen_in
+from bank_rig import TABLES, Bank, looking, rows_by, seen_in, sqlite_bank
 from capture_rig import Rig
 from headwater.log.compaction import is_overtaken
 from headwater.log.local import LocalStore
 from headwater.model.errors import InvalidApp, NotCapturable
 from headwater.processing.whole import whole_ends
-from headwater.sink_transactions import TransactionWriter
-from headwater.testing.app_test import processes_of
 from headwater.testing.servers.postgres import PostgresServer
+from mirror_rig import Onlooker, declared, life, until
 
 STEPS = ("transactions: read", "sink: begun", "sink: piece applied", "sink: committed")
 
 
 @pytest.fixture
 def bank(tmp_path: Path) -> Bank:
-    made = Bank(tmp_path)
+    made = sqlite_bank(tmp_path)
     made.make()
     return made
-
-
-def declared(bank: Bank, targets: dict[str, str], **more: Any) -> hw.App:
-    app = hw.App("mirror", log=bank.path.parent / "log", **more)
-    tables = [app.table(name, source=bank.url) for name in TABLES]
-    for kind, to in targets.items():
-        app.sink(tables, to=to, transactions=True, name=f"to.{kind}")
-    return app
 
 
 def target(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
@@ -68,48 +55,18 @@ def test_a_target_is_always_what_its_source_was_at_a_commit(
 ) -> None:
     """While the tables are copied and clients write: all of a transaction, in all tables, or nothing of it; in the end all of them."""
     targets = {kind: target(kind, tmp_path, request) for kind in kinds}
-    app = declared(bank, targets, spark=spark)
-    seen: dict[str, dict[int, State]] = {kind: {} for kind in kinds}
-
-    def look() -> None:
-        for kind, url in targets.items():
-            if (state := seen_in(url)) is not None:
-                assert state == bank.states[state[2][1]], kind
-                assert state[2][1] >= max(seen[kind], default=0), kind
-                seen[kind][state[2][1]] = state
-
+    app = declared(tmp_path, bank.url, targets, spark=spark)
+    onlookers = [Onlooker(bank, url) for url in targets.values()]
     app.start()
     try:
         with bank.busy(seed=7):
-            until(lambda: all(len(states) >= 12 for states in seen.values()), look)
-        until(lambda: all(bank.last in states.values() for states in seen.values()), look)
+            until(lambda: all(len(each.seen) >= 12 for each in onlookers), *onlookers)
+        until(lambda: all(each.has_all for each in onlookers), *onlookers)
     finally:
         app.stop()
     for url in targets.values():
         with looking(url) as ask:
             assert rows_by(ask) == bank.rows()
-
-
-def until(is_true: Callable[[], bool], look: Callable[[], None]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline
-        look()
-        time.sleep(0.005)
-
-
-def live(folder: str, url: str, die_at: str, die_on: int) -> None:
-    """One life of the application, in a process of its own: it kills itself at a step, or runs over what is there, and ends."""
-    left = die_on
-
-    def reach(_: TransactionWriter, step: str) -> None:
-        nonlocal left
-        left -= step == die_at
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    TransactionWriter.reach = reach  # type: ignore[method-assign]
-    declared(Bank(Path(folder)), {"copy": url}, master="local[2]").run(available_now=not die_at)
 
 
 @pytest.mark.slow
@@ -122,28 +79,11 @@ def test_a_killed_application_leaves_whole_transactions_and_goes_on(
 ) -> None:
     """Killed at every step of a batch, while clients write: nobody ever sees a part of one, and in the end all is there once."""
     url, chance = target(kind, tmp_path, request), random.Random(11)
-
-    def life(die_at: str) -> int:
-        said = f"from test_sinks_transactions import live; live({str(tmp_path)!r}, {url!r}, {die_at!r}, {chance.randrange(1, 4)})"
-        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        process = subprocess.Popen(
-            [sys.executable, "-c", said], env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
-        )
-        try:
-            until(lambda: process.poll() is not None, look)
-        finally:
-            for left in processes_of(process.pid):
-                os.kill(left, signal.SIGKILL)
-        return process.wait()
-
-    def look() -> None:
-        state = seen_in(url)
-        assert state is None or state == bank.states[state[2][1]]
-
+    onlooker = Onlooker(bank, url)
     with bank.busy(seed=11):
-        died = [life(step) for step in STEPS]
+        died = [life(tmp_path, bank.url, onlooker, die_at=step, die_on=chance.randrange(1, 4)) for step in STEPS]
     assert died == [-signal.SIGKILL] * len(STEPS)
-    assert life("") == 0
+    assert life(tmp_path, bank.url, onlooker) == 0
     with looking(url) as ask:
         assert rows_by(ask) == bank.rows()
         assert ask("select count(*) from headwater_ledger").fetchall() == [(1,)]
@@ -155,7 +95,7 @@ def test_a_row_that_is_refused_leaves_its_transaction_out_and_stops_the_stage(
     bank: Bank, tmp_path: Path, spark: SparkSession
 ) -> None:
     """A part of a transaction would be worse than none. A stage cannot begin again where it would leave some out, only where it was."""
-    app = declared(bank, {"copy": f"sqlite:///{tmp_path}/copy.db"}, spark=spark)
+    app = declared(tmp_path, bank.url, {"copy": f"sqlite:///{tmp_path}/copy.db"}, spark=spark)
     with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         copy.execute("create table counter (id integer primary key, n int check (n < 3))")
     for moves, failed in ((2, ""), (3, "refuses a row of table 'counter'")):
@@ -175,6 +115,31 @@ def test_a_row_that_is_refused_leaves_its_transaction_out_and_stops_the_stage(
     app.run(available_now=True, accept_new_checkpoint={"to.copy": "marker"})
     with looking(f"sqlite:///{tmp_path}/copy.db") as ask:
         assert rows_by(ask) == bank.rows()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_column_that_comes_while_it_runs_comes_with_its_values(
+    bank: Bank, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Nobody has to start the application again, and no row of the target lacks what the source's has."""
+    onlooker = Onlooker(bank, f"sqlite:///{tmp_path}/copy.db")
+    app = declared(tmp_path, bank.url, {"copy": onlooker.url}, spark=spark)
+    app.start()
+    try:
+        until(lambda: onlooker.has_all, onlooker)
+        with bank.connected() as ask:
+            ask("alter table vaults add column owner text")
+            ask("update vaults set owner = 'Ada'")
+        until(lambda: owners(onlooker.url) == ["Ada"] * 5, onlooker)
+    finally:
+        app.stop()
+
+
+def owners(url: str) -> list[str | None]:
+    with looking(url) as ask:
+        has_owner = "owner" in {row[1] for row in ask("pragma table_info(vaults)")}
+        return [owner for (owner,) in ask("select owner from vaults")] if has_owner else []
 
 
 def test_there_are_no_ends_while_a_table_is_copied(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ Each key's newest row is read from compacted topics. Compaction removes a row fo
 of a batch; so a batch is applied as long as its ends are new. One that was planned by a run that died is planned anew, and one
 that compaction overtook while it was read, too. Nothing of it was written: the ledger knows.
 
+A column that a table gets while the application runs is made in the target by the first batch that may have values of it.
+
 A row that the target refuses stops the stage: without it the rest would be no state that the source ever had.
 """
 
@@ -79,7 +81,6 @@ class TransactionWriter:
         self._name = name
         self._checkpoint = checkpoint
         self._folder = folder
-        self._shapes = [_shape(log, stage, topic) for topic in stage.inputs]
         # Here, so that an address that cannot be is told before anything starts.
         self._sink: Sink = open_sink(stage.to, stage=name)
 
@@ -90,12 +91,12 @@ class TransactionWriter:
         from headwater.processing.whole import check_not_overtaken, forget_old_plan
 
         self.close()
-        sink = self._sink = open_together(self._stage.to, self._shapes, stage=self._name)
+        shapes = self._shapes()
+        sink = self._sink = open_together(self._stage.to, shapes, stage=self._name)
         written = sink.last
         forget_old_plan(self._checkpoint, written=written)
         ways = [
-            (shape, Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)))
-            for shape in self._shapes
+            Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)) for shape in shapes
         ]
 
         def write(result: DataFrame, epoch: int) -> None:
@@ -103,14 +104,22 @@ class TransactionWriter:
             if written is not None and written.epoch == epoch:  # its run died before Spark had noted it as done
                 write_together(sink, marker, [])
                 return
+            shapes = self._shapes()  # again: a topic has a column before it has the first event with it
             with ExitStack() as held:
-                rows = [held.enter_context(self._rows(shape, way, result, epoch)) for shape, way in ways]
+                rows = [
+                    held.enter_context(self._rows(shape, way, result, epoch))
+                    for shape, way in zip(shapes, ways, strict=True)
+                ]
                 check_not_overtaken(self._log, self._checkpoint, epoch)
                 self.reach("transactions: read")
-                tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(self._shapes, rows, strict=True)]
+                tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(shapes, rows, strict=True)]
                 write_together(sink, marker, tables, reach=self.reach)
 
         return write
+
+    def _shapes(self) -> list[Shape]:
+        """The tables with the columns that they have now."""
+        return [_shape(self._log, self._stage, topic) for topic in self._stage.inputs]
 
     @contextmanager
     def _rows(self, shape: Shape, leaving: Leaving, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:

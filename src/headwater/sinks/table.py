@@ -11,7 +11,7 @@ columns of it are never touched by an update. What differs (types, how rows trav
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -106,11 +106,15 @@ class TableSink(ABC):
         self._shape = shape
 
     def go_on(self, shape: Shape) -> None:
-        """Goes on with another table inside a batch, by whose transaction it is made where it is missing."""
+        """Goes on with another table inside a batch, by whose transaction it, or a column of it, is made where it is missing."""
         self._shape = shape
         with self._told():
-            if not self._columns(self._connection()):
-                self._create(self._connection())
+            connection = self._connection()
+            there = self._columns(connection)
+            if there:
+                self._widen(connection, there)
+            else:
+                self._create(connection)
 
     def entry(self) -> Entry:
         with self._told(), self._reading() as connection:
@@ -207,15 +211,18 @@ class TableSink(ABC):
             if creates:
                 self._create(connection)
             return
-        for field in self.shape.schema:
-            if field.name not in there:
-                added = f"{quoted(field.name)} {self._declared(field.type)}"
-                connection.execute(f"alter table {self.table} add column {added}")
+        self._widen(connection, there)
         if not self._is_unique(connection):
             raise InvalidInput(
                 f"{self.url}: table {self.table} may hold a key ({', '.join(self.shape.key)}) twice.",
                 advice=f"Run: CREATE UNIQUE INDEX ON {self.table} ({', '.join(map(quoted, self.shape.key))}).",
             )
+
+    def _widen(self, connection: Any, there: Collection[str]) -> None:
+        for field in self.shape.schema:
+            if field.name not in there:
+                added = f"{quoted(field.name)} {self._declared(field.type)}"
+                connection.execute(f"alter table {self.table} add column {added}")
 
     def _create(self, connection: Any) -> None:
         columns = [f"{quoted(field.name)} {self._declared(field.type)}" for field in self.shape.schema]
