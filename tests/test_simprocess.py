@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,6 +260,29 @@ def test_a_thread_waits_for_a_lock_until_another_frees_it() -> None:
 
 
 # Replay, and the real disk as the oracle
+
+
+def test_a_file_tells_when_it_was_last_written_to(tmp_path: Path) -> None:
+    """By the disk's own clock; renaming is no writing, and a file that is gone has no time."""
+    real, sim = RealDisk(), SimDisk(0, folder=str(tmp_path)).process("p")
+    for disk in (real, sim):
+        paths = [f"{tmp_path}/{name}" for name in "abc"]
+        times = []
+        for path in paths[:2]:
+            file = disk.open(path, "create")
+            file.write_at(0, [b"1"])
+            file.close()
+            times.append(disk.changed_us(path))
+            time.sleep(0.02)  # the kernel's clock goes by ticks
+        assert times[0] < times[1]
+        disk.rename(paths[0], paths[2])
+        assert disk.changed_us(paths[2]) == times[0]
+        file = disk.open(paths[2], "write")
+        file.truncate(0)
+        file.close()
+        assert disk.changed_us(paths[2]) > times[1]
+        with pytest.raises(FileNotFoundError):
+            disk.changed_us(paths[0])
 
 
 def test_the_same_seed_and_calls_give_the_same_outcome() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,9 +21,11 @@ from headwater.log.compaction import is_overtaken
 from headwater.log.local import LocalStore
 from headwater.model.errors import InvalidApp, NotCapturable
 from headwater.processing.whole import whole_ends
+from headwater.sink_transactions import TransactionWriter
 from headwater.testing.servers.postgres import PostgresServer
 from mirror_rig import Onlooker, declared, life, until
 
+MOVES = 60
 STEPS = ("transactions: read", "sink: begun", "sink: piece applied", "sink: committed")
 
 
@@ -140,6 +143,57 @@ def owners(url: str) -> list[str | None]:
     with looking(url) as ask:
         has_owner = "owner" in {row[1] for row in ask("pragma table_info(vaults)")}
         return [owner for (owner,) in ask("select owner from vaults")] if has_owner else []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_batch_that_compaction_overtakes_is_planned_anew(
+    bank: Bank, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was to write is gone from the log for the sake of rows behind its ends: it is given up, and the next one has these."""
+    with hw.open_log(tmp_path / "log") as log:
+        for name, columns in (("vaults", "name STRING NOT NULL, balance BIGINT"), ("counter", "id BIGINT, n BIGINT")):
+            key = columns.partition(" ")[0]
+            more = {"key": key, "time": "committed", "compact": True, "partitions": 1, "segment_bytes": 4096}
+            log.create_topic(name, f"{columns}, committed TIMESTAMP", **more)
+        strikes = threading.Event()
+        gone: list[int] = []
+
+        def reach(_: TransactionWriter, step: str) -> None:
+            if step == "transactions: planned" and strikes.is_set():
+                strikes.clear()
+                gone.append(overtake(bank, log))
+
+        monkeypatch.setattr(TransactionWriter, "reach", reach)
+        onlooker = Onlooker(bank, f"sqlite:///{tmp_path}/copy.db")
+        app = declared(tmp_path, bank.url, {"copy": onlooker.url}, spark=spark)
+        app.start()
+        try:
+            until(lambda: onlooker.has_all, onlooker)
+            strikes.set()
+            with bank.connected() as ask:
+                bank.move(ask, random.Random(1))
+            until(lambda: bool(gone) and onlooker.has_all, onlooker)
+            assert gone == [0]
+            assert app.status().stages[-1].restarts == 1
+        finally:
+            app.stop()
+        with looking(onlooker.url) as ask:
+            assert rows_by(ask) == bank.rows()
+
+
+def overtake(bank: Bank, log: hw.Log) -> int:
+    """Moves money until the segments that a batch is to read are closed, and compacts them; how many of its rows of `counter` are left."""
+    end = log.offsets("counter")[0].stop
+    chance = random.Random(2)
+    with bank.connected() as ask:
+        for number in range(end, end + MOVES):
+            bank.move(ask, chance)
+            while log.offsets("counter")[0].stop <= number:
+                time.sleep(0.001)
+    for topic in ("vaults", "counter"):
+        log.tidy(topic)
+    return log.read("counter", end={0: end}).num_rows
 
 
 def test_there_are_no_ends_while_a_table_is_copied(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class TransactionWriter:
             if written is not None and written.epoch == epoch:  # its run died before Spark had noted it as done
                 write_together(sink, marker, [])
                 return
+            self.reach("transactions: planned")
             shapes = self._shapes()  # again: a topic has a column before it has the first event with it
             with ExitStack() as held:
                 rows = [

@@ -21,7 +21,6 @@ The keys of all closed segments are held in memory while one partition is compac
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,18 +92,18 @@ def remove_covered(disk: Disk, partition: Partition) -> list[Sealed]:
 
 
 def is_overtaken(handles: Handles, name: str, number: int, *, end: int, since_us: int) -> bool:
-    """Whether events before `end` may have gone since a time for the sake of events behind it.
+    """Whether events before `end` may have gone since a time, by the clock of the disk, for the sake of events behind it.
 
     That takes a closed segment that reaches further than `end`, and a compacted one before it that was written since.
     """
-    partition = handles.partition(name, number)
+    disk, partition = handles.disk, handles.partition(name, number)
     if partition.durable_base() <= end:
         return False
     try:
         return any(
-            os.stat(f"{partition.folder}/{sealed_name(base)}").st_mtime_ns // 1000 >= since_us
-            and Sealed(handles.disk, partition.folder, base).compacted is not None
-            for base, kind in segments(handles.disk, partition.folder).items()
+            disk.changed_us(f"{partition.folder}/{sealed_name(base)}") >= since_us
+            and Sealed(disk, partition.folder, base).compacted is not None
+            for base, kind in segments(disk, partition.folder).items()
             if kind is Sealed and base < end
         )
     except FileNotFoundError:  # merged with the one before it, at this moment

@@ -121,6 +121,9 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int:
         """The room left on the disk that holds `path`."""
 
+    def changed_us(self, path: str) -> int:
+        """When a file was last written to, by the clock of the disk; `FileNotFoundError` when it is missing."""
+
     def reach(self, point: str) -> None:
         """Called between the steps of every operation that has several: where a crash test strikes."""
 
@@ -202,6 +205,14 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         try:
             return shutil.disk_usage(path).free
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def changed_us(self, path: str) -> int:
+        try:
+            return os.stat(path).st_mtime_ns // 1000
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise storage_error(error, path) from error
 

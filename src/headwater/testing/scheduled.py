@@ -75,6 +75,9 @@ class ScheduledDisk(_Turns):
     def free_bytes(self, path: str) -> int:
         return self._call(lambda: self.process.free_bytes(path))
 
+    def changed_us(self, path: str) -> int:
+        return self._call(lambda: self.process.changed_us(path))
+
     def reach(self, point: str) -> None:
         self._call(lambda: self.process.reach(point))
 

@@ -37,7 +37,7 @@ from headwater.testing.simtree import Tree
 
 Operation = Literal[
     "boot_id", "open", "map", "names", "exists", "make_folder", "rename", "remove", "remove_folder", "sync_folder",
-    "free_bytes", "size", "read", "write", "allocate", "truncate", "sync", "view", "lock", "unlock",
+    "free_bytes", "changed_us", "size", "read", "write", "allocate", "truncate", "sync", "view", "lock", "unlock",
 ]  # fmt: skip
 """What a process asks of the disk. `sync` is that of a file or of a mapping."""
 
@@ -77,6 +77,8 @@ class SimDisk:
         self.folder = folder
         self.capacity_bytes = capacity_bytes
         self.points: Counter[str] = Counter()
+        self.now_us = 0
+        """The clock of the disk: every operation takes a microsecond."""
         self.lock_wait_s = 5.0
         self.random = Random(seed)
         self.tree = Tree(self.random)
@@ -195,6 +197,7 @@ class SimDisk:
     def strike(self, process: SimProcess, operation: Operation, path: str) -> Exception | None:
         """A process starts an operation: what it is to raise, when a part is done. A crash has killed it already."""
         self._look(process)
+        self.now_us += 1
         if self._crashes(process):
             return self._end(process, f"{operation} {path}")
         for fault in self._faults:

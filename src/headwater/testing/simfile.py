@@ -56,6 +56,7 @@ class Inode:
 
     def __init__(self, random: Random) -> None:
         self.length = 0
+        self.changed_us = 0
         self.errors = 0
         self.locked_by: object | None = None
         self.locked_in_thread = 0

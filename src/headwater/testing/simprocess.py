@@ -68,6 +68,7 @@ class SimProcess:
                     raise _missing(path)
                 folder, name = self.machine.tree.locate(path)
                 node = Inode(self.machine.random)
+                node.changed_us = self.machine.now_us
                 self.machine.tree.change(Entry(folder, name, node))
             return SimFile(self, path, node, writable=mode != "read")
 
@@ -158,6 +159,16 @@ class SimProcess:
             self._begin("free_bytes", path)
             return self.machine.free_bytes()
 
+    def changed_us(self, path: str) -> int:
+        with self.machine.mutex:
+            self._begin("changed_us", path)
+            node = self._find(path)
+            if node is None:
+                raise _missing(path)
+            if isinstance(node, Folder):
+                _refuse(errno.EISDIR, path)
+            return node.changed_us
+
     def reach(self, point: str) -> None:
         with self.machine.mutex:
             self.machine.reach(self, point)
@@ -239,6 +250,7 @@ class SimFile(_Opened):
         with self._machine.mutex:
             refusal = self._machine.strike(self._process, "write", self.path)
             self._check_open(writing=True)
+            self._inode.changed_us = self._machine.now_us
             if refusal is not None:
                 self._inode.write(position, payload[: self._machine.random.randint(0, len(payload))])
                 raise refusal
@@ -253,11 +265,13 @@ class SimFile(_Opened):
             self._begin("allocate", writing=True)
             if length - self._inode.length > self._machine.free_bytes():
                 _refuse(errno.ENOSPC, self.path)
+            self._inode.changed_us = self._machine.now_us
             self._inode.resize(max(length, self._inode.length))
 
     def truncate(self, length: int) -> None:
         with self._machine.mutex:
             self._begin("truncate", writing=True)
+            self._inode.changed_us = self._machine.now_us
             self._inode.resize(length)
 
     def view(self, length: int) -> pa.Buffer:
