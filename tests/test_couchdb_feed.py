@@ -11,7 +11,8 @@ import pytest
 from capture_documents_rig import CouchDocuments, Rig, check
 from headwater.model.errors import CaptureLost, NotCapturable, NotFound
 from headwater.sources.capture import couchdb
-from headwater.sources.capture.documents import document_table
+from headwater.sources.capture.couchdb_documents import document_of
+from headwater.sources.capture.documents import document_rows, document_table
 from headwater.sources.capture.open import parse_source_url
 from headwater.testing.servers.couchdb import CouchServer
 from test_capture_documents import wait_until
@@ -55,6 +56,13 @@ def test_a_sequence_that_is_opaque_is_carried_and_positions_sort() -> None:
     )
     assert source.changes(first.end, timeout_s=0.0) is None
     assert server.asked[1:] == [SEQ.format(9)]
+
+
+def test_a_field_that_is_called_as_the_revision_is_not_taken_for_it() -> None:
+    """The column `rev` is the document's `_rev`; the field stands in the whole."""
+    table = document_table("shop", None, has_rev=True)
+    (found,) = document_rows([document_of({"_id": "a", "_rev": "1-x", "rev": 7})], table).to_pylist()
+    assert (found["rev"], found["document"]) == ("1-x", '{"_id":"a","_rev":"1-x","rev":7}')
 
 
 def test_what_a_row_says_is_one_change() -> None:

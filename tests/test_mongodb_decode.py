@@ -183,6 +183,13 @@ def test_values_of_bson_fit_declared_columns() -> None:
     assert (str(row["price"]), row["x"], row["n"], row["times"]) == ("12.50", float("inf"), 2**40, [WALL, None])
 
 
+def test_a_declared_column_may_be_called_as_one_of_ours() -> None:
+    """MongoDB counts no revisions, so `rev` is a field like any other, and so is `document` unless it is to be the whole."""
+    table = document_table("users", "rev BIGINT, document DOUBLE", has_rev=False)
+    document = document_of({"_id": 1, "rev": 7, "document": 1.5}, table)
+    assert document_rows([document], table).to_pylist() == [{"id": "1", "rev": 7, "document": 1.5}]
+
+
 # What a server refuses
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.model.errors import NotCapturable, NotFound
 from headwater.sources.capture.couchdb_http import Couch
-from headwater.sources.capture.documents import Document, DocumentPage, document_table, json_text
+from headwater.sources.capture.documents import REV, Document, DocumentPage, document_table, json_text
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.source import TableInfo
 
@@ -60,7 +60,7 @@ class CouchDocuments:
 
 def document_of(document: Mapping[str, Any]) -> Document:
     """A document as the server gives it."""
-    return Document(id=document["_id"], rev=document["_rev"], fields=document, text=json_text(document))
+    return Document(id=document["_id"], fields={**document, REV: document["_rev"]}, text=json_text(document))
 
 
 def _documents(rows: Sequence[Any]) -> list[Document]:

@@ -40,10 +40,12 @@ Misfits = dict[int, dict[str, bytes]]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One document: its key, its fields as JSON has them, and `text`, the whole of it as JSON. Without fields only the key is known."""
+    """One document: its key, its fields as JSON has them, and `text`, the whole of it as JSON. Without fields only the key is known.
+
+    Where the database counts revisions, `rev` is a field.
+    """
 
     id: str
-    rev: str | None = None
     fields: Mapping[str, Any] = {}
     text: str | None = None
 
@@ -214,10 +216,7 @@ def _structs(
 
 
 def _columns(documents: Sequence[Document | None], table: TableInfo, misfits: Misfits | None) -> list[pa.Array]:
-    plain: dict[str, Callable[[Document], str | None]] = {
-        ID: lambda document: document.id,
-        REV: lambda document: document.rev,
-    }
+    plain: dict[str, Callable[[Document], str | None]] = {ID: lambda document: document.id}
     if DOCUMENT in table.schema.names and pa.types.is_string(table.schema.field(DOCUMENT).type):
         plain[DOCUMENT] = lambda document: document.text
     columns = []

@@ -77,7 +77,7 @@ def change_of(event: Mapping[str, Any], table: TableInfo) -> DocumentChange | No
 def document_of(document: Mapping[str, Any], table: TableInfo) -> Document:
     """A document as a row of a table."""
     names = table.schema.names
-    wanted = {name: plain(document[name]) for name in names if name not in (ID, DOCUMENT) and name in document}
+    wanted = {name: plain(document[name]) for name in names if name != ID and name in document}
     return Document(
         id=id_text(document["_id"]), fields=wanted, text=extended_json(document) if DOCUMENT in names else None
     )
