@@ -44,7 +44,7 @@ class Server:
 def test_a_sequence_that_is_opaque_is_carried_and_positions_sort() -> None:
     """What the server gave is what it is asked with; the position's own number sorts."""
     source = couchdb.CouchSource(parse_source_url("couchdb://nowhere/shop"), name="shop")
-    source._table = document_table("shop", None, has_rev=True)
+    source._tables = {"shop": document_table("shop", None, has_rev=True)}
     server = Server([row(8, "a", "1-x"), row(9, "b", "3-y")])
     source._couch = server  # type: ignore[assignment]
     first = source.changes(couchdb._end(41, SEQ.format(7)), timeout_s=0.0)

@@ -22,28 +22,18 @@ import msgspec
 from headwater.model.errors import CaptureLost
 from headwater.sources.capture.couchdb_documents import DESIGN, CouchDocuments, document_of
 from headwater.sources.capture.couchdb_http import Bell, Couch
+from headwater.sources.capture.document_source import DocumentSource
 from headwater.sources.capture.documents import (
     Document,
     DocumentChange,
     DocumentStore,
     batches_of,
     check_keys,
-    document_rows,
     json_text,
     transactions_of,
 )
-from headwater.sources.capture.feed import Feed
 from headwater.sources.capture.open import SourceUrl
-from headwater.sources.capture.source import (
-    DELETE,
-    INSERT,
-    UPDATE,
-    BackfillChunk,
-    CaptureSource,
-    Changes,
-    SourceLag,
-    TableInfo,
-)
+from headwater.sources.capture.source import DELETE, INSERT, UPDATE, CaptureSource, Changes, SourceLag, TableInfo
 
 CHANGES_ROWS = 1_000
 CHUNK_ROWS = 1_000
@@ -60,28 +50,22 @@ def documents_of(url: SourceUrl) -> DocumentStore:
     return CouchDocuments(Couch(url), url)
 
 
-class CouchSource:
+class CouchSource(DocumentSource):
     """One database; see the module."""
 
     def __init__(self, url: SourceUrl, *, name: str) -> None:
-        self.name = name
-        self.url = url.shown
-        self.identity = ""
-        self.left_out: dict[str, str] = {}
-        self._url = url
         self._couch = Couch(url)
-        self._documents = CouchDocuments(self._couch, url)
+        super().__init__(url, name=name, documents=CouchDocuments(self._couch, url), chunk_rows=CHUNK_ROWS)
         self._bell = Bell(self._couch)
-        self._feed = Feed(self._read)
-        self._table: TableInfo | None = None
         self._read_to = ""
 
     # What the runner calls
 
     def check(self) -> list[TableInfo]:
         """The one table."""
-        self._table = self._documents.table()
-        return [self._table]
+        table = self._documents.table()
+        self._tables = {table.name: table}
+        return [table]
 
     def prepare(self, resume: str | None) -> str:
         """Finds or makes the document that names the database; begins at the present, or goes on where it was."""
@@ -104,15 +88,6 @@ class CouchSource:
         position = resume if resume is not None else _end(0, update_seq)
         self._read_to = position
         return position
-
-    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
-        """The next page of the feed."""
-        return self._feed.next(after, timeout_s=timeout_s)
-
-    def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
-        """Up to `CHUNK_ROWS` documents in the order of their ids."""
-        assert self._table is not None
-        return self._feed.chunk(self._table, done, lambda: self._rows(done), position=position)
 
     def confirm(self, position: str) -> None:
         """Nothing to do: the feed forgets nothing."""
@@ -158,7 +133,7 @@ class CouchSource:
             )
 
     def _read(self, after: str, timeout_s: float) -> Changes | None:
-        assert self._table is not None
+        (table,) = self._tables
         since, deadline = _seq(after), time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
@@ -170,18 +145,11 @@ class CouchSource:
                     self._bell.hang(since)
             if time.monotonic() >= deadline:
                 return None
-        changes = page_changes(page["results"], self._table.name, after=after, read_us=time.time_ns() // 1000)
+        changes = page_changes(page["results"], table, after=after, read_us=time.time_ns() // 1000)
         transactions, _ = transactions_of(changes, None, whole=True)
         self._read_to = _end(_number(after) + len(page["results"]), page["last_seq"])
-        batches = batches_of(changes, {self._table.name: self._table}, None)
+        batches = batches_of(changes, self._tables, None)
         return Changes(batches=tuple(batches), transactions=transactions, end=self._read_to)
-
-    def _rows(self, done: Any | None) -> tuple[Any, Any, bool, float | None]:
-        """The documents behind the last one."""
-        assert self._table is not None
-        page, total = self._documents.page(self._table, done, limit=CHUNK_ROWS), self._table.rows_estimate
-        fraction = 1.0 if page.is_last else min(1.0, page.done["rows"] / total) if total else None
-        return document_rows(page.documents, self._table), page.done, page.is_last, fraction
 
 
 def page_changes(results: list[Any], table: str, *, after: str, read_us: int) -> list[DocumentChange]:

@@ -16,28 +16,20 @@ from contextlib import closing
 from typing import Any
 
 from headwater.model.errors import InvalidInput, NotCapturable
+from headwater.sources.capture.document_source import DocumentSource
 from headwater.sources.capture.documents import (
     Begun,
     DocumentStore,
     batches_of,
     check_keys,
-    document_rows,
     document_table,
     transactions_of,
 )
-from headwater.sources.capture.feed import Feed
 from headwater.sources.capture.mongodb_client import Mongo
 from headwater.sources.capture.mongodb_decode import RENAME, change_of, position_of, transaction_of
 from headwater.sources.capture.mongodb_documents import MongoDocuments
 from headwater.sources.capture.open import SourceUrl
-from headwater.sources.capture.source import (
-    BackfillChunk,
-    CaptureSource,
-    Changes,
-    SourceLag,
-    TableChange,
-    TableInfo,
-)
+from headwater.sources.capture.source import CaptureSource, Changes, SourceLag, TableChange, TableInfo
 
 CHANGES_ROWS = 5_000
 CHUNK_ROWS = 2_000
@@ -56,19 +48,14 @@ def documents_of(url: SourceUrl) -> DocumentStore:
     return MongoDocuments(Mongo(url), url)
 
 
-class MongoSource:
+class MongoSource(DocumentSource):
     """One database; see the module."""
 
+    _documents: MongoDocuments
+
     def __init__(self, url: SourceUrl, *, name: str) -> None:
-        self.name = name
-        self.url = url.shown
-        self.identity = ""
-        self.left_out: dict[str, str] = {}
-        self._url = url
         self._mongo = Mongo(url)
-        self._documents = MongoDocuments(self._mongo, url)
-        self._feed = Feed(self._read)
-        self._tables: dict[str, TableInfo] = {}
+        super().__init__(url, name=name, documents=MongoDocuments(self._mongo, url), chunk_rows=CHUNK_ROWS)
         self._events: deque[Any] = deque()
         """Of the stream, not told yet."""
         self._begun: Begun | None = None
@@ -107,15 +94,6 @@ class MongoSource:
             raise NotCapturable(f"{self.url} gives no resume tokens.", advice="Use MongoDB 4.2 or newer.")
         self._told_to = position
         return position
-
-    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
-        """What the stream has next."""
-        return self._feed.next(after, timeout_s=timeout_s)
-
-    def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
-        """Up to `CHUNK_ROWS` documents in the order of their ids."""
-        info = self._tables[table]
-        return self._feed.chunk(info, done, lambda: self._rows(info, done), position=position)
 
     def confirm(self, position: str) -> None:
         """Nothing to do: the server forgets by itself, by the size and age of its oplog."""
@@ -227,11 +205,3 @@ class MongoSource:
         why = f"Collection {name!r} was renamed to {to!r}: capture that one, or rename it back and start the capture again."
         stopped = TableChange(table=self._tables[name], error=why)
         return Changes(tables=(stopped,), end=self._told_to)
-
-    # The backfill
-
-    def _rows(self, table: TableInfo, done: Any | None) -> tuple[Any, Any, bool, float | None]:
-        """The documents behind the last one."""
-        page = self._documents.page(table, done, limit=CHUNK_ROWS)
-        fraction = min(1.0, page.done["rows"] / table.rows_estimate) if table.rows_estimate else None
-        return document_rows(page.documents, table), page.done, page.is_last, fraction
