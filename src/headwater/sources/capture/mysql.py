@@ -15,13 +15,10 @@ Not thread-safe, except `lag`, which has a connection of its own.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.model.errors import HeadwaterError
 from headwater.sources.capture.choice import not_captured, nothing_to_capture
 from headwater.sources.capture.mysql_backfill import Backfill
 from headwater.sources.capture.mysql_changes import Decoder
@@ -32,32 +29,26 @@ from headwater.sources.capture.mysql_resume import begin, bytes_behind, end_of_b
 from headwater.sources.capture.mysql_stream import Stream
 from headwater.sources.capture.mysql_tables import Captured, MyTable, chosen, info_of, read_codecs, read_tables
 from headwater.sources.capture.open import SourceUrl
+from headwater.sources.capture.replica import ReplicaSource
 from headwater.sources.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableInfo
 
 STANDSTILL_S = 10.0
 ANSWER_S = 0.02
 
 
-class MySqlSource:
+class MySqlSource(ReplicaSource):
     """One database; made by `source_of`, which connects to nothing yet."""
 
     def __init__(self, url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> None:
-        self.name = name
-        self.url = url.shown
-        self.identity = ""
-        self.left_out: dict[str, str] = {}
-        self._keys = keys
-        self._names = url.tables
+        super().__init__(url, name=name, keys=keys)
         self._database = Database(url)
         self._watching = Database(url)
-        self._watch_lock = threading.Lock()
         self._backfill = Backfill(Database(url))
         self._server: Server | None = None
         self._codecs: dict[int, str] = {}
         self._captured: dict[str, Captured] = {}
         self._stream: Stream | None = None
         self._decoder: Decoder | None = None
-        self._ready: deque[Changes] = deque()
         self._reached: Place | None = None
 
     def check(self) -> list[TableInfo]:
@@ -78,7 +69,7 @@ class MySqlSource:
         if not self._captured:
             self.check()
         assert self._server is not None
-        self._end_stream()
+        self._end_session()
         self.identity = self._server.identity
         if resume is None:
             position = begin(self._database, self._server)
@@ -87,19 +78,6 @@ class MySqlSource:
             position = resume
         self._reached = place_of(position)
         return position
-
-    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
-        """What committed behind `after`; waits up to `timeout_s` for the first.
-
-        With 0 the answer is none only if nothing is left of what had committed when it was asked for.
-        """
-        if not self._ready:
-            try:
-                self._ready.extend(self._read(after, timeout_s))
-            except HeadwaterError:
-                self._end_stream()
-                raise
-        return self._ready.popleft() if self._ready else None
 
     def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
         """The next rows of a table's backfill."""
@@ -128,7 +106,7 @@ class MySqlSource:
 
     def close(self) -> None:
         """Ends all connections."""
-        self._end_stream()
+        self._end_session()
         self._backfill.close()
         self._database.close()
         with self._watch_lock:
@@ -160,7 +138,7 @@ class MySqlSource:
         decoder, stream = self._decoder, self._stream
         if decoder is not None and stream is not None and (not decoder.is_whole or decoder.end == after):
             return decoder, stream
-        self._end_stream()
+        self._end_session()
         file = find(self._database, self._the_server(), after)
         self._stream = Stream(self._database, file=file, offset=place_of(after).offset)
         self._decoder = Decoder(
@@ -181,7 +159,7 @@ class MySqlSource:
     def _look(self, table: str) -> MyTable | None:
         return read_tables(self._database, table).get(table)
 
-    def _end_stream(self) -> None:
+    def _end_session(self) -> None:
         stream, self._stream, self._decoder = self._stream, None, None
         self._ready.clear()
         if stream is not None:

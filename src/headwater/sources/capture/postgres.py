@@ -18,7 +18,6 @@ Not thread-safe, except `lag`, which has a connection of its own.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -39,6 +38,7 @@ from headwater.sources.capture.pg_present import PresentDatabase
 from headwater.sources.capture.pg_stream import Peek, Stream, advance
 from headwater.sources.capture.pg_tables import Types, chosen, info_of, read_tables
 from headwater.sources.capture.pgoutput import Relation
+from headwater.sources.capture.replica import ReplicaSource
 from headwater.sources.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableChange, TableInfo
 
 BEHIND_BYTES = 64 << 20
@@ -52,23 +52,17 @@ ANSWER_S = 0.02
 HEARTBEAT_BYTES = 64 << 10
 
 
-class PostgresSource:
+class PostgresSource(ReplicaSource):
     """One database; made by `source_of`, which connects to nothing yet."""
 
     def __init__(self, url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> None:
-        self.name = name
-        self.url = url.shown
-        self.identity = ""
-        self.left_out: dict[str, str] = {}
-        self._keys = keys
-        self._names = url.tables
+        super().__init__(url, name=name, keys=keys)
         own = "headwater_" + re.sub(r"[^a-z0-9_]", "_", name.lower())[:50]
         self._slot = url.options.get("slot", own)
         self._publication = url.options.get("publication", own)
         self._publication_is_ours = "publication" not in url.options
         self._database = Database(url)
         self._watching = Database(url)
-        self._watch_lock = threading.Lock()
         self._types = Types(self._database)
         self._captured: dict[int, Captured] = {}
         self._follower = TableFollower(self._database, self._types)
@@ -77,7 +71,6 @@ class PostgresSource:
         self._session: Stream | Peek | None = None
         self._decoder: Decoder | None = None
         self._xids: deque[Indexes] = deque(maxlen=RECENT_BLOCKS)
-        self._ready: deque[Changes] = deque()
         self._confirmed = 0
         self._blocks_since_look = 0
         self._beaten = 0
@@ -118,19 +111,6 @@ class PostgresSource:
             start = pg_slot.begin_slot(self._database, self._slot)
         self._confirmed = lsn_of(start)
         return start
-
-    def changes(self, after: str, *, timeout_s: float) -> Changes | None:
-        """What committed behind `after`; waits up to `timeout_s` for the first.
-
-        With 0 the answer is none only if nothing is left of what had committed when it was asked for.
-        """
-        if not self._ready:
-            try:
-                self._ready.extend(self._read(after, timeout_s))
-            except HeadwaterError:
-                self._end_session()
-                raise
-        return self._ready.popleft() if self._ready else None
 
     def chunk(self, table: str, done: Any | None, *, position: str) -> BackfillChunk:
         """The next rows of a table's backfill."""
