@@ -11,7 +11,7 @@ cannot hold) becomes a dead letter: the rest goes in, found by halves between sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.databases.address import load_client, parse_address, quoted
+from headwater.databases.failures import in_our_words
 from headwater.databases.postgres_types import declared_type, to_csv
 from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, Unreachable
 from headwater.sinks.ledger import TABLE
@@ -171,29 +172,21 @@ class PostgresSink(TableSink):
     def _declared(self, type_: pa.DataType) -> str:
         return declared_type(type_)
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        failed: HeadwaterError | None = None
-        try:
-            yield
-        except self._psycopg.Error as error:
-            failed = refusal(error, self.url, psycopg=self._psycopg, password=self.address.password)
-        if (
-            failed is not None
-        ):  # raised outside of the handler, so that not even an error's context has a password in it
-            raise failed
+    def _told(self) -> AbstractContextManager[None]:
+        return in_our_words(self._problem)
 
-
-def refusal(error: Any, url: str, *, psycopg: Any, password: str | None = None) -> HeadwaterError:
-    """An error of PostgreSQL in our words."""
-    text, state = _first_line(error), (error.sqlstate or "08")[:2]
-    if password and password in text:
-        text = "the server cannot be reached"
-    if isinstance(error, psycopg.errors.InsufficientPrivilege) or state == "28":
-        return NoAccess(f"{url}: {text}.", advice="Grant the role what it needs, or use another one.")
-    if isinstance(error, psycopg.OperationalError) and state in _NOT_SERVING:
-        return Unreachable(f"{url}: {text}.", advice="Check the address, the server, and the role with its password.")
-    return InvalidInput(f"{url}: {text}.", advice="Correct the table, or name another.")
+    def _problem(self, error: Any) -> HeadwaterError | None:
+        if not isinstance(error, self._psycopg.Error):
+            return None
+        text, state = _first_line(error), (error.sqlstate or "08")[:2]
+        if self.address.password and self.address.password in text:
+            text = "the server cannot be reached"
+        what = f"{self.url}: {text}."
+        if isinstance(error, self._psycopg.errors.InsufficientPrivilege) or state == "28":
+            return NoAccess(what, advice="Grant the role what it needs, or use another one.")
+        if isinstance(error, self._psycopg.OperationalError) and state in _NOT_SERVING:
+            return Unreachable(what, advice="Check the address, the server, and the role with its password.")
+        return InvalidInput(what, advice="Correct the table, or name another.")
 
 
 def _with_nul(rows: pa.Table) -> np.ndarray:

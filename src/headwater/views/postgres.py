@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.databases.address import quoted, without_password
+from headwater.databases.address import load_client, quoted, without_password
 from headwater.databases.postgres_types import (
     answer_column,
     cast_type,
@@ -29,7 +29,7 @@ from headwater.databases.postgres_types import (
     to_csv,
     to_text,
 )
-from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable, Unsupported
+from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
@@ -73,7 +73,7 @@ class PostgresStore(SqlGenerations):
         self._address = url
         self._read_only = read_only
         self._connections = Connections(self._connect)
-        self._psycopg = _client()
+        self._psycopg = load_client("psycopg", extra="postgres", purpose="Keeping views in PostgreSQL")
         if not read_only:
             with self._changing() as connection:
                 connection.execute(_CREATE_META)
@@ -217,15 +217,6 @@ class PostgresStore(SqlGenerations):
             yield
         except self._psycopg.Error as error:
             raise _refusal(self._psycopg, error, self.url) from None
-
-
-def _client() -> Any:
-    try:
-        return import_module("psycopg")
-    except ImportError as error:
-        raise Unsupported(
-            f"Views in PostgreSQL need psycopg: {error}.", advice="pip install 'headwater[postgres]'."
-        ) from None
 
 
 def _where(selection: Selection, definition: ViewDefinition) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-from headwater.databases.address import password_of
 from headwater.model.errors import HeadwaterError, InvalidInput, NotCapturable, NotFound, Unreachable
 from headwater.sources.capture.documents import json_text
 from headwater.sources.capture.open import SourceUrl
@@ -133,10 +132,9 @@ class Couch:
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        user, options = self._url.user, self._url.options
+        user = self._url.user
         if user is not None:
-            password = password_of(options, self._url.shown) or options.get("password") or self._url.password or ""
-            token = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+            token = base64.b64encode(f"{user}:{self._url.read_password() or ''}".encode()).decode("ascii")
             headers["Authorization"] = f"Basic {token}"
         return headers
 

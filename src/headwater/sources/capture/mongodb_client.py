@@ -7,8 +7,8 @@ changes are gone. Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from bson.binary import UuidRepresentation
@@ -17,7 +17,8 @@ from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, ConnectionFailure, InvalidURI, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from headwater.databases.address import SECRETS, password_of
+from headwater.databases.address import SECRETS
+from headwater.databases.failures import in_our_words
 from headwater.model.errors import CaptureLost, HeadwaterError, InvalidInput, NotCapturable, Unreachable
 from headwater.sources.capture.open import SourceUrl
 
@@ -60,7 +61,7 @@ class Mongo:
             for name in (*SECRETS, "password"):
                 others.pop(name, None)
             if self._url.user is not None:
-                others |= {"username": self._url.user, "password": self._password() or ""}
+                others |= {"username": self._url.user, "password": self._url.read_password() or ""}
             with self.told():
                 self._client = MongoClient(
                     self._url.host,
@@ -135,24 +136,18 @@ class Mongo:
         token = cursor.get("postBatchResumeToken")
         return cursor[name], None if token is None else str(token["_data"])
 
-    def _password(self) -> str | None:
-        options = self._url.options
-        return password_of(options, self.shown) or options.get("password") or self._url.password
+    def told(self) -> AbstractContextManager[None]:
+        """Turns what pymongo raises into our errors; the stream is over then."""
+        return in_our_words(self._problem, then=self._forget_stream)
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Turns what pymongo raises into our errors, without its traceback."""
-        try:
-            yield
-            return
-        except (ConfigurationError, InvalidURI) as error:
-            problem: HeadwaterError = InvalidInput(f"{self.shown}: {error}.", advice="Check the options of the URL.")
-        except PyMongoError as error:
-            problem = self._problem(error)
+    def _forget_stream(self) -> None:
         self._cursor = 0
-        raise problem
 
-    def _problem(self, error: PyMongoError) -> HeadwaterError:
+    def _problem(self, error: Exception) -> HeadwaterError | None:
+        if not isinstance(error, PyMongoError):
+            return None
+        if isinstance(error, (ConfigurationError, InvalidURI)):
+            return InvalidInput(f"{self.shown}: {error}.", advice="Check the options of the URL.")
         text = str(error).partition(", full error")[0].partition(" (configured timeouts")[0].partition(", Timeout:")[0]
         code = error.code if isinstance(error, OperationFailure) else None
         if code == _NO_REPLICA_SET:

@@ -8,11 +8,11 @@ do something first, `CaptureLost` where changes are gone. Not thread-safe: each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from headwater.databases.address import load_client, password_of
+from headwater.databases.address import load_client
+from headwater.databases.failures import in_our_words
 from headwater.model.errors import CaptureLost, HeadwaterError, InvalidInput, NotCapturable, Unreachable, Unsupported
 from headwater.sources.capture.open import SourceUrl
 
@@ -79,7 +79,7 @@ class Database:
         files = {
             name.removeprefix("ssl_"): options[name] for name in ("ssl_ca", "ssl_cert", "ssl_key") if name in options
         }
-        password = self._password()
+        password = url.read_password()
         with self.told():
             connection = client.connect(
                 host=url.host or "127.0.0.1",
@@ -106,30 +106,24 @@ class Database:
             with suppress(Exception):
                 connection.close()
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Turns what the client raises into our errors, without secrets and without its own traceback."""
-        try:
-            yield
-            return
-        except HeadwaterError:
-            raise
-        except Exception as error:
-            if isinstance(error, RuntimeError) and "cryptography" in str(error):
-                raise Unsupported(
-                    f"{self.shown}: without encryption this user's password is sent by RSA, which needs the package cryptography.",
-                    advice="pip install cryptography; or give ?ssl_ca=….",
-                ) from None
-            if not type(error).__module__.startswith("pymysql") and not isinstance(error, OSError):
-                raise
-            number, text = (*error.args, "", "")[:2]
-            problem = self.problem(number if isinstance(number, int) else 0, str(text or error))
-        self.close()
-        raise problem
+    def told(self) -> AbstractContextManager[None]:
+        """Turns what the client raises into our errors; the connection is made anew then."""
+        return in_our_words(self._problem, then=self.close)
+
+    def _problem(self, error: Exception) -> HeadwaterError | None:
+        if isinstance(error, RuntimeError) and "cryptography" in str(error):
+            return Unsupported(
+                f"{self.shown}: without encryption this user's password is sent by RSA, which needs the package cryptography.",
+                advice="pip install cryptography; or give ?ssl_ca=….",
+            )
+        if not type(error).__module__.startswith("pymysql") and not isinstance(error, OSError):
+            return None
+        number, text = (*error.args, "", "")[:2]
+        return self.problem(number if isinstance(number, int) else 0, str(text or error))
 
     def problem(self, number: int, text: str) -> HeadwaterError:
         """What an error of the server means to us."""
-        secret = self._password()
+        secret = self._url.read_password()
         said = "the server refuses" if secret and secret in text else text.strip().rstrip(".")
         what = f"{self.shown}: {said}."
         if number == _NO_BINLOG:
@@ -151,10 +145,6 @@ class Database:
                 what, advice="It was dropped or renamed: leave it out, or name it as it is called now."
             )
         return Unreachable(what, advice="Check that the server runs and takes connections.")
-
-    def _password(self) -> str | None:
-        options = self._url.options
-        return password_of(options, self.shown) or options.get("password") or self._url.password
 
 
 def grants(database: Database, user: str = "…") -> str:

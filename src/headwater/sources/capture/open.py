@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
+from headwater.databases.address import password_of
 from headwater.log.topic import check_name
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.sources.capture.source import CaptureSource
@@ -76,6 +77,10 @@ class SourceUrl(msgspec.Struct, frozen=True, kw_only=True):
         options = {name: "***" if name.split(".")[-1] == "password" else value for name, value in self.options.items()}
         query = f"?{urlencode(options, safe='*')}" if options else ""
         return f"{self.scheme}://{who}{where}{'/' if self.scheme.endswith('sqlite') else ''}{quote(self.path)}{query}"
+
+    def read_password(self) -> str | None:
+        """The password from wherever the URL says that it is, read anew each time, so that it may change."""
+        return password_of(self.options, self.shown) or self.options.get("password") or self.password
 
 
 def parse_source_url(url: str) -> SourceUrl:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
-from headwater.sources.capture.pg_connection import Database, literal, quoted
+from headwater.sources.capture.pg_connection import Database, literal
 from headwater.sources.capture.pg_tables import PgTable
 
 VERSION_MIN = 15

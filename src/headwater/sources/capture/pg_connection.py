@@ -8,14 +8,13 @@ has to do something first, `CaptureLost` where changes are gone. Not thread-safe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 from urllib.parse import quote
 
-from headwater.databases.address import SECRETS, password_of
-from headwater.model.errors import CaptureLost, HeadwaterError, NotCapturable, Unreachable, Unsupported
+from headwater.databases.address import SECRETS, load_client
+from headwater.databases.failures import in_our_words
+from headwater.model.errors import CaptureLost, HeadwaterError, NotCapturable, Unreachable
 from headwater.sources.capture.open import SourceUrl
 
 CONNECT_S = 10
@@ -97,22 +96,13 @@ class Database:
                     connection.close()
         self._statements = self._bulk = None
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Turns what the clients raise into our errors, without secrets and without their own traceback."""
-        try:
-            yield
-            return
-        except HeadwaterError:
-            raise
-        except Exception as error:
-            if not type(error).__module__.startswith(("psycopg", "adbc_driver")):
-                raise
-            problem = self._problem(error)
-        self.close()
-        raise problem
+    def told(self) -> AbstractContextManager[None]:
+        """Turns what the clients raise into our errors; the connections are made anew then."""
+        return in_our_words(self._problem, then=self.close)
 
-    def _problem(self, error: Any) -> HeadwaterError:
+    def _problem(self, error: Exception) -> HeadwaterError | None:
+        if not type(error).__module__.startswith(("psycopg", "adbc_driver")):
+            return None
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
         text = str(error).strip()
         first = self._bare(text.partition("\n")[0].removeprefix("[libpq] ").rstrip("."))
@@ -144,12 +134,8 @@ class Database:
         return Unreachable(f"{self.shown}: {first}.", advice="Check that the server runs and takes connections.")
 
     def _bare(self, text: str) -> str:
-        secret = self._password()
+        secret = self._url.read_password()
         return text if not secret or secret not in text else "the server cannot be reached"
-
-    def _password(self) -> str | None:
-        options = self._url.options
-        return password_of(options, self.shown) or options.get("password") or self._url.password
 
     def _parameters(self, lock_timeout_ms: int = 0) -> dict[str, Any]:
         """What libpq is told, by its own names."""
@@ -159,7 +145,7 @@ class Database:
             "port": url.port,
             "user": url.user,
             "dbname": url.path.removeprefix("/") or None,
-            "password": self._password(),
+            "password": url.read_password(),
         }
         parameters = {name: value for name, value in told.items() if value is not None}
         extra = {name: value for name, value in url.options.items() if name not in OUR_OPTIONS}
@@ -178,18 +164,7 @@ class Database:
 
 def client(module: str) -> Any:
     """A client library, loaded when it is needed."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise Unsupported(
-            f"PostgreSQL cannot be captured without {module.partition('.')[0]}.",
-            advice="Install the extra: pip install 'headwater[postgres]'",
-        ) from None
-
-
-def quoted(name: str) -> str:
-    """An SQL name, whatever characters it has."""
-    return '"' + name.replace('"', '""') + '"'
+    return load_client(module, extra="postgres", purpose="Capturing PostgreSQL")
 
 
 def literal(text: str) -> str:

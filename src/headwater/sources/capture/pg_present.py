@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.model.errors import HeadwaterError
-from headwater.sources.capture.pg_connection import Database, quoted
+from headwater.sources.capture.pg_connection import Database
 from headwater.sources.capture.pg_tables import PgColumn, PgTable
 from headwater.sources.capture.pg_types import decoded, printed
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from headwater.databases.address import quoted
 from headwater.model.errors import CaptureLost, NotCapturable, TimedOut
 from headwater.sources.capture.pg_check import create_statement, published_tables
-from headwater.sources.capture.pg_connection import Database, quoted
+from headwater.sources.capture.pg_connection import Database
 from headwater.sources.capture.pg_positions import end_text, lsn_of
 from headwater.sources.capture.pg_tables import PgTable
 

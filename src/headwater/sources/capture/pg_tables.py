@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
 from headwater.sources.capture.choice import with_keys
-from headwater.sources.capture.pg_connection import Database, quoted
+from headwater.sources.capture.pg_connection import Database
 from headwater.sources.capture.pg_types import CatalogType, PgType, named_types, type_of
 from headwater.sources.capture.source import TableInfo
 

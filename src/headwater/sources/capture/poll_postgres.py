@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
 from headwater.sources.capture.open import SourceUrl
-from headwater.sources.capture.pg_connection import Database, quoted
+from headwater.sources.capture.pg_connection import Database
 from headwater.sources.capture.pg_tables import PgTable, Types, info_of, read_tables
 from headwater.sources.capture.poll import Polled, Where, bare_options, chosen, refuse_column, statement
 from headwater.sources.capture.source import TableInfo

@@ -9,13 +9,14 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable, NotFound
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.poll import Polled, Where, chosen, refuse_column, statement
 from headwater.sources.capture.source import TableInfo
 from headwater.sources.capture.sqlite_decode import fetch_columns, misfit_text, read_rows
 from headwater.sources.capture.sqlite_errors import translated
-from headwater.sources.capture.sqlite_tables import SQLiteTable, quoted, read_table, table_names
+from headwater.sources.capture.sqlite_tables import SQLiteTable, read_table, table_names
 from headwater.sources.capture.sqlite_values import KeyMisfit
 
 BUSY_S = 10.0

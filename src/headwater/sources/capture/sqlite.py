@@ -23,13 +23,14 @@ from urllib.parse import quote
 
 import msgspec
 
+from headwater.databases.address import quoted
 from headwater.model.errors import CaptureLost, NoAccess, NotCapturable, NotFound
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableInfo
 from headwater.sources.capture.sqlite_changelog import Changelog, Layout, newest
 from headwater.sources.capture.sqlite_decode import Telling, fetch_columns, misfit_text, position_of, read_rows
 from headwater.sources.capture.sqlite_errors import locked_is_fine, translated
-from headwater.sources.capture.sqlite_tables import SQLiteTable, quoted, read_table, table_names
+from headwater.sources.capture.sqlite_tables import SQLiteTable, read_table, table_names
 from headwater.sources.capture.sqlite_values import KeyMisfit
 
 BUSY_S = 10.0

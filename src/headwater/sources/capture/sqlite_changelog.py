@@ -28,8 +28,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from headwater.databases.address import quoted
 from headwater.model.errors import FormatTooNew
-from headwater.sources.capture.sqlite_tables import SQLiteTable, quoted, text_literal
+from headwater.sources.capture.sqlite_tables import SQLiteTable, text_literal
 
 FORMAT = 1
 SCHEMA = "s"

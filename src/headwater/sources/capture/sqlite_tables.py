@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from headwater.databases.address import quoted
 from headwater.log.topic import check_name
 from headwater.model.errors import InvalidName, NotCapturable
 from headwater.sources.capture.source import TableInfo
@@ -72,11 +73,6 @@ def type_of(declared: str) -> pa.DataType:
     """The type in the log of a column that was declared so."""
     upper = declared.upper()
     return next((type_ for words, type_ in _TYPES if any(word in upper for word in words)), pa.string())
-
-
-def quoted(name: str) -> str:
-    """A name as SQL takes it, whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def text_literal(text: str) -> str:
