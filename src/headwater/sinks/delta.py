@@ -22,32 +22,24 @@ from headwater.model.errors import InvalidInput, Unreachable
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
-from headwater.sinks.sink import Refusal, Shape, column_names
+from headwater.sinks.sink import Refusal, Shape, ShapedSink, column_names
 
 MARKER = "headwater.marker"
 _ACCEPTED = -1
 """The version of the stage's transaction after its last marker was forgotten."""
 
 
-class DeltaSink:
+class DeltaSink(ShapedSink):
     """One Delta table, fed by one stage."""
 
     def __init__(self, to: str, *, stage: str) -> None:
         address = parse_address(to, options=("partition_by",))
-        self.stage = stage
-        self.url = address.shown
+        super().__init__(address.shown, stage=stage)
         self.folder = Path(address.path).absolute()
         self.partition_by = column_names(address.options.get("partition_by", ""))
         self._delta = load_client("deltalake", extra="delta", purpose="A Delta table as a sink")
-        self._shape: Shape | None = None
         self._table: Any = None
         self._pieces: list[pa.Table] = []
-
-    @property
-    def shape(self) -> Shape:
-        """What is written."""
-        assert self._shape is not None, "the sink was not opened"
-        return self._shape
 
     def open(self, shape: Shape) -> None:
         self._shape = shape
@@ -70,9 +62,6 @@ class DeltaSink:
             if missing:
                 table.alter.add_columns(list(self._delta.Schema.from_arrow(pa.schema(missing)).fields))
 
-    def attach(self, shape: Shape) -> None:
-        self._shape = shape
-
     def entry(self) -> Entry:
         with self._told():
             return self._entry(self.load()) if self._exists() else NO_ENTRY
@@ -89,10 +78,6 @@ class DeltaSink:
                 marker = Marker.from_canonical(commit[MARKER].encode())
                 found.setdefault(marker.stage, NO_ENTRY if marker.ends == _ACCEPTED else Entry(0, marker))
         return found
-
-    @property
-    def last(self) -> Marker | None:
-        return self.entry().last
 
     def begin(self, marker: Marker) -> bool:
         with self._told():

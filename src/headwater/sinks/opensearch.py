@@ -37,7 +37,7 @@ from headwater.model.errors import Fenced, InvalidInput, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
 from headwater.sinks.opensearch_http import Action, Answer, OpenSearchClient, path_of
-from headwater.sinks.sink import Refusal, Shape
+from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 LEDGER = "headwater-ledger"
 ID_BYTES_MAX = 512
@@ -56,13 +56,12 @@ class Ledger(msgspec.Struct, frozen=True):
     primary_term: int | None = None
 
 
-class OpenSearchSink:
+class OpenSearchSink(ShapedSink):
     """One index, fed by one stage."""
 
     def __init__(self, to: str, *, stage: str) -> None:
         address = parse_address(to, options=("ca_file",))
-        self.stage = stage
-        self.url = address.shown
+        super().__init__(address.shown, stage=stage)
         server, _, self.index = address.client.partition("://")[2].partition("/")
         if not self.index or "/" in self.index:
             raise InvalidInput(f"{self.url!r} names no index.", advice="Write opensearch://host:9200/index.")
@@ -73,18 +72,11 @@ class OpenSearchSink:
             password=address.password,
             ca_file=address.options.get("ca_file"),
         )
-        self._shape: Shape | None = None
         self._number = 0
         self._begun: Ledger | None = None
         self._begun_with = ""
         self._version = 0
         self._is_repair = False
-
-    @property
-    def shape(self) -> Shape:
-        """What is written."""
-        assert self._shape is not None, "the sink was not opened"
-        return self._shape
 
     def open(self, shape: Shape) -> None:
         self._shape = shape
@@ -99,9 +91,6 @@ class OpenSearchSink:
                 self._number = number
                 return
 
-    def attach(self, shape: Shape) -> None:
-        self._shape = shape
-
     def entry(self) -> Entry:
         return self._ledger(self._uuid()).entry
 
@@ -113,10 +102,6 @@ class OpenSearchSink:
         found = self.client.ask("POST", path_of(LEDGER, "_search"), query).body["hits"]["hits"]
         uuid = self._uuid()
         return {hit["_source"]["stage"]: _entry(hit["_source"], uuid) for hit in found}
-
-    @property
-    def last(self) -> Marker | None:
-        return self.entry().last
 
     def begin(self, marker: Marker) -> bool:
         self._begun_with = self._uuid()

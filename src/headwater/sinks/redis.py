@@ -36,7 +36,7 @@ from headwater.model.errors import Fenced, InvalidInput, NoAccess, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
 from headwater.sinks.redis_fields import field_texts
-from headwater.sinks.sink import Refusal, Shape
+from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 As = Literal["hash", "json", "set"]
 
@@ -89,28 +89,20 @@ _ENTER = _CHECKED + "redis.call('HSET', KEYS[1], 'marker', ARGV[3])"
 _TAKE = "return redis.call('HINCRBY', KEYS[1], 'number', 1)"
 
 
-class RedisSink:
+class RedisSink(ShapedSink):
     """The keys of one prefix, fed by one stage."""
 
     def __init__(self, to: str, *, stage: str) -> None:
         address = parse_address(to, options=("prefix", "as"), others=True)
-        self.stage = stage
-        self.url = address.shown
+        super().__init__(address.shown, stage=stage)
         self.style = _style(address.options.get("as", "hash"), self.url)
         self._prefix = address.options.get("prefix")
         self._redis = load_client("redis", extra="redis", purpose="Redis as a sink")
         more = {} if address.password is None else {"password": address.password}
         timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
         self.client: Any = self._redis.Redis.from_url(address.client, **timeouts, **more)
-        self._shape: Shape | None = None
         self._number = ""
         self._expected = ""
-
-    @property
-    def shape(self) -> Shape:
-        """What is written."""
-        assert self._shape is not None, "the sink was not opened"
-        return self._shape
 
     @property
     def prefix(self) -> str:
@@ -128,7 +120,7 @@ class RedisSink:
             self._number = str(self.client.eval(_TAKE, 1, self.ledger))
 
     def attach(self, shape: Shape) -> None:
-        self._shape = shape
+        super().attach(shape)
         if (
             self.style == "set"
             and len(shape.key) == 1
@@ -148,10 +140,6 @@ class RedisSink:
         with self.told():
             names = list(self.client.scan_iter(f"{LEDGER}*", count=1000))
             return {name.decode().removeprefix(LEDGER): entry_of(self.client.hgetall(name)) for name in names}
-
-    @property
-    def last(self) -> Marker | None:
-        return self.entry().last
 
     def begin(self, marker: Marker) -> bool:
         entry = self.entry()

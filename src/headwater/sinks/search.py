@@ -32,7 +32,7 @@ from headwater.log.kafka_json import row_texts
 from headwater.model.errors import InvalidInput, NoAccess, Unreachable, Unsupported
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
-from headwater.sinks.sink import Refusal, Shape
+from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 KEY, ROW, LEDGER = "_key", "_row", "_ledger"
 KEY_BYTES_MAX = 65_000
@@ -42,25 +42,17 @@ LEDGERS_MAX = 1_000
 _YEARS = (datetime(1700, 1, 1, tzinfo=UTC), datetime(2250, 1, 1, tzinfo=UTC))
 
 
-class SearchSink:
+class SearchSink(ShapedSink):
     """One index, fed by one stage."""
 
     def __init__(self, to: str, *, stage: str) -> None:
         address = parse_address(to, options=())
-        self.stage = stage
-        self.url = address.shown
+        super().__init__(address.shown, stage=stage)
         self.folder = Path(address.path)
         self._tantivy = load_client("tantivy", extra="search", purpose="A search index as a sink")
-        self._shape: Shape | None = None
         self._index: Any = None
         self._writer: Any = None
         self._number = 0
-
-    @property
-    def shape(self) -> Shape:
-        """What is written."""
-        assert self._shape is not None, "the sink was not opened"
-        return self._shape
 
     def open(self, shape: Shape) -> None:
         self._shape = shape
@@ -74,7 +66,7 @@ class SearchSink:
             self._end(commits=True)
 
     def attach(self, shape: Shape) -> None:
-        self._shape = shape
+        super().attach(shape)
         with self._told():
             if not self._tantivy.Index.exists(str(self.folder)):
                 raise Unreachable(
@@ -105,10 +97,6 @@ class SearchSink:
         with self._told():
             self._index.reload()
             return self._index.searcher()
-
-    @property
-    def last(self) -> Marker | None:
-        return self.entry().last
 
     def begin(self, marker: Marker) -> bool:
         with self._told():

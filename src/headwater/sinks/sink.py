@@ -23,6 +23,7 @@ log keeps what comes. Thread-safety: one thread at a time. `reach` is called bet
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from itertools import islice
@@ -112,6 +113,34 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Frees connections."""
+
+
+class ShapedSink(ABC):
+    """What the sinks have in common: a stage, the URL of its target, and the shape of what is written, known once it is attached."""
+
+    def __init__(self, url: str, *, stage: str) -> None:
+        self.url = url
+        self.stage = stage
+        self._shape: Shape | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """What is written."""
+        assert self._shape is not None, "the sink was not opened"
+        return self._shape
+
+    def attach(self, shape: Shape) -> None:
+        """Makes ready to read the ledger and to repair, and takes nothing from the writer."""
+        self._shape = shape
+
+    @abstractmethod
+    def entry(self) -> Entry:
+        """What the target knows of the stage."""
+
+    @property
+    def last(self) -> Marker | None:
+        """The marker of the batch that was applied last."""
+        return self.entry().last
 
 
 class Dead(msgspec.Struct, frozen=True):

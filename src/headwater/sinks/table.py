@@ -10,7 +10,7 @@ columns of it are never touched by an update. What differs (types, how rows trav
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -22,12 +22,12 @@ from headwater.databases.address import Address, quoted
 from headwater.model.errors import InvalidInput
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, TABLE, Entry, admits, check_unmoved
-from headwater.sinks.sink import Refusal, Shape
+from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 _CREATE = f"create table if not exists {TABLE} (stage varchar primary key, number bigint not null, marker varchar)"
 
 
-class TableSink(ABC):
+class TableSink(ShapedSink):
     """One table, fed by one stage; a kind of database adds what is its own."""
 
     _mark = "?"
@@ -35,10 +35,8 @@ class TableSink(ABC):
     _snapshot = "begin"
 
     def __init__(self, address: Address, *, stage: str) -> None:
-        self.stage = stage
-        self.url = address.shown
+        super().__init__(address.shown, stage=stage)
         self.address = address
-        self._shape: Shape | None = None
         self._number = 0
         self._begun = False
 
@@ -83,12 +81,6 @@ class TableSink(ABC):
     # The sink
 
     @property
-    def shape(self) -> Shape:
-        """What is written."""
-        assert self._shape is not None, "the sink was not opened"
-        return self._shape
-
-    @property
     def table(self) -> str:
         """The table's name in SQL."""
         return quoted(self.address.options.get("table") or self.shape.name)
@@ -101,9 +93,6 @@ class TableSink(ABC):
             entry = self._entry(connection, locks=True)
             self._number = entry.number + 1
             self._enter(connection, Entry(self._number, entry.last))
-
-    def attach(self, shape: Shape) -> None:
-        self._shape = shape
 
     def go_on(self, shape: Shape) -> None:
         """Goes on with another table inside a batch, by whose transaction it, or a column of it, is made where it is missing."""
@@ -140,10 +129,6 @@ class TableSink(ABC):
     def columns_in(self, connection: Any) -> dict[str, str]:
         """The columns that the table has, with their types; none where it is missing."""
         return self._columns(connection)
-
-    @property
-    def last(self) -> Marker | None:
-        return self.entry().last
 
     def begin(self, marker: Marker) -> bool:
         with self._beginning() as connection:

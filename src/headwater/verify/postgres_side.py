@@ -18,9 +18,10 @@ from headwater.databases.address import quoted
 from headwater.databases.postgres_types import cast_type, from_csv, to_text
 from headwater.model.errors import InvalidInput, NotFound
 from headwater.sinks.postgres import PostgresSink
-from headwater.sinks.sink import Shape, Sink
+from headwater.sinks.sink import Shape
 from headwater.verify.digest import CHUNK_DIGITS, NAN_BITS, Sums
 from headwater.verify.side import Follows, Look, Places, chosen, nullable
+from headwater.verify.sink_side import SinkSide
 
 _CHUNK_BYTES = 8 << 20
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -32,14 +33,10 @@ _TYPES = {
 }  # fmt: skip
 
 
-class PostgresSide:
+class PostgresSide(SinkSide):
     """A table of PostgreSQL."""
 
-    def __init__(self, url: str) -> None:
-        self._given = url
-        self._sink = PostgresSink(url, stage="")
-        self.url = self._sink.url
-        self._shape: Shape | None = None
+    _sink: PostgresSink
 
     def shape(self) -> Shape | None:
         name = self._sink.address.options.get("table")
@@ -52,10 +49,6 @@ class PostgresSide:
                 raise NotFound(f"{self.url}: there is no table {name!r}.", advice="Name another with ?table=.")
             key = self._sink.primary_key(connection)
         return Shape(name, pa.schema([(column, _arrow(type_)) for column, type_ in columns.items()]), key)
-
-    def take(self, shape: Shape) -> None:
-        self._shape = shape
-        self._sink.attach(shape)
 
     @contextmanager
     def look(self, *, at: Places | None = None, topic: str | None = None, stage: str | None = None) -> Iterator[Look]:
@@ -70,15 +63,6 @@ class PostgresSide:
                 )
             follows = chosen(self._sink.entries_in(connection), topic=topic, stage=stage)
             yield PostgresLook(connection, self._sink.table, self._shape, columns, follows)
-
-    def repairs(self, stage: str) -> Sink:
-        sink = PostgresSink(self._given, stage=stage)
-        assert self._shape is not None
-        sink.attach(self._shape)
-        return sink
-
-    def close(self) -> None:
-        self._sink.close()
 
 
 class PostgresLook:

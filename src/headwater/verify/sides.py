@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headwater.model.errors import Unsupported
@@ -26,7 +26,7 @@ from headwater.verify.side import Side
 from headwater.verify.store_sides import DeltaSide, OpenSearchSide, ParquetSide, RedisSide, SearchSide
 from headwater.verify.table_sides import DuckdbSide, SqliteSide
 
-_SIDES: dict[str, type[Side]] = {
+_SIDES: dict[str, Callable[[str], Side]] = {
     "sqlite": SqliteSide,
     "duckdb": DuckdbSide,
     "postgresql": PostgresSide,
@@ -50,7 +50,7 @@ def side_of(url: str) -> Side:
     """The side of a URL; its columns are taken later."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in _SIDES:
-        return _SIDES[scheme](url)  # type: ignore[call-arg]
+        return _SIDES[scheme](url)
     if "#" in url:
         return open_log_side(url)
     if not scheme:

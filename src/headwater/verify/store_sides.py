@@ -24,38 +24,13 @@ from headwater.sinks.opensearch import OpenSearchSink
 from headwater.sinks.redis import RedisSink
 from headwater.sinks.redis_fields import from_field_texts
 from headwater.sinks.search import LEDGER, ROW, SearchSink
-from headwater.sinks.sink import Shape, Sink, open_sink
+from headwater.sinks.sink import Shape, Sink
 from headwater.verify.side import Follows, Look, Places, chosen, nullable, picked
+from headwater.verify.sink_side import SinkSide
 from headwater.verify.table_sides import conformed
 
 _CHUNK_ROWS = 20_000
 _SCAN = 2_000
-
-
-class StoreSide:
-    """A side that takes its columns from the other one."""
-
-    def __init__(self, url: str) -> None:
-        self._given = url
-        self._sink = open_sink(url, stage="")
-        self.url = self._sink.url
-        self._shape: Shape | None = None
-
-    def shape(self) -> Shape | None:
-        return None
-
-    def take(self, shape: Shape) -> None:
-        self._shape = shape
-        self._sink.attach(shape)
-
-    def repairs(self, stage: str) -> Sink:
-        sink = open_sink(self._given, stage=stage)
-        assert self._shape is not None
-        sink.attach(self._shape)
-        return sink
-
-    def close(self) -> None:
-        self._sink.close()
 
 
 class _StoreLook:
@@ -77,7 +52,7 @@ class _StoreLook:
         return picked(self.chunks(), keys, self._shape)
 
 
-class RedisSide(StoreSide):
+class RedisSide(SinkSide):
     """The keys of a prefix."""
 
     _sink: RedisSink
@@ -86,9 +61,6 @@ class RedisSide(StoreSide):
     def look(self, *, at: Places | None = None, topic: str | None = None, stage: str | None = None) -> Iterator[Look]:
         assert self._shape is not None
         yield RedisLook(self._sink, self._shape, chosen(self._sink.entries(), topic=topic, stage=stage))
-
-    def shape(self) -> Shape | None:
-        return None
 
     def take(self, shape: Shape) -> None:
         if self._sink.style == "set":
@@ -163,7 +135,7 @@ class RedisLook:
         return _with_keys(_of_json([text.decode() for text in texts], self._shape), self._shape)
 
 
-class SearchSide(StoreSide):
+class SearchSide(SinkSide):
     """The documents of an index."""
 
     _sink: SearchSink
@@ -184,7 +156,7 @@ class SearchSide(StoreSide):
         yield _StoreLook(shape, read, follows, is_moment=True)
 
 
-class OpenSearchSide(StoreSide):
+class OpenSearchSide(SinkSide):
     """The documents of an index of OpenSearch."""
 
     _sink: OpenSearchSink
@@ -217,7 +189,7 @@ class OpenSearchLook:
         )
 
 
-class DeltaSide(StoreSide):
+class DeltaSide(SinkSide):
     """A version of a Delta table."""
 
     _sink: DeltaSink

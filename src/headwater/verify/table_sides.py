@@ -14,43 +14,24 @@ from headwater.databases.address import quoted
 from headwater.databases.sqlite_types import to_column, to_values, type_of
 from headwater.log.columns import ARROW_ERRORS
 from headwater.model.errors import InvalidInput, NotFound
-from headwater.sinks.duckdb import DuckdbSink
-from headwater.sinks.sink import Shape, Sink
-from headwater.sinks.sqlite import SqliteSink
+from headwater.sinks.sink import Shape
 from headwater.sinks.table import TableSink
 from headwater.verify.side import Look, Places, chosen, nullable, picked
+from headwater.verify.sink_side import SinkSide
 
 _CHUNK_ROWS = 65_536
 _AFFINITIES = (("INT", pa.int64()), ("CHAR", pa.string()), ("CLOB", pa.string()), ("TEXT", pa.string()), ("BLOB", pa.binary()),
                ("REAL", pa.float64()), ("FLOA", pa.float64()), ("DOUB", pa.float64()))  # fmt: skip
 
 
-class TableSide(ABC):
+class TableSide(SinkSide, ABC):
     """What the tables of both have in common."""
 
-    def __init__(self, url: str, kind: type[SqliteSink] | type[DuckdbSink]) -> None:
-        self._given = url
-        self._kind = kind
-        self._sink: TableSink = kind(url, stage="")
-        self.url = self._sink.url
-        self._shape: Shape | None = None
-
-    def take(self, shape: Shape) -> None:
-        self._shape = shape
-        self._sink.attach(shape)
+    _sink: TableSink
 
     @abstractmethod
     def shape(self) -> Shape | None:
         """The columns and the key that the table has."""
-
-    def repairs(self, stage: str) -> Sink:
-        sink = self._kind(self._given, stage=stage)
-        assert self._shape is not None
-        sink.attach(self._shape)
-        return sink
-
-    def close(self) -> None:
-        self._sink.close()
 
     @property
     def _named(self) -> str:
@@ -101,9 +82,6 @@ class _TableLook(ABC):
 class SqliteSide(TableSide):
     """A table of SQLite; values of columns that nobody declared as we do are read as their type asks."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url, SqliteSink)
-
     def shape(self) -> Shape | None:
         with self._sink.reading() as connection:
             found = connection.execute(f"pragma table_info({quoted(self._named)})").fetchall()
@@ -140,9 +118,6 @@ class _SqliteLook(_TableLook):
 
 class DuckdbSide(TableSide):
     """A table of DuckDB."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url, DuckdbSink)
 
     def shape(self) -> Shape | None:
         with self._sink.reading() as connection:
