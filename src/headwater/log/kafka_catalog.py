@@ -195,21 +195,7 @@ class CompactedTopic:
         self._lock = threading.Lock()
         self._exists = False
         self._position = 0
-        self._described = Topic(
-            name=name,
-            id=name,
-            schemas=(BYTES_SCHEMA,),
-            has_schema=False,
-            key="key",
-            time=None,
-            lateness_us=0,
-            future_us=0,
-            partitions=1,
-            durability="fsync",
-            segment_bytes=1 << 20,
-            event_bytes_max=1 << 20,
-            created=0,
-        )
+        self._described = _bytes_topic(name, name, partitions=1, segment_bytes=1 << 20, event_bytes_max=1 << 20)
 
     @property
     def exists(self) -> bool:
@@ -302,9 +288,15 @@ def _sequence_key(producer: bytes, topic_id: str, partition: int) -> bytes:
 
 def foreign_topic(name: str, partitions: int) -> Topic:
     """A topic that somebody else made, read as bytes."""
+    return _bytes_topic(
+        name, FOREIGN + name, partitions=partitions, segment_bytes=1 << 30, event_bytes_max=FOREIGN_BYTES_MAX
+    )
+
+
+def _bytes_topic(name: str, topic_id: str, *, partitions: int, segment_bytes: int, event_bytes_max: int) -> Topic:
     return Topic(
         name=name,
-        id=FOREIGN + name,
+        id=topic_id,
         schemas=(BYTES_SCHEMA,),
         has_schema=False,
         key="key",
@@ -313,7 +305,7 @@ def foreign_topic(name: str, partitions: int) -> Topic:
         future_us=0,
         partitions=partitions,
         durability="fsync",
-        segment_bytes=1 << 30,
-        event_bytes_max=FOREIGN_BYTES_MAX,
+        segment_bytes=segment_bytes,
+        event_bytes_max=event_bytes_max,
         created=0,
     )

@@ -15,30 +15,20 @@ import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 from headwater.testing.servers.kafka import KafkaServer, new_cluster_id
+from headwater.testing.servers.server import Serving
 
 NODES = 3
 
 
-class KafkaCluster:
-    """Nodes that serve between `start` and `stop` (or inside `with`); their ids are 1, 2, 3 …"""
+class KafkaCluster(Serving):
+    """Several nodes; their ids are 1, 2, 3 …"""
 
     def __init__(self, *, nodes: int = NODES) -> None:
         self._count = nodes
         self.nodes: dict[int, KafkaServer] = {}
         self.bootstrap = ""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Starts all nodes at once: one alone has no majority and would not become ready."""

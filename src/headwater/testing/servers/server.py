@@ -28,8 +28,29 @@ LOG_LINES_SHOWN = 20
 _LOOK_AGAIN_S = 0.02
 
 
-class Server(ABC):
-    """One server, running between `start` and `stop` (or inside `with`)."""
+class Serving(ABC):
+    """What serves between `start` and `stop`, or inside `with`: a server, or a cluster of them."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it and waits until it serves."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it and leaves nothing behind; stopping twice does nothing."""
+
+
+class Server(Serving):
+    """One server."""
 
     name: str
     gives_away = True
@@ -42,15 +63,6 @@ class Server(ABC):
         self._guard: subprocess.Popen[str] | None = None
         self._command: Sequence[str] = ()
         self.pid = 0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @abstractmethod
     def start(self) -> None:

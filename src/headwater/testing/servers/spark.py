@@ -20,12 +20,10 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import find_java
-from headwater.testing.servers.server import Server, free_port
+from headwater.testing.servers.server import Server, Serving, free_port
 
 WORKERS = 2
 GONE_S = 15.0
@@ -129,8 +127,8 @@ class SparkWorker(SparkDaemon):
             _kill(pid)
 
 
-class SparkCluster:
-    """A master and workers between `start` and `stop` (or inside `with`); the workers' numbers are 0, 1 …"""
+class SparkCluster(Serving):
+    """A master and workers; the workers' numbers are 0, 1 …"""
 
     def __init__(self, *, workers: int = WORKERS, cores: int = 1, memory: str = "1g") -> None:
         """`cores` and `memory` are what each worker has to give."""
@@ -142,15 +140,6 @@ class SparkCluster:
     def url(self) -> str:
         """What an application names as its master."""
         return self._master.url
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Starts the master, then all workers at once."""
