@@ -408,14 +408,7 @@ def mark_at(segment: Segment, end: int) -> Mark:
                 raise damaged(segment.path, mark.position, f"event {mark.end} is not where it should be")
             if not segment.is_intact(frame, mark.position):
                 raise damaged(segment.path, mark.position, f"events {frame.base_offset} to {frame.end_offset - 1}")
-            mark = Mark(
-                end=frame.end_offset,
-                base=header.base,
-                position=mark.position + frame.stride,
-                running=frame.running_after,
-                appended=frame.appended,
-                chain=frame.header_crc,
-            )
+            mark = mark.behind(frame)
         if mark.end != end:
             raise damaged(segment.path, mark.position, f"no frame ends before event {end}")
         return mark

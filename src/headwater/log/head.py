@@ -23,7 +23,7 @@ import struct
 import msgspec
 
 from headwater.log.disk import Disk
-from headwater.log.frame import NO_TIME
+from headwater.log.frame import NO_TIME, Frame
 from headwater.log.slots import SlotFile, create_slot_file
 from headwater.model.errors import Damaged
 
@@ -65,6 +65,17 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     heals: int = 0
     rolling: int = -1
     writing: int = 0
+
+    def behind(self, frame: Frame) -> Mark:
+        """The place behind the frame that stands at this one, in the same segment."""
+        return Mark(
+            end=frame.end_offset,
+            base=self.base,
+            position=self.position + frame.stride,
+            running=frame.running_after,
+            appended=frame.appended,
+            chain=frame.header_crc,
+        )
 
 
 class Head:

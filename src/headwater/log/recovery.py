@@ -226,14 +226,7 @@ def _last_whole_frame(disk: Disk, folder: str, start: Mark, decided: Decided) ->
                 break
             if frame.transaction and not decided(frame.transaction):
                 break
-            seen = Mark(
-                end=frame.end_offset,
-                base=start.base,
-                position=seen.position + frame.stride,
-                running=frame.running_after,
-                appended=frame.appended,
-                chain=frame.header_crc,
-            )
+            seen = seen.behind(frame)
             if not frame.flags & CONTINUES:
                 end = seen
         return end
