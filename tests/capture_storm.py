@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sqlite3
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from children import Child
+from children import Child, dies_at
 from headwater.log.log import Log, open_log
 from headwater.sources.capture import events, sqlite
 from headwater.sources.capture.capture import Capture
@@ -78,16 +77,8 @@ def live(
     folder: str, make: Callable[[Log, Callable[[str], None]], Capture], *, die_at: str = "", die_on: int = 1
 ) -> None:
     """One life of a capture of any database."""
-    reached = 0
-
-    def reach(point: str) -> None:
-        nonlocal reached
-        reached += point == die_at
-        if point == die_at and reached == die_on:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with open_log(folder, durability="os") as log:
-        make(log, reach).run(threading.Event())
+        make(log, dies_at(die_at, nth=die_on)).run(threading.Event())
 
 
 def open_capture(
@@ -112,11 +103,7 @@ def await_death(child: Child[None], *, after_s: float | None) -> None:
     if after_s is not None:
         time.sleep(after_s)
         child.kill()
-    try:
-        child.result(timeout_s=30)
-    except AssertionError as error:
-        if "SIGKILL" not in str(error):
-            raise
+    child.was_killed(timeout_s=30)
 
 
 # The oracle

@@ -75,6 +75,16 @@ class Child(Generic[T]):
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
+    def was_killed(self, *, timeout_s: float = 60.0) -> bool:
+        """Whether it died of `kill -9` before it was done; what else it died of is raised."""
+        try:
+            self.result(timeout_s=timeout_s)
+        except AssertionError as death:
+            if "SIGKILL" not in str(death):
+                raise
+            return True
+        return False
+
     def is_running(self) -> bool:
         """Whether it has not ended; a process that was stopped has not."""
         if self._reaped is None:
@@ -117,6 +127,19 @@ class Gate:
 def in_child(work: Callable[[], T], *, user: int | None = None, timeout_s: float = 60.0) -> T:
     """What the function gives in a child of its own."""
     return Child(work, user=user).result(timeout_s=timeout_s)
+
+
+def dies_at(point: str, *, nth: int = 1) -> Callable[[str], None]:
+    """What is told of each point that is reached: it ends its own process, as `kill -9` does, at one of them, the nth time."""
+    left = nth
+
+    def reach(reached: str) -> None:
+        nonlocal left
+        left -= reached == point
+        if reached == point and left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
 
 
 def _run(work: Callable[[], Any], user: int | None, writing: int) -> None:

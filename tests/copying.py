@@ -7,8 +7,6 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -16,19 +14,9 @@ import pyarrow.parquet as parquet
 
 import headwater as hw
 
-MEMORY = Path("/dev/shm")
 PAUSE_S = 0.01
 PLAIN = "id STRING, worker INT, n BIGINT, text STRING, at TIMESTAMP"
 PAIR = "transaction STRING, size INT, row INT"
-
-
-@contextmanager
-def fast_folder() -> Iterator[Path]:
-    """A folder in memory where there is some: a kill cannot show what a sync does."""
-    with tempfile.TemporaryDirectory(
-        prefix="headwater-copies-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
-    ) as folder:
-        yield Path(folder)
 
 
 def make_topics(log: hw.Log) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import headwater as hw
 from bank_rig import TABLES, Bank, State, seen_in
+from children import dies_at
 from headwater.sink_transactions import TransactionWriter
 from headwater.testing.app_test import processes_of
 
@@ -78,13 +79,5 @@ def life(folder: Path, source: str, onlooker: Onlooker, *, die_at: str = "", die
 
 def live(folder: str, source: str, target: str, die_at: str, die_on: int) -> None:
     """What that process does: it kills itself when it comes to a step for the nth time, or runs over what is there, and ends."""
-    left = die_on
-
-    def reach(_: TransactionWriter, step: str) -> None:
-        nonlocal left
-        left -= step == die_at
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    TransactionWriter.reach = reach  # type: ignore[method-assign]
+    TransactionWriter.reach = staticmethod(dies_at(die_at, nth=die_on))  # type: ignore[assignment]
     declared(Path(folder), source, {"copy": target}, master="local[2]").run(available_now=not die_at)

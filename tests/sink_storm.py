@@ -12,7 +12,6 @@ import multiprocessing.forkserver as forkserver
 import os
 import random
 import re
-import signal
 import time
 from collections import Counter
 from functools import partial
@@ -25,6 +24,7 @@ import pyarrow.dataset
 import pytest
 
 import headwater.sinks
+from children import dies_at
 from headwater.log.log import open_log
 from headwater.processing.graph import StageNode
 from headwater.sink_stages import TargetWriter
@@ -67,14 +67,7 @@ def first_of(seed: int, epoch: int) -> int:
 
 def write_all(url: str, folder: str, seed: int, die_at: str, die_on: int) -> None:
     """Writes all batches from the last that is known on; kills itself when it reaches a step for the n-th time."""
-    reached = 0
-
-    def reach(step: str) -> None:
-        nonlocal reached
-        reached += step == die_at
-        if step == die_at and reached == die_on:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    reach = dies_at(die_at, nth=die_on)
     redis.CHUNK_ROWS, newest.PIECE_ROWS = 7, 10
     redis.RedisSink.reach = search.SearchSink.reach = opensearch.OpenSearchSink.reach = staticmethod(reach)
     node = StageNode(name="users.sink", kind="sink", inputs=("users",), function=None, to=url)

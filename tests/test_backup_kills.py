@@ -15,11 +15,12 @@ import pytest
 
 import headwater as hw
 from children import Child
-from copying import await_lines, check_accounts, fast_folder, make_topics, write_until_told
+from copying import await_lines, check_accounts, make_topics, write_until_told
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import copy_points
+from memory_folders import memory_folder
 
 WRITERS = 3
 
@@ -32,7 +33,7 @@ RESTORE_POINTS = [point for point in copy_points() if point.startswith("restore"
 def busy_log(seed: int) -> Iterator[Path]:
     """A log that three processes write to for as long as the block lasts."""
     print(f"seed {seed}")
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         with hw.open_log(folder / "log") as log:
             make_topics(log)
         writers = [
@@ -85,22 +86,11 @@ def check_restored(folder: Path, lines: list[list[object]]) -> None:
             assert log.offsets(str(topic))[int(str(partition))].stop >= int(str(stop))
 
 
-def was_killed(child: Child[int]) -> bool:
-    """Whether a child died, and not of anything else than it should."""
-    try:
-        child.result()
-    except AssertionError as death:
-        if "SIGKILL" not in str(death):
-            raise
-        return True
-    return False
-
-
 def die_at(folder: Path, point: str) -> None:
     """A backup that is killed at a point. One for which no segment was closed meanwhile may pass it by; then another is begun."""
     for _ in range(50):
         await_lines(folder, len(stored_lines(folder)) + 10)
-        if was_killed(Child(lambda: back_up(folder, CrashingDisk(point)))):
+        if Child(lambda: back_up(folder, CrashingDisk(point))).was_killed():
             return
     raise AssertionError(f"no backup came to {point!r}")
 
@@ -133,7 +123,7 @@ def kill_round(seed: int) -> int:
             lines = stored_lines(folder)
             probability = chance.choice((0.05, 0.02, 0.005)) / (1 + deaths)
             disk = RandomCrashDisk(chance.randrange(1 << 30), probability)
-            if was_killed(Child(lambda disk=disk: back_up(folder, disk))):
+            if Child(lambda disk=disk: back_up(folder, disk)).was_killed():
                 deaths += 1
             else:
                 whole += 1
@@ -159,7 +149,7 @@ def test_backups_are_killed_many_more_times(seed: int) -> None:
 @pytest.mark.parametrize("point", [*RESTORE_POINTS, "anywhere"])
 def test_a_killed_restore_leaves_nothing_and_the_next_one_works(point: str) -> None:
     """The log has its name only when it is whole."""
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         with hw.open_log(folder / "log") as log:
             make_topics(log)
             log.append("plain", [{"id": f"k{row}", "n": row} for row in range(500)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sqlite3
 import time
 from contextlib import closing
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from children import Child
+from children import Child, dies_at
 from headwater.log.log import Log, open_log
 from headwater.model.errors import InvalidInput, NotCapturable
 from headwater.sources.capture import poll
@@ -193,12 +192,8 @@ def poll_until(url: str, folder: Path, point: str) -> None:
     """A capture that reads in small pages and dies where it is told."""
     poll.ROWS_MAX = 7
 
-    def reach(reached: str) -> None:
-        if reached == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with open_log(folder / "log", durability="os") as log:
-        capture = Capture(log, open_source(url), partitions=2, reach=reach)
+        capture = Capture(log, open_source(url), partitions=2, reach=dies_at(point))
         capture.open()
         capture.catch_up()
         if point == "":

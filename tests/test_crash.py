@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +20,9 @@ from headwater.testing.crash_worker import COLUMNS, TOPICS
 from headwater.testing.harness import Nursery, RoundReport, round_points, run_round
 from headwater.testing.invariants import check_round
 from headwater.testing.oracle import Violation
+from memory_folders import memory_folder
 
 RELENTLESS = ("settle: before publish", "commit: published one", "roll: created", "anywhere")
-MEMORY = Path("/dev/shm")
 DRIVER = """
 import sys, time
 from headwater.testing.crash_worker import Order
@@ -45,15 +43,13 @@ def nursery() -> Iterator[Nursery]:
 
 def run(nursery: Nursery, kept: Path, seed: int, **options: object) -> RoundReport:
     """A round in memory where there is some, since a kill cannot show what a sync does; a failed one is kept on disk."""
-    folder = Path(tempfile.mkdtemp(prefix="headwater-crash-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
-    try:
-        return run_round(nursery, folder, seed, **options)
-    except Violation as violation:
-        shutil.copytree(folder, kept / "round")
-        violation.add_note(f"kept in {kept / 'round'}")
-        raise
-    finally:
-        shutil.rmtree(folder)
+    with memory_folder() as folder:
+        try:
+            return run_round(nursery, folder, seed, **options)
+        except Violation as violation:
+            shutil.copytree(folder, kept / "round")
+            violation.add_note(f"kept in {kept / 'round'}")
+            raise
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from capture_rig import Rig
-from children import Child
+from children import Child, dies_at
 from debezium_rig import captured, envelope, history, pour, samples, unscaled
 from headwater.databases.connect_types import reading_of, writing_of
 from headwater.databases.octets import from_base64, from_decimals, to_base64, to_decimals
@@ -457,14 +457,9 @@ def test_a_killed_export_goes_on_with_the_next_change(tmp_path: Path, point: str
 
 def export_until(folder: Path, point: str) -> None:
     """An export that dies where it is told."""
-    import os
-    import signal
-
-    def reach(reached: str) -> None:
-        if reached == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with open_log(folder / "log") as log, open_log(folder / "kafka", durability="os") as topics:
-        export = DebeziumExport(log, "users.changes", to=topics, topic="dbz.shop.users", schemas=False, reach=reach)
+        export = DebeziumExport(
+            log, "users.changes", to=topics, topic="dbz.shop.users", schemas=False, reach=dies_at(point)
+        )
         export.open()
         export.catch_up()

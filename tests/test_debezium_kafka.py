@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
 import uuid
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from capture_rig import Rig
-from children import Child
+from children import Child, dies_at
 from debezium_rig import captured, envelope, history, samples
 from headwater.log.log import open_log
 from headwater.sinks.export import DebeziumExport
@@ -141,13 +139,8 @@ def test_a_capture_of_topics_that_is_killed_at_every_step_reads_each_event_once(
 
 def capture_until(folder: Path, url: str, point: str) -> None:
     """A capture that dies where it is told."""
-
-    def reach(reached: str) -> None:
-        if reached == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with open_log(folder / "log", durability="os") as log:
-        capture = Capture(log, open_source(url), partitions=2, reach=reach)
+        capture = Capture(log, open_source(url), partitions=2, reach=dies_at(point))
         capture.open()
         capture.catch_up()
         capture.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +19,8 @@ from headwater.testing.contract_case import refused, values_of
 from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
 from headwater.testing.crash_worker import _PointDisk
 from headwater.testing.points import group_points
+from memory_folders import memory_folder
 
-MEMORY = Path("/dev/shm")
 MODES = ("transactions", "manual", "auto")
 STRIKES = 8
 CI_ROUNDS = range(10)
@@ -31,10 +29,8 @@ BENCH_ROUNDS = range(100, 200)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where there is some: a kill cannot show what a sync does."""
-    made = Path(tempfile.mkdtemp(prefix="headwater-groups-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
-    yield made
-    shutil.rmtree(made)
+    with memory_folder() as folder:
+        yield folder
 
 
 def run_storm(folder: Path, seed: int, *, workers: int) -> Storm:

@@ -13,7 +13,6 @@ import pytest
 
 import headwater as hw
 from children import Child
-from copying import fast_folder
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.doctor import examine
 from headwater.log.mirror import Mirror
@@ -23,6 +22,7 @@ from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import crash_points, gap_points
 from headwater.testing.simprocess import Crashed
 from log_pairs import every_pair
+from memory_folders import memory_folder
 
 SCHEMA = "id STRING, n BIGINT, at TIMESTAMP"
 SEGMENT_BYTES = 4096
@@ -189,7 +189,7 @@ def copy(folder: Path, disk: Disk) -> None:
 @pytest.mark.parametrize("point", gap_points())
 def test_a_mirror_dies_between_two_steps_of_a_gap(point: str) -> None:
     """The copy is whole in between: healthy, backed up, appended to by the next mirror, which goes on."""
-    with fast_folder() as folder, hw.open_log(folder / "log") as log:
+    with memory_folder() as folder, hw.open_log(folder / "log") as log:
         make(log)
         fill(log, random.Random(8))
         tidy(log)
@@ -259,7 +259,7 @@ def check_held(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_killed_mirror_goes_on_behind_its_gaps(seed: int) -> None:
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         kill_round(folder, seed)
 
 
@@ -267,7 +267,7 @@ def test_a_killed_mirror_goes_on_behind_its_gaps(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_a_killed_mirror_goes_on_behind_its_gaps_many_more_times(seed: int) -> None:
     """The long tier of the same."""
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         kill_round(folder, seed)
 
 

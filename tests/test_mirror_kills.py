@@ -13,10 +13,11 @@ import pytest
 
 import headwater as hw
 from children import Child
-from copying import await_lines, check_accounts, check_equal, fast_folder, make_topics, write_until_told
+from copying import await_lines, check_accounts, check_equal, make_topics, write_until_told
 from headwater.log.disk import RealDisk
 from headwater.model.errors import Fenced
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
+from memory_folders import memory_folder
 
 WRITERS = 3
 LIVES = 4
@@ -105,7 +106,7 @@ def kill_round(folder: Path, seed: int) -> tuple[int, int]:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_killed_mirror_goes_on_without_loss_or_duplicates(seed: int) -> None:
     """Three processes append meanwhile; DuckDB compares both logs, and the writers' accounts hold for the copy too."""
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         events, lives = kill_round(folder, seed)
     assert events > 100 and lives >= LIVES
 
@@ -114,7 +115,7 @@ def test_a_killed_mirror_goes_on_without_loss_or_duplicates(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_a_killed_mirror_goes_on_many_more_times(seed: int) -> None:
     """The long tier of the same."""
-    with fast_folder() as folder:
+    with memory_folder() as folder:
         assert kill_round(folder, seed)[0] > 100
 
 
@@ -122,7 +123,7 @@ def test_a_killed_mirror_goes_on_many_more_times(seed: int) -> None:
 @pytest.mark.covers("DistributedLog")
 def test_the_mirror_that_came_later_is_the_only_one() -> None:
     """The earlier one is fenced at its next write, even if it only slept, and nothing is there twice."""
-    with fast_folder() as folder, hw.open_log(folder / "log") as log:
+    with memory_folder() as folder, hw.open_log(folder / "log") as log:
         make_topics(log)
         first = Child(lambda: follow(folder, RealDisk()))
         deadline = time.monotonic() + 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from headwater.model.errors import Closed, LeaseExpired
 from headwater.testing.contract_case import refused
 from headwater.testing.crashdisk import CrashingDisk
 from headwater.testing.points import queue_points
+from memory_folders import memory_folder
 from queue_rounds import Round
 
-MEMORY = Path("/dev/shm")
 ROUNDS = 10
 BENCH_ROUNDS = 110
 
@@ -32,18 +31,16 @@ def folder(tmp_path: Path) -> str:
 
 def run(seed: int, kept: Path, *, phase_s: float = 1.0) -> Round:
     """A round in memory, since a kill cannot show what a sync does; a failed one is kept."""
-    where = Path(tempfile.mkdtemp(prefix="headwater-queue-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
     print(f"seed {seed}")
-    try:
-        fight = Round(where, seed, phase_s=phase_s)
-        fight.run()
-        fight.check()
-    except AssertionError as failure:
-        shutil.copytree(where, kept / "round")
-        failure.add_note(f"seed {seed}, kept in {kept / 'round'}")
-        raise
-    finally:
-        shutil.rmtree(where)
+    with memory_folder() as where:
+        try:
+            fight = Round(where, seed, phase_s=phase_s)
+            fight.run()
+            fight.check()
+        except AssertionError as failure:
+            shutil.copytree(where, kept / "round")
+            failure.add_note(f"seed {seed}, kept in {kept / 'round'}")
+            raise
     return fight
 
 

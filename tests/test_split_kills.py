@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from headwater.testing.points import split_points
+from memory_folders import memory_folder
 from split_storm import SplitStorm
 
-MEMORY = Path("/dev/shm")
 CI_ROUNDS = range(3)
 BENCH_ROUNDS = range(100, 160)
 STRIKES = 8
@@ -22,10 +19,8 @@ REACHED_ONCE = ("split: fenced", "split: written")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where there is some: a kill cannot show what a sync does."""
-    made = Path(tempfile.mkdtemp(prefix="headwater-split-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
-    yield made
-    shutil.rmtree(made)
+    with memory_folder() as folder:
+        yield folder
 
 
 def run_storm(folder: Path, seed: int, *, strikes: int, points: Sequence[str] = (), nth: int = 1) -> SplitStorm:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -23,18 +21,16 @@ from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.crash_worker import _AnywhereDisk, _PointDisk
 from headwater.testing.points import crash_points, stage_points
+from memory_folders import memory_folder
 
 EPOCHS = 12
-MEMORY = Path("/dev/shm")
 TRANSACTION_POINTS = [point for point in crash_points() if point.startswith(("transaction:", "commit:", "settle:"))]
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where there is some: a kill cannot show what a sync does."""
-    made = Path(tempfile.mkdtemp(prefix="headwater-stages-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
-    yield made
-    shutil.rmtree(made)
+    with memory_folder() as folder:
+        yield folder
 
 
 def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> _PointDisk:

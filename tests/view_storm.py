@@ -5,16 +5,14 @@ The batches are made of their number alone, so the oracle, a loop over a dict, n
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from children import Child
+from children import Child, dies_at
 from headwater.log.log import open_log
 from headwater.model.marker import Marker
 from headwater.views.definition import define_view
@@ -47,17 +45,9 @@ def oracle(seed: int, batches: int) -> dict[str, int]:
 
 def maintain_all(folder: str, url: str, seed: int, die_at: str, die_on: int) -> None:
     """Maintains all batches from the last one that is known on; kills itself when it reaches a point for the n-th time."""
-    reached = 0
-
-    def reach(point: str) -> None:
-        nonlocal reached
-        reached += point == die_at
-        if point == die_at and reached == die_on:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with open_log(folder) as log:
         store = open_store(url)
-        maintainer = Maintainer(log, store, DEFINITION, reach=reach)
+        maintainer = Maintainer(log, store, DEFINITION, reach=dies_at(die_at, nth=die_on))
         last = log.store.stage_state("views.storm").last
         # As Spark does: the last batch is tried again, since nobody knows whether it was finished.
         for epoch in range(0 if last is None else last.epoch, BATCHES):
@@ -74,13 +64,7 @@ def run(
     if kill_after_s is not None:
         time.sleep(kill_after_s)
         child.kill()
-    try:
-        child.result()
-    except AssertionError as error:
-        if "SIGKILL" not in str(error):
-            raise
-        return False
-    return True
+    return not child.was_killed()
 
 
 def check(folder: Path, url: str, seed: int) -> None:
