@@ -6,17 +6,24 @@ import itertools
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 import pymongo
+import pytest
 from bson import json_util
 
 from headwater.log.log import open_log
 from headwater.sources.capture.capture import Capture
 from headwater.sources.capture.open import open_source
+
+KINDS = [
+    pytest.param("couchdb", marks=pytest.mark.service("couchdb")),
+    pytest.param("mongodb", marks=pytest.mark.service("mongodb")),
+]
+"""Both databases, for tests that are the same for either."""
 
 _NUMBERS = itertools.count()
 
@@ -184,3 +191,28 @@ class Rig:
         """Frees everything."""
         self.close_capture()
         self.log.close()
+
+
+Make = Callable[..., Rig]
+
+
+def empty_documents(request: pytest.FixtureRequest) -> Iterator[Documents]:
+    """An empty table of documents of the kind that is asked for, for a module's fixture."""
+    server = request.getfixturevalue(request.param)
+    is_couch = request.param == "couchdb"
+    made = CouchDocuments(f"http://127.0.0.1:{server.port}") if is_couch else MongoDocuments(server.url)
+    yield made
+    made.close()
+
+
+def rigs(documents: Documents, folder: Path) -> Iterator[Make]:
+    """Makes rigs over a table of documents, for a module's fixture."""
+    made: list[Rig] = []
+
+    def make(**settings: Any) -> Rig:
+        made.append(Rig(documents, folder, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capture_documents_rig import CouchDocuments, Documents, MongoDocuments, Rig, check
+from capture_documents_rig import KINDS, CouchDocuments, Documents, Make, Rig, check, empty_documents, rigs
 from headwater.model.errors import CaptureLost, InvalidSchema, NotCapturable, NotFound, Unreachable
 from headwater.sources.capture import couchdb as couchdb_source
 from headwater.sources.capture import mongodb as mongodb_source
@@ -18,12 +18,6 @@ from headwater.sources.capture.open import open_source
 from headwater.sources.capture.removal import remove_capture
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
-
-KINDS = [
-    pytest.param("couchdb", marks=pytest.mark.service("couchdb")),
-    pytest.param("mongodb", marks=pytest.mark.service("mongodb")),
-]
-Make = Callable[..., Rig]
 
 ODD = {
     "null": None,
@@ -37,24 +31,12 @@ ODD = {
 @pytest.fixture(params=KINDS)
 def documents(request: pytest.FixtureRequest) -> Iterator[Documents]:
     """An empty table of documents."""
-    server = request.getfixturevalue(request.param)
-    is_couch = request.param == "couchdb"
-    made = CouchDocuments(f"http://127.0.0.1:{server.port}") if is_couch else MongoDocuments(server.url)
-    yield made
-    made.close()
+    yield from empty_documents(request)
 
 
 @pytest.fixture
 def rig(documents: Documents, tmp_path: Path) -> Iterator[Make]:
-    made: list[Rig] = []
-
-    def make(**settings: Any) -> Rig:
-        made.append(Rig(documents, tmp_path, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from rigs(documents, tmp_path)
 
 
 def test_documents_that_were_there_and_changes_since_are_the_table(rig: Make, documents: Documents) -> None:

@@ -6,7 +6,7 @@ import datetime
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from capture_documents_rig import CouchDocuments, Documents, MongoDocuments, Rig
+from capture_documents_rig import KINDS, CouchDocuments, Documents, Make, MongoDocuments, Rig, empty_documents, rigs
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.testing.servers.couchdb import CouchServer
 from headwater.testing.servers.mongodb import MongoServer
@@ -26,34 +26,16 @@ from headwater.verify.sides import side_of
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 
-KINDS = [
-    pytest.param("couchdb", marks=pytest.mark.service("couchdb")),
-    pytest.param("mongodb", marks=pytest.mark.service("mongodb")),
-]
-Make = Callable[..., Rig]
-
 
 @pytest.fixture(params=KINDS)
 def documents(request: pytest.FixtureRequest) -> Iterator[Documents]:
     """An empty table of documents."""
-    server = request.getfixturevalue(request.param)
-    is_couch = request.param == "couchdb"
-    made = CouchDocuments(f"http://127.0.0.1:{server.port}") if is_couch else MongoDocuments(server.url)
-    yield made
-    made.close()
+    yield from empty_documents(request)
 
 
 @pytest.fixture
 def rig(documents: Documents, tmp_path: Path) -> Iterator[Make]:
-    made: list[Rig] = []
-
-    def make(**settings: Any) -> Rig:
-        made.append(Rig(documents, tmp_path, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from rigs(documents, tmp_path)
 
 
 def verified(source: str, target: str, *, settle_s: float = 0.2) -> Report:
