@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from headwater.log.log import Log, open_log
 from headwater.sources.capture.capture import Capture
 from headwater.sources.capture.open import open_source
+
+USERS = "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT, amount REAL, data BLOB, is_new BOOLEAN)"
 
 
 class Rig:
@@ -78,3 +81,19 @@ class Rig:
         self.capture.close()
         self.log.close()
         self.database.close()
+
+
+Make = Callable[..., Rig]
+
+
+def rigs(folder: Path) -> Iterator[Make]:
+    """Makes rigs in a folder, with a table of users unless told, for a module's fixture."""
+    made: list[Rig] = []
+
+    def make(*statements: str, **settings: Any) -> Rig:
+        made.append(Rig(folder, *(statements or (USERS,)), **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from headwater.log.queue_window import CAPACITY_MIN
 from headwater.model.errors import Damaged, NoAccess, StorageError
 from headwater.testing.contract_case import refused
 from headwater.testing.crashdisk import CrashingDisk
+from log_folders import open_folders
 
 NEEDS_TWO_USERS = pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
 
@@ -29,9 +29,7 @@ NEEDS_TWO_USERS = pytest.mark.skipif(os.geteuid() != 0, reason="needs two users"
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that every user can reach."""
-    with tempfile.TemporaryDirectory() as parent:
-        os.chmod(parent, 0o755)
-        yield Path(parent) / "log"
+    yield from open_folders()
 
 
 @pytest.fixture

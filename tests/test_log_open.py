@@ -1,0 +1,240 @@
+"""A local log that is opened: by path or URL, read only, without rights, or where none is."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwater as hw
+from children import NOBODY, in_child
+from headwater.log import local, memory  # noqa: F401 (a child with another user may not be able to load them)
+from headwater.model.errors import InvalidInput, LogNotFound, NoAccess, StorageError, Unsupported
+from headwater.testing.contract_case import refused, values_of
+from log_folders import filled, open_folders
+
+ROOT = os.getuid() == 0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    yield from open_folders()
+
+
+def as_nobody(work: Callable[[], Any]) -> Any:
+    """What the function gives in a process without rights."""
+    return in_child(work, user=NOBODY if ROOT else None)
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "{}/", "{}/../log"])
+def test_a_log_is_opened_by_path_or_url(folder: Path, form: str) -> None:
+    """It is the same log, and says where it is."""
+    filled(folder).close()
+    with hw.open_log(form.format(folder)) as log:
+        assert log.url == f"file://{folder}"
+        assert len(values_of(log, "raw")) == 10
+
+
+def test_a_path_object_is_a_path(folder: Path) -> None:
+    """Everybody has one."""
+    filled(folder).close()
+    with hw.open_log(folder) as log:
+        assert len(values_of(log, "raw")) == 10
+
+
+def test_a_relative_path_means_the_folder_it_meant_when_it_was_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may change its folder afterwards."""
+    monkeypatch.chdir(folder.parent)
+    with hw.open_log("./log") as log:
+        log.create_topic("raw", partitions=1)
+        monkeypatch.chdir("/")
+        log.append("raw", [b"x"])
+        log.create_topic("other")
+    assert (folder / "topics" / "other").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("", InvalidInput),
+        ("file://", InvalidInput),
+        ("http://example.org/log", Unsupported),
+        ("nonsense://x", Unsupported),
+        (None, InvalidInput),
+        (7, InvalidInput),
+    ],
+)
+def test_a_url_that_names_no_log_is_refused(url: Any, error: type[hw.HeadwaterError]) -> None:
+    """With what can be opened."""
+    with refused(error):
+        hw.open_log(url)
+
+
+def test_a_place_where_no_log_can_be_is_told_as_such(folder: Path) -> None:
+    """Not as damage: there is nothing for the doctor to look at."""
+    with refused(NoAccess, "/proc/nowhere", "path"):
+        hw.open_log("/proc/nowhere")
+    with refused(InvalidInput, "names no log", "kafka://host:9092"):
+        hw.open_log("kafka://")
+
+
+@pytest.mark.parametrize("more", [{"durability": "perhaps"}, {"read_only": True, "create": True}])
+def test_opening_with_settings_that_cannot_work(folder: Path, more: dict[str, Any]) -> None:
+    """A durability nobody knows is refused at once; read-only never makes a log."""
+    with pytest.raises(hw.HeadwaterError) as caught:
+        hw.open_log(str(folder), **more)
+    assert caught.value.advice
+    assert not folder.exists()
+
+
+def test_a_log_that_is_not_there_is_not_made_unless_asked(folder: Path) -> None:
+    """A typing mistake in a path is found at once."""
+    for more in ({"create": False}, {"read_only": True}):
+        with refused(LogNotFound, str(folder)):
+            hw.open_log(str(folder), **more)
+    assert not folder.exists()
+
+
+def test_a_file_is_not_a_log(folder: Path) -> None:
+    """The error names it."""
+    folder.write_text("not a folder")
+    with pytest.raises(hw.HeadwaterError, match=str(folder)) as caught:
+        hw.open_log(str(folder))
+    assert caught.value.advice
+    with pytest.raises(hw.HeadwaterError, match=str(folder)):
+        hw.open_log(str(folder / "below"))
+    assert folder.read_text() == "not a folder"
+
+
+def test_a_log_opened_read_only_is_read_and_followed_and_never_written(folder: Path) -> None:
+    """Not one byte of it, whatever is asked."""
+    log = filled(folder)
+    with log.consumer("raw", group="g") as consumer:
+        consumer.poll(events_max=4)
+    with log.queue("raw") as queue:
+        queue.ack(queue.lease(events_max=2))
+    before = fingerprint(folder)
+    with hw.open_log(str(folder), read_only=True) as reading:
+        assert len(values_of(reading, "raw")) == 10
+        assert reading.table("raw").num_rows == 0
+        assert reading.offsets_at("raw", 0) == {0: 0}
+        writes: list[Callable[[], object]] = [
+            lambda: reading.append("raw", [b"x"]),
+            lambda: reading.append("raw", [b"x"], atomic=True),
+            lambda: reading.create_topic("new"),
+            lambda: reading.alter_topic("raw", lateness="1 second"),
+            lambda: reading.delete_topic("raw"),
+            lambda: reading.producer(id="x"),
+            lambda: reading.producer().send("raw", b"x").result(),
+            lambda: reading.consumer("raw", group="g"),
+            lambda: reading.reset_group("g", to="earliest"),
+            lambda: reading.delete_group("g"),
+            lambda: reading.queue("raw").lease(),
+            lambda: reading.delete_queue("raw"),
+            lambda: reading.request("raw", b"x", timeout_s=0.1),
+            lambda: reading.stage("s"),
+            lambda: reading.seal("raw"),
+            lambda: reading.tidy("raw"),
+        ]
+        for write in writes:
+            with pytest.raises(StorageError, match="read-only") as caught:
+                write()
+            assert caught.value.advice
+        assert fingerprint(folder) == before
+        assert (reading.groups(), reading.group("g").partitions[0].committed) == (["g"], 4)
+        with reading.reader("raw", start="latest") as reader:
+            assert reader.poll(timeout_s=0) == []
+            log.append("raw", [b"followed"])
+            assert [event.value for event in reader.poll(timeout_s=10)] == [b"followed"]
+    log.close()
+
+
+def fingerprint(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_without_rights_is_refused_by_name(folder: Path) -> None:
+    """Reading, making and writing: what the operating system refuses is said in our words."""
+    filled(folder).close()
+
+    def use() -> list[str]:
+        codes = []
+        for attempt in (
+            lambda: hw.open_log(str(folder)),
+            lambda: hw.open_log(str(folder), read_only=True),
+            lambda: hw.open_log(str(folder.parent / "new")),
+        ):
+            with pytest.raises(hw.HeadwaterError, match=str(folder.parent)) as caught:
+                attempt()
+            assert caught.value.advice
+            codes.append(caught.value.code)
+        return codes
+
+    folder.chmod(0)
+    folder.parent.chmod(0o555)
+    try:
+        assert as_nobody(use) == [NoAccess.code] * 3
+    finally:
+        folder.parent.chmod(0o755)
+        folder.chmod(0o755)
+
+
+@pytest.mark.skipif(not ROOT, reason="needs two users")
+def test_a_user_who_may_only_read_opens_it_read_only(folder: Path) -> None:
+    """The error says so; everything but writing then works, following included."""
+    log = filled(folder)
+
+    def use() -> list[bytes]:
+        with refused(NoAccess, "read_only=True"):
+            hw.open_log(str(folder))
+        with hw.open_log(str(folder), read_only=True) as reading, reading.reader("raw") as reader:
+            assert len(reader.poll()) == 10
+            log_file.touch()
+            return [event.value for event in reader.poll(timeout_s=20)]
+
+    log_file = Path(tempfile.mkstemp(prefix="ready")[1])
+    log_file.unlink()
+
+    def append_when_ready() -> None:
+        while not log_file.exists():
+            time.sleep(0.005)
+        log.append("raw", [b"followed"])
+
+    writer = threading.Thread(target=append_when_ready)
+    writer.start()
+    assert as_nobody(use) == [b"followed"]
+    writer.join()
+    log_file.unlink()
+    log.close()
+
+
+@pytest.mark.skipif(not ROOT, reason="needs two users")
+def test_a_partition_without_rights_refuses_its_events_only(folder: Path) -> None:
+    """The others go on."""
+    log = filled(folder)
+    log.create_topic("other", partitions=1)
+    log.close()
+    subprocess.run(["chown", "-R", str(NOBODY), str(folder)], check=True)
+    for path in (folder / "topics" / "raw").rglob("*"):
+        os.chown(path, 0, 0)
+        path.chmod(stat.S_IRUSR)
+
+    def use() -> int:
+        with hw.open_log(str(folder)) as mine:
+            with pytest.raises(NoAccess, match="raw"):
+                mine.append("raw", [b"x"])
+            mine.append("other", [b"x"])
+            return len(values_of(mine, "other"))
+
+    assert as_nobody(use) == 1
