@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from headwater.model.errors import AppFailed, InvalidApp, NotCapturable
 from headwater.processing.table import Table
+from waiting import wait_until
 
 
 def names(users: Table) -> DataFrame:
@@ -88,13 +88,13 @@ def test_a_running_application_follows_the_database(
     app.start()
     try:
         database.execute("INSERT INTO users VALUES (3, 'eve')")
-        wait_for(lambda: "names" in app.views and is_there(app, 3))
+        wait_until(lambda: "names" in app.views and is_there(app, 3))
         status = app.status()
         assert status is not None
         assert [stage.state for stage in status.stages] == ["running"] * 3
         database.execute("DROP TABLE orders")
         database.execute("INSERT INTO users VALUES (4, 'joe')")
-        wait_for(lambda: is_there(app, 4))
+        wait_until(lambda: is_there(app, 4))
         status = app.status()
         assert status is not None
         assert status.stages[0].state == "failed"
@@ -123,11 +123,3 @@ def test_a_table_that_is_not_there_is_told_before_anything_starts(
 
 def is_there(app: hw.App, number: int) -> bool:
     return app.views["names"].get(id=number) is not None
-
-
-def wait_for(condition: object, *, timeout_s: float = 60.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

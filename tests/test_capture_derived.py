@@ -35,6 +35,7 @@ from headwater.sources.capture.progress import captures
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.verify.compare import compare, open_pair
 from sink_rig import SHAPE, Target
+from waiting import wait_until
 
 __all__ = ["command"]
 
@@ -353,10 +354,3 @@ def lag(command: Command, folder: Path, rig: Rig) -> int:
     """The bytes that `headwater capture status` shows."""
     shown = command("capture", "status", rig.name, "--json", "--log", folder / "log")
     return int(json.loads(shown.out)["lag"]["bytes"])
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from headwater.sources.capture import couchdb as couchdb_source
 from headwater.sources.capture import mongodb as mongodb_source
 from headwater.sources.capture.open import open_source
 from headwater.sources.capture.removal import remove_capture
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 
@@ -233,11 +234,3 @@ def test_another_database_of_the_name_is_refused(documents: Documents, tmp_path:
             assert shop.table() == {}
     finally:
         shop.close()
-
-
-def wait_until(is_so: Callable[[], bool], *, seconds: float) -> None:
-    """Waits for something to be so."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it never was"
-        time.sleep(0.01)

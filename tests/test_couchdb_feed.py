@@ -15,7 +15,7 @@ from headwater.sources.capture.couchdb_documents import document_of
 from headwater.sources.capture.documents import document_rows, document_table
 from headwater.sources.capture.open import parse_source_url
 from headwater.testing.servers.couchdb import CouchServer
-from test_capture_documents import wait_until
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 

@@ -9,7 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from headwater.testing.harness import Nursery, RoundReport, round_points, run_ro
 from headwater.testing.invariants import check_round
 from headwater.testing.oracle import Violation
 from memory_folders import memory_folder
+from waiting import wait_until
 
 RELENTLESS = ("settle: before publish", "commit: published one", "roll: created", "anywhere")
 DRIVER = """
@@ -77,17 +77,10 @@ def test_nothing_outlives_the_harness(tmp_path: Path) -> None:
     with driver:
         assert driver.stdout is not None
         pids = [int(pid) for pid in driver.stdout.readline().split()]
-        await_true((tmp_path / "plain.jsonl").exists)
+        wait_until((tmp_path / "plain.jsonl").exists, seconds=20)
         driver.kill()
     assert len(pids) == 2
-    await_true(lambda: not any(is_running(pid) for pid in pids))
-
-
-def await_true(condition: object, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.01)
+    wait_until(lambda: not any(is_running(pid) for pid in pids), seconds=20)
 
 
 def is_running(pid: int) -> bool:
