@@ -18,13 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.databases.address import load_client, parse_address, quoted
-from headwater.model.errors import InvalidInput, Unreachable
+from headwater.model.errors import InvalidInput, NotFound, Unreachable
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink, column_names
 
 MARKER = "headwater.marker"
+_COMMITS = 16
 _ACCEPTED = -1
 """The version of the stage's transaction after its last marker was forgotten."""
 
@@ -67,13 +68,14 @@ class DeltaSink(ShapedSink):
             return self._entry(self.load()) if self._exists() else NO_ENTRY
 
     def load(self) -> Any:
-        """The table's newest version."""
-        return self._delta.DeltaTable(str(self.folder))
+        """The table's newest version; `NotFound`."""
+        with self._told():
+            return self._delta.DeltaTable(str(self.folder))
 
-    def entries_in(self, table: Any) -> dict[str, Entry]:
-        """What a version of the table knows of every stage that writes to it."""
+    def entries_in(self, table: Any, *, commits: int | None = None) -> dict[str, Entry]:
+        """What a version of the table knows of every stage that writes to it, or what its last commits do."""
         found: dict[str, Entry] = {}
-        for commit in table.history():
+        for commit in table.history(commits):
             if MARKER in commit:
                 marker = Marker.from_canonical(commit[MARKER].encode())
                 found.setdefault(marker.stage, NO_ENTRY if marker.ends == _ACCEPTED else Entry(0, marker))
@@ -157,9 +159,13 @@ class DeltaSink(ShapedSink):
         """The newest marker of the stage among the commits that Delta keeps."""
         if table.transaction_version(self.stage) is None:
             return NO_ENTRY
-        found = self.entries_in(table).get(self.stage)
-        if found is not None:
-            return found
+        for commits in (
+            _COMMITS,
+            None,
+        ):  # the last marker is nearly always there, and the whole history grows with every batch
+            found = self.entries_in(table, commits=commits).get(self.stage)
+            if found is not None:
+                return found
         raise InvalidInput(
             f"{self.url}: the commit with the last marker of {self.stage!r} was removed from Delta's log.",
             advice="Write everything again: --accept-new-checkpoint STAGE=earliest.",
@@ -179,6 +185,8 @@ class DeltaSink(ShapedSink):
                 f"{self.url}: it was changed meanwhile: {_first_line(error)}",
                 advice="Nothing was written; it is tried again.",
             ) from None
+        except errors.TableNotFoundError:
+            raise NotFound(f"{self.url}: there is no table.", advice="It is made when the stage first runs.") from None
         except errors.DeltaError as error:
             raise InvalidInput(f"{self.url}: {_first_line(error)}", advice="See whether the table is whole.") from None
         except OSError as error:

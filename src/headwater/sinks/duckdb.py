@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -24,6 +25,7 @@ from headwater.sinks.table import TableSink
 
 BUSY_S = 10.0
 _LOOK_S = 0.05
+_ARRIVING = "headwater_arriving"
 
 
 class DuckdbSink(TableSink):
@@ -41,7 +43,7 @@ class DuckdbSink(TableSink):
         names = ", ".join(map(quoted, rows.schema.names))
         with self._told():
             self._with_rows(
-                rows, self._delete_sql(), f"insert into {self.table} ({names}) select {names} from arriving"
+                rows, self._delete_sql(), f"insert into {self.table} ({names}) select {names} from {_ARRIVING}"
             )
         return ()
 
@@ -51,17 +53,17 @@ class DuckdbSink(TableSink):
             opened.close()
 
     def _delete_sql(self) -> str:
-        same = " and ".join(f"{self.table}.{quoted(name)} = arriving.{quoted(name)}" for name in self.shape.key)
-        return f"delete from {self.table} using arriving where {same}"
+        same = " and ".join(f"{self.table}.{quoted(name)} = {_ARRIVING}.{quoted(name)}" for name in self.shape.key)
+        return f"delete from {self.table} using {_ARRIVING} where {same}"
 
     def _with_rows(self, rows: pa.Table, *statements: str) -> None:
         connection = self._connection()
-        connection.register("arriving", rows)
+        connection.register(_ARRIVING, rows)
         try:
             for statement in statements:
                 connection.execute(statement)
         finally:
-            connection.unregister("arriving")
+            connection.unregister(_ARRIVING)
 
     def _connection(self) -> Any:
         """The file; another process that has it is waited for."""
@@ -88,6 +90,8 @@ class DuckdbSink(TableSink):
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
+        if not Path(self.address.path).exists():
+            raise Unreachable(f"There is no file {self.address.path}.", advice="It is made when the stage first runs.")
         had = self._open is not None
         try:
             yield self._connection()
@@ -128,11 +132,11 @@ class DuckdbSink(TableSink):
     def _declared(self, type_: pa.DataType) -> str:
         """As DuckDB itself sees an Arrow column of the type."""
         connection = self._connection()
-        connection.register("shown", pa.table({"value": pa.array([], type_)}))
+        connection.register(_ARRIVING, pa.table({"value": pa.array([], type_)}))
         try:
-            return str(connection.execute("describe shown").fetchall()[0][1])
+            return str(connection.execute(f"describe {_ARRIVING}").fetchall()[0][1])
         finally:
-            connection.unregister("shown")
+            connection.unregister(_ARRIVING)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -160,8 +160,11 @@ class FileSink:
 
     def accept_new_checkpoint(self) -> Marker | None:
         """Forgets the last marker, so that the next batch may have any; returns it."""
-        last = self.last
-        self._ledger.unlink(missing_ok=True)
+        if self.last is None:
+            return None
+        with self._locked():
+            last = self.last
+            self._ledger.unlink(missing_ok=True)
         return last
 
 

@@ -47,7 +47,8 @@ class PostgresSink(TableSink):
 
     _mark = "%s"
     _lock_row = " for update"
-    _snapshot = "begin isolation level repeatable read, read only"
+    # A snapshot waits while the other side of a comparison is read, however long that takes.
+    _snapshot = "begin isolation level repeatable read, read only; set local idle_in_transaction_session_timeout to 0"
 
     def __init__(self, to: str, *, stage: str) -> None:
         super().__init__(parse_address(to, options=("table",), others=True), stage=stage)
@@ -82,10 +83,9 @@ class PostgresSink(TableSink):
                 if (error.sqlstate or "")[:2] not in _OF_ROWS:
                     raise
                 connection.execute(f"rollback to {_POINT}")
+                connection.execute(f"release {_POINT}")
                 return f"PostgreSQL: {_first_line(error)}"
-            finally:
-                with suppress(self._psycopg.Error):
-                    connection.execute(f"release {_POINT}")
+            connection.execute(f"release {_POINT}")
             return None
 
         with self._told():
@@ -109,6 +109,10 @@ class PostgresSink(TableSink):
 
     def _connection(self) -> Any:
         if self._open is None or self._open.closed:
+            if (
+                self._begun
+            ):  # a new connection knows nothing of the rows before, and would enter the marker without them
+                raise Unreachable(f"{self.url}: the connection was lost.", advice="The batch is written again.")
             more = {} if self.address.password is None else {"password": self.address.password}
             self._open = self._psycopg.connect(
                 self.address.client, autocommit=True, connect_timeout=CONNECT_S, prepare_threshold=None, **more
@@ -147,7 +151,7 @@ class PostgresSink(TableSink):
     def _columns(self, connection: Any) -> dict[str, str]:
         query = (
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
-            "where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
+            "where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped order by attnum"
         )
         return dict(connection.execute(query, (self.table,)).fetchall())
 

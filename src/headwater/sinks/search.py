@@ -39,6 +39,9 @@ KEY_BYTES_MAX = 65_000
 HEAP_BYTES = 64 << 20
 LEDGERS_MAX = 1_000
 
+_OF_THE_DISK = ("os error", "IoError", "io::Error")
+"""What tantivy says of all that goes wrong below it: it raises nothing but ValueError."""
+
 _YEARS = (datetime(1700, 1, 1, tzinfo=UTC), datetime(2250, 1, 1, tzinfo=UTC))
 
 
@@ -59,11 +62,11 @@ class SearchSink(ShapedSink):
         with self._told():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._index = self._tantivy.Index(_schema(self._tantivy, shape), path=str(self.folder), reuse=True)
-            self._lock()
-            entry = self._entry()
-            self._number = entry.number + 1
-            self._enter(Entry(self._number, entry.last))
-            self._end(commits=True)
+            with self._locking():
+                entry = self._entry()
+                self._number = entry.number + 1
+                self._enter(Entry(self._number, entry.last))
+                self._end(commits=True)
 
     def attach(self, shape: Shape) -> None:
         super().attach(shape)
@@ -75,11 +78,11 @@ class SearchSink(ShapedSink):
             self._index = self._tantivy.Index.open(str(self.folder))
 
     def entry(self) -> Entry:
-        if self._index is None:
-            if not self._tantivy.Index.exists(str(self.folder)):
-                return NO_ENTRY
-            self._index = self._tantivy.Index.open(str(self.folder))
         with self._told():
+            if self._index is None:
+                if not self._tantivy.Index.exists(str(self.folder)):
+                    return NO_ENTRY
+                self._index = self._tantivy.Index.open(str(self.folder))
             return self._entry()
 
     def entries_in(self, searcher: Any) -> dict[str, Entry]:
@@ -99,31 +102,23 @@ class SearchSink(ShapedSink):
             return self._index.searcher()
 
     def begin(self, marker: Marker) -> bool:
-        with self._told():
-            self._lock()
-            begins = False
-            try:
-                begins = admits(self.stage, self._entry(), self._number, marker)
-            finally:
-                if not begins:
-                    self._end(commits=False)
+        with self._told(), self._locking():
+            begins = admits(self.stage, self._entry(), self._number, marker)
+            if not begins:
+                self._end(commits=False)
             return begins
 
     def begin_repair(self, marker: Marker | None) -> None:
-        with self._told():
-            self._lock()
-            try:
-                check_unmoved(self.stage, self._entry(), marker)
-            except BaseException:
-                self._end(commits=False)
-                raise
+        with self._told(), self._locking():
+            check_unmoved(self.stage, self._entry(), marker)
 
     def upsert(self, rows: pa.Table) -> Sequence[Refusal]:
         keys = plain_key_texts(rows, self.shape.key)
         too_long = pc.greater(pc.binary_length(keys), KEY_BYTES_MAX).to_numpy(zero_copy_only=False)
+        documents = zip(keys.to_pylist(), _documents(rows, keys), too_long.tolist(), strict=True)
         with self._told():
-            for key, document in zip(keys.to_pylist(), _documents(rows, keys), strict=True):
-                if len(key) * 4 <= KEY_BYTES_MAX or len(key.encode()) <= KEY_BYTES_MAX:
+            for key, document, is_too_long in documents:  # one by one: tantivy takes no more at a time
+                if not is_too_long:
                     self._writer.delete_documents_by_term(KEY, key)
                     self._writer.add_json(document)
         return [
@@ -154,8 +149,7 @@ class SearchSink(ShapedSink):
         entry = self.entry()
         if entry == NO_ENTRY:
             return None
-        with self._told():
-            self._lock()
+        with self._told(), self._locking():
             entry = self._entry()
             self._enter(Entry(entry.number + 1, None))
             self._end(commits=True)
@@ -164,8 +158,15 @@ class SearchSink(ShapedSink):
     def close(self) -> None:
         self.rollback()
 
-    def _lock(self) -> None:
+    @contextmanager
+    def _locking(self) -> Iterator[None]:
+        """Takes tantivy's lock, which stays taken until `_end`; an error gives it back."""
         self._writer = self._index.writer(HEAP_BYTES, 1)
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise
 
     def _end(self, *, commits: bool) -> None:
         writer, self._writer = self._writer, None
@@ -206,11 +207,15 @@ class SearchSink(ShapedSink):
                 raise Unsupported(
                     f"{self.url} was made with other columns.", advice="tantivy cannot add any: name a new folder."
                 ) from None
+            if any(word in said for word in _OF_THE_DISK):
+                raise Unreachable(f"{self.url}: {said}.", advice="It is tried again; see the disk.") from None
             raise InvalidInput(
                 f"{self.url}: {said}", advice="Name the folder of an index that we made, or a new one."
             ) from None
         except PermissionError as error:
             raise NoAccess(f"{self.url}: {error}.", advice="Check the rights on the folder.") from None
+        except (FileExistsError, NotADirectoryError) as error:
+            raise InvalidInput(f"{self.url}: {error}.", advice="Name a folder.") from None
 
 
 def _schema(tantivy: Any, shape: Shape) -> Any:

@@ -50,10 +50,12 @@ class SqliteSink(TableSink):
             try:
                 connection.executemany(statement, values[start:end])
             except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+                if not connection.in_transaction:  # a trigger has ended all of it
+                    raise
                 connection.execute(f"rollback to {_POINT}")
-                return f"SQLite: {error}"
-            finally:
                 connection.execute(f"release {_POINT}")
+                return f"SQLite: {error}"
+            connection.execute(f"release {_POINT}")
             return None
 
         with self._told():
@@ -79,10 +81,10 @@ class SqliteSink(TableSink):
         connection = self._start()
         try:
             yield connection
+            connection.execute("commit")
         except BaseException:
-            connection.execute("rollback")
+            self._finish(commits=False)
             raise
-        connection.execute("commit")
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -56,7 +56,7 @@ class TableSink(ShapedSink):
 
     @abstractmethod
     def _finish(self, *, commits: bool) -> None:
-        """Ends the transaction of a batch."""
+        """Ends a transaction; one that the database has ended by itself is not missed."""
 
     @abstractmethod
     def _columns(self, connection: Any) -> dict[str, str]:
@@ -117,7 +117,7 @@ class TableSink(ShapedSink):
             try:
                 yield connection
             finally:
-                connection.execute("rollback")
+                self._finish(commits=False)
 
     def entries_in(self, connection: Any) -> dict[str, Entry]:
         """What the ledger says of every stage, inside a transaction."""
@@ -151,7 +151,8 @@ class TableSink(ShapedSink):
     def rollback(self) -> None:
         if self._begun:
             self._begun = False
-            self._finish(commits=False)
+            with self._told():
+                self._finish(commits=False)
 
     def accept_new_checkpoint(self) -> Marker | None:
         with self._told(), self._writing() as connection:
@@ -200,7 +201,8 @@ class TableSink(ShapedSink):
         if not self._is_unique(connection):
             raise InvalidInput(
                 f"{self.url}: table {self.table} may hold a key ({', '.join(self.shape.key)}) twice.",
-                advice=f"Run: CREATE UNIQUE INDEX ON {self.table} ({', '.join(map(quoted, self.shape.key))}).",
+                advice=f"Run: CREATE UNIQUE INDEX {quoted(f'{self.shape.name}_key')} ON {self.table} "
+                f"({', '.join(map(quoted, self.shape.key))}).",
             )
 
     def _widen(self, connection: Any, there: Collection[str]) -> None:
