@@ -259,21 +259,21 @@ class OpenSearchSink(ShapedSink):
 
     # Reading, for `verify`
 
-    def documents(self, keys: pa.Table) -> list[str]:
-        """The rows of some keys, as JSON."""
+    def documents(self, keys: pa.Table) -> list[tuple[str, str]]:
+        """The rows of some keys, as JSON, each with its id."""
         if not keys.num_rows:
             return []
         answer = self.client.ask("POST", f"{path_of(self.index)}/_mget", {"ids": self.ids_of(keys)})
-        return [_text(one) for one in answer.body["docs"] if one.get("found")]
+        return [_document(one) for one in answer.body["docs"] if one.get("found")]
 
-    def pages(self, size: int) -> Iterator[list[str]]:
-        """All rows as JSON, in pages, as they were at one moment."""
+    def pages(self, size: int) -> Iterator[list[tuple[str, str]]]:
+        """All rows as JSON, each with its id, in pages, as they were at one moment."""
         self.client.ask("POST", f"{path_of(self.index)}/_refresh")
         query = {"size": size, "sort": ["_doc"], "query": {"match_all": {}}}
         answer = self.client.ask("POST", f"{path_of(self.index)}/_search?scroll=2m", query)
         try:
             while hits := answer.body["hits"]["hits"]:
-                yield [_text(hit) for hit in hits]
+                yield [_document(hit) for hit in hits]
                 answer = self._next_page(answer)
         finally:
             self.client.ask("DELETE", "/_search/scroll", {"scroll_id": [answer.body["_scroll_id"]]}, allows=[404])
@@ -296,8 +296,8 @@ def _entry(source: Any, uuid: str) -> Entry:
     return Entry(source["number"], None if marker is None else Marker.from_canonical(marker.encode()))
 
 
-def _text(hit: Any) -> str:
-    return msgspec.json.encode(hit["_source"]).decode()
+def _document(hit: Any) -> tuple[str, str]:
+    return hit["_id"], msgspec.json.encode(hit["_source"]).decode()
 
 
 def _field(type_: pa.DataType) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def compare(pair: Pair, *, settle_s: float = SETTLE_S) -> Report:
         keys = found.keys
         told = _differences(pair.shape, keys, here, there)
         exact = pair.is_final(here, there)
-        follows, unreadable = there.follows, tuple(sorted(set(there.unreadable)))
+        follows, unreadable = there.follows, tuple(sorted({*here.unreadable, *there.unreadable}))
     if keys.num_rows and not exact:
         keys, told, exact = _settled(pair, keys, told, settle_s)
     beyond = found.differing - found.keys.num_rows

@@ -114,13 +114,17 @@ def open_log_side(url: str) -> TopicSide:
     """The side of `<log>#<topic or view>`; `NotFound`."""
     address, _, name = url.rpartition("#")
     log = open_log(address, create=False, read_only=True)
-    if name in log.topics():
-        return TopicSide(log, name)
-    catalog = Catalog(log)
-    if name in catalog.names():
-        definition = catalog.get(name).definition
-        return TopicSide(log, definition.changes, view=name, key=tuple(definition.key))
-    log.close()
-    raise NotFound(
-        f"{address} has neither a topic nor a view {name!r}.", advice="`headwater topics list` names those that are."
-    )
+    try:
+        if name in log.topics():
+            return TopicSide(log, name)
+        catalog = Catalog(log)
+        if name in catalog.names():
+            definition = catalog.get(name).definition
+            return TopicSide(log, definition.changes, view=name, key=tuple(definition.key))
+        raise NotFound(
+            f"{without_password(address)} has neither a topic nor a view {name!r}.",
+            advice="`headwater topics list` names those that are.",
+        )
+    except BaseException:
+        log.close()
+        raise

@@ -31,7 +31,7 @@ def repair(pair: Pair, report: Report, *, settle_s: float = SETTLE_S) -> tuple[R
     """Writes the keys that differ to the target, and compares again; `Unsupported` where the target is not ours to change."""
     if report.unreadable:
         raise Unsupported(
-            f"{report.target}: {report.unreadable[0]!r} is no row that we could replace.",
+            f"{report.unreadable[0]!r} is no row, in {report.source} or in {report.target}, so what it should be is not known.",
             advice="Remove it there first.",
         )
     if set(pair.shape.schema.names) != _all_columns(pair):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,8 +29,12 @@ from headwater.verify.side import Follows, Look, Places, chosen, nullable, picke
 from headwater.verify.sink_side import SinkSide
 from headwater.verify.table_sides import conformed
 
+T = TypeVar("T")
+
 _CHUNK_ROWS = 20_000
 _SCAN = 2_000
+_NO_ROWS = (HeadwaterError, *ARROW_ERRORS, AttributeError)
+"""What is raised where a value that somebody else wrote is read as a row."""
 
 
 class _StoreLook:
@@ -109,30 +113,21 @@ class RedisLook:
             else:
                 pipeline.get(name)
         found = pipeline.execute(raise_on_error=False)
-        rows = [(name, value) for name, value in zip(names, found, strict=True) if value]
+        rows = [
+            (name.decode(errors="backslashreplace"), value)
+            for name, value in zip(names, found, strict=True)
+            if value is not None and value != {}  # gone since its name was found
+        ]
         make = self._of_hashes if self._sink.style == "hash" else self._of_texts
-        try:
-            return make([value for _, value in rows])
-        except (HeadwaterError, *ARROW_ERRORS, ValueError, TypeError, AttributeError):
-            return self._readable(rows, make)
-
-    def _readable(self, rows: Sequence[tuple[bytes, Any]], make: Callable[[list[Any]], pa.Table]) -> pa.Table:
-        """One by one: what is no row of ours is named, and left out."""
-        tables = [nullable(self._shape.schema).empty_table()]
-        for name, value in rows:
-            try:
-                tables.append(make([value]))
-            except (HeadwaterError, *ARROW_ERRORS, ValueError, TypeError, AttributeError):
-                self.unreadable.append(name.decode(errors="backslashreplace"))
-        return pa.concat_tables(tables)
+        return _readable(rows, make, self._shape, self.unreadable)
 
     def _of_hashes(self, hashes: list[dict[bytes, bytes]]) -> pa.Table:
         schema = nullable(self._shape.schema)
         columns = [from_field_texts([one.get(field.name.encode()) for one in hashes], field) for field in schema]
-        return _with_keys(pa.Table.from_arrays(columns, schema=schema), self._shape)
+        return pa.Table.from_arrays(columns, schema=schema)
 
     def _of_texts(self, texts: list[bytes]) -> pa.Table:
-        return _with_keys(_of_json([text.decode() for text in texts], self._shape), self._shape)
+        return _of_json([text.decode() for text in texts], self._shape)
 
 
 class SearchSide(SinkSide):
@@ -179,14 +174,14 @@ class OpenSearchLook:
         self.unreadable: list[str] = []
 
     def chunks(self) -> Iterator[pa.Table]:
-        for texts in self._sink.pages(_SCAN):
-            yield _of_json(texts, self._shape)
+        yield from map(self._table, self._sink.pages(_SCAN))
 
     def rows(self, keys: pa.Table) -> pa.Table:
         pages = [self._sink.documents(keys.slice(at, _SCAN)) for at in range(0, keys.num_rows, _SCAN)]
-        return pa.concat_tables(
-            [nullable(self._shape.schema).empty_table(), *(_of_json(p, self._shape) for p in pages)]
-        )
+        return pa.concat_tables([nullable(self._shape.schema).empty_table(), *map(self._table, pages)])
+
+    def _table(self, documents: Sequence[tuple[str, str]]) -> pa.Table:
+        return _readable(documents, lambda texts: _of_json(texts, self._shape), self._shape, self.unreadable)
 
 
 class DeltaSide(SinkSide):
@@ -237,6 +232,10 @@ class ParquetSide:
             return ds.dataset(self._path, format="parquet", partitioning="hive")
         except FileNotFoundError:
             raise NotFound(f"There is no folder {self._path}.", advice="Name a folder with Parquet files.") from None
+        except (*ARROW_ERRORS, OSError) as error:
+            raise InvalidInput(
+                f"{self._path}: {str(error).splitlines()[0]}", advice="Name a folder with nothing but Parquet files."
+            ) from None
 
 
 def _of_dataset(dataset: Any, shape: Shape) -> Iterator[pa.Table]:
@@ -255,11 +254,27 @@ def _of_json(texts: Sequence[str], shape: Shape) -> pa.Table:
     return schema.empty_table() if columns is None else pa.Table.from_arrays(columns, schema=schema)
 
 
-def _with_keys(rows: pa.Table, shape: Shape) -> pa.Table:
-    """Refuses rows without a key: they are none of ours."""
-    if any(rows.column(name).null_count for name in shape.key):
-        raise InvalidInput("A row has no key.", advice="Somebody else wrote it.")
-    return rows
+def _readable(
+    named: Sequence[tuple[str, T]], make: Callable[[list[T]], pa.Table], shape: Shape, unreadable: list[str]
+) -> pa.Table:
+    """The rows that values are, each with its name; what is no row of ours is named as unreadable, and left out."""
+
+    def rows_of(values: list[T]) -> pa.Table:
+        rows = make(values)
+        if any(rows.column(name).null_count for name in shape.key):
+            raise InvalidInput("A row has no key.", advice="Somebody else wrote it.")
+        return rows
+
+    try:
+        return rows_of([value for _, value in named])
+    except _NO_ROWS:
+        tables = [nullable(shape.schema).empty_table()]
+    for name, value in named:
+        try:
+            tables.append(rows_of([value]))
+        except _NO_ROWS:
+            unreadable.append(name)
+    return pa.concat_tables(tables)
 
 
 def _literal(prefix: str) -> str:

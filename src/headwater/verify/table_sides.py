@@ -153,14 +153,13 @@ def conformed(rows: pa.Table, shape: Shape) -> pa.Table:
 
 def _column(values: list[Any], field: pa.Field) -> pa.Array:
     """A column as SQLite gave it: stored by our sink, or by a program that keeps times and decimals as text."""
-    if pa.types.is_timestamp(field.type) and any(isinstance(value, str) for value in values):
-        return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(field.type)
-    if pa.types.is_decimal(field.type):
+    is_text = pa.types.is_timestamp(field.type) and any(isinstance(value, str) for value in values)
+    if is_text or pa.types.is_decimal(field.type):
         values = [None if value is None else str(value) for value in values]
     if pa.types.is_string(field.type):
         values = [value if value is None or isinstance(value, str) else str(value) for value in values]
     try:
-        return to_column(values, field)
+        return pa.array(values, pa.string()).cast(field.type) if is_text else to_column(values, field)
     except ARROW_ERRORS as error:
         raise InvalidInput(
             f"Column {field.name} holds what is no {field.type}: {str(error).splitlines()[0]}",
