@@ -17,10 +17,11 @@ from children import in_child
 from headwater.model.errors import InvalidInput, Unreachable
 from headwater.sinks import sqlite
 from headwater.sinks.delta import DeltaSink
+from headwater.sinks.ledger import NO_ENTRY
 from headwater.sinks.newest import Pieces, with_places
 from headwater.sinks.search import SearchSink
 from headwater.sinks.sink import Shape, open_sink, write_batch
-from headwater.verify.sides import open_side
+from headwater.verify.sides import open_side, side_of
 from sink_rig import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, write
 
 Make = Callable[[str], Target]
@@ -131,12 +132,15 @@ def test_columns_may_have_any_name(make_target: Make, kind: str) -> None:
         assert pa.concat_tables(look.chunks()).to_pylist() == rows.slice(1).to_pylist()
 
 
-def test_looking_at_a_file_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
-    """DuckDB would."""
-    sink = open_sink(f"duckdb:///{tmp_path}/none.duckdb?table=users", stage="s")
-    with pytest.raises(Unreachable, match="no file"):
-        sink.entry()
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_a_file_that_is_not_there_knows_of_no_batch_and_is_not_made(tmp_path: Path, kind: str) -> None:
+    """Not by a look, and not by accepting that everything is written again; a comparison says that it is missing."""
+    url = f"{kind}:///{tmp_path}/none?table=users"
+    sink = open_sink(url, stage="s")
+    assert (sink.entry(), sink.accept_new_checkpoint()) == (NO_ENTRY, None)
     sink.close()
+    with open_side(url, shape=SHAPE) as side, pytest.raises(Unreachable, match="not there"), side.look():
+        pass
     assert not list(tmp_path.iterdir())
 
 
@@ -165,6 +169,32 @@ def test_a_connection_that_is_lost_inside_a_batch_enters_no_marker(
     assert sink.last is None
     write(sink, 0, batch([("a", user(1))]))
     assert target.rows() == folded([("a", user(1))])
+
+
+@pytest.mark.service("postgres")
+def test_columns_that_an_index_carries_along_are_no_part_of_the_key(make_target: Make) -> None:
+    """A key with INCLUDE is unique by its own columns; one over an expression is not unique by its columns."""
+    import psycopg
+
+    target = make_target("postgres")
+    with psycopg.connect(target.url.partition("?")[0], autocommit=True) as connection:
+        columns = "id text, name text, n bigint, amount double precision"
+        connection.execute(f"create table users ({columns}, primary key (id) include (name))")
+        connection.execute(f"create table others ({columns})")
+        connection.execute("create unique index on others (id, lower(name))")
+    sink = target.sink()
+    sink.open(SHAPE)
+    write(sink, 0, batch([("a", user(1))]))
+    write(sink, 1, batch([("a", user(2))], first=1))
+    assert target.rows() == folded([("a", user(2))])
+    with closing(side_of(target.url)) as side:
+        shape = side.shape()
+    assert shape is not None and shape.key == ("id",)
+    with (
+        closing(open_sink(target.url.replace("=users", "=others"), stage="s")) as others,
+        pytest.raises(InvalidInput, match="twice"),
+    ):
+        others.open(SHAPE)
 
 
 def test_an_index_is_free_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,14 +90,15 @@ class DuckdbSink(TableSink):
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        if not Path(self.address.path).exists():
-            raise Unreachable(f"There is no file {self.address.path}.", advice="It is made when the stage first runs.")
         had = self._open is not None
         try:
             yield self._connection()
         finally:
             if not had:
                 self.close()
+
+    def _is_there(self) -> bool:
+        return Path(self.address.path).exists()
 
     def _start(self) -> Any:
         return self._connection().execute("begin")

@@ -40,6 +40,7 @@ _NOT_SERVING = (
 )  # SQLSTATE: connection, resources, shutdown, deadlock, lock, a dead transaction
 _OF_ROWS = ("22", "23")  # data, constraints
 _ARRIVING, _POINT = "headwater_arriving", "headwater_rows"
+_INDEXED = "(indkey::int2[])[0:indnkeyatts - 1]"  # without the columns that an index only carries along (INCLUDE)
 
 
 class PostgresSink(TableSink):
@@ -157,16 +158,16 @@ class PostgresSink(TableSink):
 
     def _is_unique(self, connection: Any) -> bool:
         query = (
-            "select array_agg(attname::text) from pg_index join pg_attribute on attrelid = indrelid and attnum = any(indkey) "
-            "where indrelid = to_regclass(%s) and indisunique and indpred is null group by indexrelid"
+            f"select array_agg(attname::text) from pg_index join pg_attribute on attrelid = indrelid and attnum = any({_INDEXED}) "
+            "where indrelid = to_regclass(%s) and indisunique and indpred is null and indexprs is null group by indexrelid"
         )
         return any(set(names) == set(self.shape.key) for (names,) in connection.execute(query, (self.table,)))
 
     def primary_key(self, connection: Any) -> tuple[str, ...]:
         """The columns of the table's primary key, in their order."""
         query = (
-            "select attname from pg_index join pg_attribute on attrelid = indrelid and attnum = any(indkey) "
-            "where indrelid = to_regclass(%s) and indisprimary order by array_position(indkey::int2[], attnum)"
+            f"select attname from pg_index join pg_attribute on attrelid = indrelid and attnum = any({_INDEXED}) "
+            f"where indrelid = to_regclass(%s) and indisprimary order by array_position({_INDEXED}, attnum)"
         )
         return tuple(name for (name,) in connection.execute(query, (self.table,)).fetchall())
 

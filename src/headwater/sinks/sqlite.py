@@ -88,9 +88,10 @@ class SqliteSink(TableSink):
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        if not Path(self.address.path).exists():
-            raise Unreachable(f"There is no file {self.address.path}.", advice="It is made when the stage first runs.")
         yield self._connection()
+
+    def _is_there(self) -> bool:
+        return Path(self.address.path).exists()
 
     def _start(self) -> sqlite3.Connection:
         connection = self._connection()

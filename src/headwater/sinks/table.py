@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.databases.address import Address, quoted
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, TABLE, Entry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
@@ -49,6 +49,10 @@ class TableSink(ShapedSink):
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Any]:
         """A connection to read by."""
+
+    def _is_there(self) -> bool:
+        """Whether the database is there; a file may have to be made, and nobody but a writer makes it."""
+        return True
 
     @abstractmethod
     def _start(self) -> Any:
@@ -106,12 +110,16 @@ class TableSink(ShapedSink):
                 self._create(connection)
 
     def entry(self) -> Entry:
+        if not self._is_there():
+            return NO_ENTRY
         with self._told(), self._reading() as connection:
             return self._entry(connection) if self._has_ledger(connection) else NO_ENTRY
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """A transaction in which everything that is read was true at one moment."""
+        if not self._is_there():
+            raise Unreachable(f"{self.url}: it is not there.", advice="It is made when the stage first runs.")
         with self._told(), self._reading() as connection:
             connection.execute(self._snapshot)
             try:
@@ -155,6 +163,8 @@ class TableSink(ShapedSink):
                 self._finish(commits=False)
 
     def accept_new_checkpoint(self) -> Marker | None:
+        if not self._is_there():
+            return None
         with self._told(), self._writing() as connection:
             if not self._has_ledger(connection):
                 return None
