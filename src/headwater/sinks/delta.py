@@ -159,10 +159,8 @@ class DeltaSink(ShapedSink):
         """The newest marker of the stage among the commits that Delta keeps."""
         if table.transaction_version(self.stage) is None:
             return NO_ENTRY
-        for commits in (
-            _COMMITS,
-            None,
-        ):  # the last marker is nearly always there, and the whole history grows with every batch
+        # The last marker is nearly always among the last commits, and the whole history grows with every batch.
+        for commits in (_COMMITS, None):
             found = self.entries_in(table, commits=commits).get(self.stage)
             if found is not None:
                 return found

@@ -110,9 +110,8 @@ class PostgresSink(TableSink):
 
     def _connection(self) -> Any:
         if self._open is None or self._open.closed:
-            if (
-                self._begun
-            ):  # a new connection knows nothing of the rows before, and would enter the marker without them
+            if self._begun:
+                # A new connection knows nothing of the rows before, and would enter the marker without them.
                 raise Unreachable(f"{self.url}: the connection was lost.", advice="The batch is written again.")
             more = {} if self.address.password is None else {"password": self.address.password}
             self._open = self._psycopg.connect(
