@@ -22,6 +22,9 @@ LOOKS = (
     "select count(*), sum(n), min(id) from counter",
 )
 
+UNSEEN = ("no such table", "does not exist", "unable to open", "could not set lock", "file handle conflict")
+"""What databases say where there is nothing to be seen yet, or not at this moment."""
+
 State = tuple[tuple[int, ...], ...]
 Ask = Callable[[str], Any]
 
@@ -169,12 +172,12 @@ def looking(url: str) -> Iterator[Ask]:
 
 
 def seen_in(url: str) -> State | None:
-    """What somebody outside sees; None while nothing is there, or while another process has a file of DuckDB."""
+    """What somebody outside sees; None while nothing is there, or while a file of DuckDB cannot be opened."""
     try:
         with looking(url) as ask:
             return state_by(ask)
     except Exception as error:
         said = str(error).lower()
-        if any(words in said for words in ("no such table", "does not exist", "unable to open", "could not set lock")):
+        if any(words in said for words in UNSEEN):
             return None
         raise

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -33,6 +36,7 @@ from sink_rig import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, wri
 
 Make = Callable[[str], Target]
 
+DISTURBED_BATCHES = 40
 KINDS = [
     *EMBEDDED,
     *(pytest.param(kind, marks=pytest.mark.service(kind.partition("-")[0])) for kind in SERVED),
@@ -287,6 +291,31 @@ def test_tables_together_get_a_new_column_with_the_batch_that_has_it(make_target
     write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))])
     sink.close()
     assert {key: row["note"] for key, row in target.rows().items()} == {"a": None, "b": "new"}
+
+
+def test_a_file_of_duckdb_that_this_process_opens_elsewhere_is_waited_for(make_target: Make) -> None:
+    """Another sink, or a program's own query: DuckDB refuses who opens a file while somebody in the same process closes it."""
+    target = make_target("duckdb")
+    sink = target.sink()
+    sink.open(SHAPE)
+    is_over = threading.Event()
+
+    def disturb() -> None:
+        while not is_over.is_set():
+            with suppress(duckdb.Error), duckdb.connect(sink.address.path) as other:
+                other.execute("select 1")
+
+    others = [threading.Thread(target=disturb) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        for epoch in range(DISTURBED_BATCHES):
+            write(sink, epoch, batch([("a", user(epoch))], first=epoch))
+    finally:
+        is_over.set()
+        for other in others:
+            other.join()
+    assert target.rows() == folded([("a", user(DISTURBED_BATCHES - 1))])
 
 
 @pytest.mark.service("postgres")

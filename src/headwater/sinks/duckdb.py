@@ -26,6 +26,8 @@ from headwater.sinks.table import TableSink
 BUSY_S = 10.0
 _LOOK_S = 0.05
 _ARRIVING = "headwater_arriving"
+_BUSY = (duckdb.IOException, duckdb.ResourceInUseException)
+"""Another process has the file, or somebody in this one closes it at this moment."""
 
 
 class DuckdbSink(TableSink):
@@ -66,13 +68,12 @@ class DuckdbSink(TableSink):
             connection.unregister(_ARRIVING)
 
     def _connection(self) -> Any:
-        """The file; another process that has it is waited for."""
+        """The file; whoever else has it is waited for."""
         deadline = time.monotonic() + BUSY_S
         while self._open is None:
             try:
-                self._open = duckdb.connect(self.address.path)
-                self._open.execute("set timezone = 'UTC'")
-            except duckdb.IOException:
+                self._open = _opened(self.address.path)
+            except (*_BUSY, duckdb.CatalogException):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_LOOK_S)
@@ -143,9 +144,22 @@ class DuckdbSink(TableSink):
     def _told(self) -> Iterator[None]:
         try:
             yield
-        except duckdb.IOException as error:
+        except _BUSY as error:
             said = str(error).splitlines()[0]
             raise Unreachable(f"{self.url}: {said}", advice="It is tried again; see who else has it open.") from None
         except duckdb.Error as error:
             said = str(error).splitlines()[0]
             raise InvalidInput(f"{self.url}: {said}", advice="Correct the table, or name another.") from None
+
+
+def _opened(path: str) -> Any:
+    """A connection that can read Arrow: one that is made while another thread opens the file is without that for a moment."""
+    opened = duckdb.connect(path)
+    try:
+        opened.execute("set timezone = 'UTC'")
+        opened.register(_ARRIVING, pa.table({"value": pa.array([], pa.int64())}))
+        opened.unregister(_ARRIVING)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
