@@ -18,7 +18,7 @@ from headwater.model.errors import (
     Poisoned,
     PositionLost,
 )
-from headwater.testing import SimDisk
+from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 
 
@@ -174,6 +174,54 @@ def test_a_failed_fsync_closes_its_partition_until_the_log_is_opened_again() -> 
         log.append("raw", [b"stored too"])
         assert values_of(log, "raw") == [b"stored", b"stored too"]
         assert values_of(log, "other") == [b"fine"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_fsync_that_fails_behind_a_dead_writer_closes_the_partition_too(seed: int) -> None:
+    """What that writer began is cut off and synced; a later transaction, which makes events durable, must not count on that sync."""
+    disk = SimDisk(seed)
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("before")) as log:
+        log.create_topic("swift", partitions=1, durability="os")
+        log.create_topic("other", partitions=1)
+        log.append("swift", [b"a"])
+        log.append("swift", [b"b"])
+    disk.crash_at("dying", "append: locked")
+    with pytest.raises(Crashed):
+        hw.open_log(f"{disk.folder}/log", disk=disk.process("dying")).append("swift", [b"never"])
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("next")) as log:
+        disk.fail("sync", "*/swift/0/*.frames")
+        with refused(Poisoned, "swift"):
+            log.append("swift", [b"not stored"])
+    disk.heal()
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("again")) as log, log.transaction() as transaction:
+        transaction.append("swift", [b"c"])
+        transaction.append("other", [b"d"])
+    disk.power_loss()
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("after")) as log:
+        assert values_of(log, "swift") == [b"a", b"b", b"c"]
+
+
+def test_a_log_is_mended_though_a_topic_is_half_deleted() -> None:
+    """A commit whose sync failed is replaced with every partition's head on disk; those of a topic that is going do not count."""
+    disk = SimDisk(3)
+    writer, deleter, other = (
+        hw.open_log(f"{disk.folder}/log", disk=disk.process(name)) for name in ("writer", "deleter", "other")
+    )
+    for name in ("raw", "more", "going"):
+        writer.create_topic(name, partitions=1)
+    disk.fail("sync", "*/commits*")
+    transaction = writer.transaction()
+    for name in ("raw", "more"):
+        transaction.append(name, [b"x"])
+    with refused(Poisoned, "commit record"):
+        transaction.commit()
+    disk.heal()
+    disk.crash_at("deleter", "delete: marked one")
+    with pytest.raises(Crashed):
+        deleter.delete_topic("going")
+    with writer, other:
+        other.append("raw", [b"y"])
+        assert values_of(other, "raw")[-1] == b"y"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 
@@ -185,7 +185,7 @@ class Partition:
 
         The caller holds the append lock, and the sync lock too if it is a transaction.
         """
-        mark = self._written_in_order()
+        mark = self._written_in_order(is_syncing=bool(transaction))
         if payloads[0].at is not None:
             check_place(payloads[0].at, mark.end, self.where())
         total = sum(payload.stride for payload in payloads)
@@ -289,7 +289,7 @@ class Partition:
 
     def fence(self) -> tuple[Mark, dict[bytes, ProducerSequence]]:
         """The end of all that was written, on disk, and what each producer stored last; the caller holds both locks."""
-        mark = self._written_in_order()
+        mark = self._written_in_order(is_syncing=True)
         if mark.end > self._head.durable().end:
             self.sync_written()
         return mark, self._sequences.all(mark)
@@ -345,14 +345,14 @@ class Partition:
     def roll_older_than(self, time_us: int) -> None:
         """Begins another segment if the newest one has events and all were appended before a time."""
         with self.appending():
-            mark = self._written_in_order()
+            mark = self._written_in_order(is_syncing=False)
             if mark.end > mark.base and mark.appended < time_us:
                 with self.syncing():
                     self._roll(mark)
 
     def empty_segment(self) -> Mark:
         """The end of what is written, in a newest segment that holds nothing; the caller holds both locks."""
-        mark = self._written_in_order()
+        mark = self._written_in_order(is_syncing=True)
         return self._roll(mark) if mark.end > mark.base else mark
 
     def where(self) -> str:
@@ -379,8 +379,11 @@ class Partition:
 
     # Segments
 
-    def _written_in_order(self) -> Mark:
-        """The written mark, after what a writer that died in the middle has begun is removed."""
+    def _written_in_order(self, *, is_syncing: bool) -> Mark:
+        """The written mark, after what a writer that died in the middle has begun is removed.
+
+        The caller holds the append lock; `is_syncing` says whether it holds the sync lock, too.
+        """
         mark = self._head.written()
         if mark.rolling >= 0:
             self._disk.remove(f"{self.folder}/{segment_name(mark.rolling)}")
@@ -390,7 +393,9 @@ class Partition:
             mark = msgspec.structs.replace(mark, rolling=-1)
             self._head.publish_written(mark)
         if mark.writing:
-            self._active.cut(mark.base, mark.position).sync()
+            self._active.cut(mark.base, mark.position)
+            with nullcontext() if is_syncing else self.syncing():
+                self.sync_file(mark.base)
             mark = msgspec.structs.replace(mark, writing=0)
             self._head.publish_written(mark)
         return mark
