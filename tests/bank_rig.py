@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -22,8 +23,10 @@ LOOKS = (
     "select count(*), sum(n), min(id) from counter",
 )
 
-UNSEEN = ("no such table", "does not exist", "unable to open", "could not set lock", "file handle conflict")
+UNSEEN = ("no such table", "does not exist", "unable to open", "could not set lock")
 """What databases say where there is nothing to be seen yet, or not at this moment."""
+
+CLOSING_S = 30
 
 State = tuple[tuple[int, ...], ...]
 Ask = Callable[[str], Any]
@@ -160,7 +163,7 @@ def looking(url: str) -> Iterator[Ask]:
             found.execute("begin")
             yield found.execute
     elif url.startswith("duckdb"):
-        with duckdb.connect(path) as found:  # in one process all open a file in the same way
+        with opened(path) as found:
             found.execute("begin")
             yield found.execute
     else:
@@ -169,6 +172,17 @@ def looking(url: str) -> Iterator[Ask]:
         with psycopg.connect(url) as found:
             found.execute("set transaction isolation level repeatable read")
             yield found.execute
+
+
+def opened(path: str) -> duckdb.DuckDBPyConnection:
+    """In one process all open a file in the same way, and one that another thread is about to close cannot be opened."""
+    deadline = time.monotonic() + CLOSING_S
+    while True:
+        try:
+            return duckdb.connect(path)
+        except duckdb.ResourceInUseException:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 def seen_in(url: str) -> State | None:
