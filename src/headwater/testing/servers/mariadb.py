@@ -41,10 +41,12 @@ class MariaDbServer(PackagedServer):
     def command(self, program: str, folder: Path, port: int) -> list[str]:
         """Makes the system tables if there are none, then becomes the server."""
         data = folder / "data"
+        scratch = folder / "tmp"  # a server that starts removes what others have in a folder that they share
         make = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"]
-        make += ["--skip-test-db", "--skip-name-resolve"]
+        make += ["--skip-test-db", "--skip-name-resolve", f"--tmpdir={scratch}"]
         settings = {
             "datadir": str(data),
+            "tmpdir": str(scratch),
             "port": str(port),
             "bind-address": "127.0.0.1",
             "socket": str(folder / "socket"),
@@ -60,7 +62,8 @@ class MariaDbServer(PackagedServer):
             **self._settings,
         }
         serve = [program, "--no-defaults", *(f"--{name}={value}" for name, value in settings.items() if value)]
-        once = f"{{ test -d {shlex.quote(str(data / 'mysql'))} || {shlex.join(make)}; }}"
+        folders = shlex.join(["mkdir", "-p", str(scratch)])
+        once = f"{folders} && {{ test -d {shlex.quote(str(data / 'mysql'))} || {shlex.join(make)}; }}"
         return ["sh", "-c", f"{once} && exec {shlex.join(serve)}"]
 
     def is_ready(self) -> bool:
