@@ -43,6 +43,9 @@ PART_BYTES = 8 << 20
 SMALL_ROWS = 65_536
 """So many rows, or fewer, are merged at once."""
 
+SORTED_ROWS = 65_536
+"""So many keys, or fewer, are sorted as they are: hashing them first takes longer, and more memory."""
+
 FOUND_BYTES_MAX = 2 << 30
 """So much of a table one batch of one state partition may need at once."""
 
@@ -190,7 +193,9 @@ def order_by(numbers: Array) -> Array:
 
 
 def _ranks(values: Array) -> Array:
-    """For each value how many smaller ones there are, each counted once: found by hashing, so only what differs is sorted."""
+    """For each value how many smaller ones there are, each counted once. Of many values only those that differ are sorted."""
+    if len(values) <= SORTED_ROWS:
+        return np.unique(values, return_inverse=True)[1]
     encoded = pa.array(values).dictionary_encode()
     order = np.argsort(encoded.dictionary.to_numpy())
     rank = np.empty(len(order), np.int64)

@@ -173,7 +173,7 @@ class StateStore:
         """
         if before < 0:
             return State({name: StateTable(spec) for name, spec in self._specs.items()})
-        if not self._folder.has(before):
+        if before not in self._folder.epochs():
             self._rescale(before)
         version = self._checked(self._folder.version(before), self._folder)
         return State({name: _table(self._folder, version, name, spec) for name, spec in self._specs.items()})

@@ -16,7 +16,6 @@ they are needed. A checksum is compared when a process needs a part for the firs
 from __future__ import annotations
 
 import os
-import stat
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,17 +101,10 @@ class StateFolder:
     def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
         with _told(self.url):
-            if self._is_local:
-                return sorted(_listed(self._path, folders_only=folders_only))
             found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
             return sorted(
                 info.base_name for info in found if not folders_only or info.type == arrow_fs.FileType.Directory
             )
-
-    def has(self, epoch: int) -> bool:
-        """Whether a version is there."""
-        with _told(self.url):
-            return self._seen(f"{self._path}/{_name_of(epoch)}") is not None
 
     def version(self, epoch: int) -> Version:
         """What the file of a version says."""
@@ -195,21 +187,10 @@ class StateFolder:
     def _file(self, epoch: int) -> _File:
         path = f"{self._path}/{_name_of(epoch)}"
         with _told(self.url):
-            seen = self._seen(path)
-            if seen is None:
+            info = self._system.get_file_info(path)
+            if info.type != arrow_fs.FileType.File:
                 raise Damaged(f"Version {epoch} of the state in {self.url} is missing.", advice=REBUILD)
-            return _file(self.url, path, *seen)
-
-    def _seen(self, path: str) -> tuple[int, int | None] | None:
-        """The size and the time of a file, None where there is none. Here Arrow takes twenty times as long as the system."""
-        if self._is_local:
-            try:
-                found = os.stat(path)
-            except FileNotFoundError:
-                return None
-            return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
-        info = self._system.get_file_info(path)
-        return (info.size, info.mtime_ns) if info.type == arrow_fs.FileType.File else None
+            return _file(self.url, path, info.size, info.mtime_ns)
 
 
 class _File:
@@ -301,14 +282,6 @@ def _serialised(rows: pa.Table) -> pa.Buffer:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows.combine_chunks())
     return sink.getvalue()
-
-
-def _listed(path: str, *, folders_only: bool) -> list[str]:
-    try:
-        with os.scandir(path) as found:
-            return [entry.name for entry in found if not folders_only or entry.is_dir()]
-    except FileNotFoundError:
-        return []
 
 
 def _name_of(epoch: int) -> str:
