@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("headwater.testing")  # so that the contract suite, too, says what differs
+
 pytest_plugins = [
     "marks",
     "services",
