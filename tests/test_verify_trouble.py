@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import pytest
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.sinks import postgres
 from headwater.sinks.sink import Shape
+from headwater.verify import compare as compare_module
 from headwater.verify.compare import compare, open_pair
+from headwater.verify.digest import LocalDigests
 from headwater.verify.repair import repair
 from headwater.verify.sides import open_side
 from sink_rig import SHAPE, Target, batch, write
@@ -33,6 +35,36 @@ def table_of(path: Path, *rows: tuple[object, ...]) -> str:
         shop.execute("create table users (id text primary key, name text, n integer, amount real)")
         shop.executemany("insert into users values (?, ?, ?, ?)", rows)
     return f"sqlite:///{path}?table=users"
+
+
+def test_however_much_differs_it_is_counted_and_put_right_in_pieces(
+    make_target: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only so many rows are in memory at a time, and only so many keys are told."""
+    monkeypatch.setattr(compare_module, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(compare_module, "DIFFERENCES_MAX", 25)
+    at_once: list[int] = []
+
+    def of_chunks(digests: LocalDigests, chunks: Sequence[str]) -> pa.Table:
+        found = whole(digests, chunks)
+        at_once.append(found.num_rows)
+        return found
+
+    whole = LocalDigests.of_chunks
+    monkeypatch.setattr(LocalDigests, "of_chunks", of_chunks)
+    target = make_target("sqlite")
+    sink = target.sink()
+    sink.open(SHAPE)
+    write(sink, 0, batch([(f"k{n}", row(n)) for n in range(200, 800)]))
+    source = table_of(tmp_path / "shop.db", *((f"k{n}", f"u{n}", n + 1, n / 4) for n in range(600)))
+    with closing(open_pair(source, target.url, key=["id"])) as pair:
+        report = compare(pair, settle_s=0)
+        assert (report.differing, len(report.differences), report.duplicates) == (800, 25, 0)
+        assert len(at_once) > 10
+        assert max(at_once) <= 100
+        repaired, after = repair(pair, report, settle_s=0)
+    assert (repaired.written, repaired.removed, repaired.refused) == (600, 200, ())
+    assert after.is_equal
 
 
 def test_a_time_that_is_none_is_told(tmp_path: Path) -> None:

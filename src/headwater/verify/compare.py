@@ -22,13 +22,16 @@ import pyarrow.compute as pc
 from headwater.log.kafka_json import row_texts
 from headwater.model.errors import InvalidInput
 from headwater.sinks.sink import Shape
-from headwater.verify.digest import Digests, LocalDigests, canonical
+from headwater.verify.digest import Digests, LocalDigests, Sums, canonical
 from headwater.verify.log_sides import TopicSide
 from headwater.verify.postgres_side import PostgresLook
 from headwater.verify.side import Follows, Look, Side, nullable
 from headwater.verify.sides import side_of
 
 DIFFERENCES_MAX = 10_000
+ROWS_AT_ONCE = 500_000
+"""Of chunks that differ so many rows' digests are in memory at a time, of both sides together."""
+
 SETTLE_S = 10.0
 SETTLES_MAX = 6
 """After so many times `settle_s` keys that differ whenever they are looked at, each time otherwise, are told as they are."""
@@ -173,22 +176,44 @@ class _Found:
         try:
             theirs = _digests(there, pair.shape)
             sums, others = ours.sums(), theirs.sums()
-            differ = sorted(chunk for chunk in {*sums, *others} if sums.get(chunk) != others.get(chunk))
             self.rows = sum(count for count, _, _ in sums.values())
             self.chunks = len({*sums, *others})
-            source, target = ours.of_chunks(differ), theirs.of_chunks(differ)
+            self.differing = self.duplicates = 0
+            keys: list[pa.Table] = []
+            for chunks in _in_memory(sums, others):
+                source, target = ours.of_chunks(chunks), theirs.of_chunks(chunks)
+                self.duplicates += _twice(source) + _twice(target)
+                differing = _differing(source, target).select(list(pair.shape.key))
+                keys.append(differing.slice(0, max(0, DIFFERENCES_MAX - self.differing)))
+                self.differing += differing.num_rows
         finally:
             ours.close()
             if theirs is not None:
                 theirs.close()
-        self.duplicates = _twice(source) + _twice(target)
-        only = source.filter(pc.invert(pc.is_in(_pairs(source), value_set=_pairs(target))))
-        extra = target.filter(
-            pc.invert(pc.is_in(target.column("key"), value_set=source.column("key").combine_chunks()))
-        )
-        differing = pa.concat_tables([only, extra]).select(list(pair.shape.key))
-        self.differing = differing.num_rows
-        self.keys = differing.slice(0, DIFFERENCES_MAX)
+        self.keys = pa.concat_tables(keys) if keys else _keys_of([], pair.shape)
+
+
+def _in_memory(sums: Sums, others: Sums) -> Iterator[list[str]]:
+    """The chunks that differ, as many at a time as have `ROWS_AT_ONCE` rows."""
+    differ = sorted(chunk for chunk in {*sums, *others} if sums.get(chunk) != others.get(chunk))
+    chunks: list[str] = []
+    rows = 0
+    for chunk in differ:
+        count = sum(side[chunk][0] for side in (sums, others) if chunk in side)
+        if chunks and rows + count > ROWS_AT_ONCE:
+            yield chunks
+            chunks, rows = [], 0
+        chunks.append(chunk)
+        rows += count
+    if chunks:
+        yield chunks
+
+
+def _differing(source: pa.Table, target: pa.Table) -> pa.Table:
+    """The digests of one side that the other has not, and those of keys that only the target has."""
+    only = source.filter(pc.invert(pc.is_in(_pairs(source), value_set=_pairs(target))))
+    extra = target.filter(pc.invert(pc.is_in(target.column("key"), value_set=source.column("key").combine_chunks())))
+    return pa.concat_tables([only, extra])
 
 
 def _digests(look: Look, shape: Shape) -> Digests:

@@ -6,6 +6,8 @@ since the comparison, nothing is written, and both are compared again. The stage
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +18,8 @@ from headwater.verify.compare import SETTLE_S, Difference, Pair, Report, compare
 from headwater.verify.digest import canonical
 from headwater.verify.side import nullable
 
-ATTEMPTS_MAX = 20
+VAIN_MAX = 20
+"""So many times in all the stage may have gone on meanwhile, or as much differ after a repair as before."""
 
 
 class Repaired(msgspec.Struct, frozen=True):
@@ -36,20 +39,15 @@ def repair(pair: Pair, report: Report, *, settle_s: float = SETTLE_S) -> tuple[R
         )
     if set(pair.shape.schema.names) != _all_columns(pair):
         raise Unsupported("A repair writes whole rows.", advice="Leave --columns out.")
-    written = removed = 0
+    written = removed = vain = 0
     refused: list[str] = []
-    for _ in range(ATTEMPTS_MAX):
-        if not report.differences:
-            break
-        try:
-            one, other, why = _apply(pair, report.differences)
-        except Conflict:  # the stage went on: what differs now is found anew
-            report = compare(pair, settle_s=settle_s)
-            continue
-        written, removed, refused = written + one, removed + other, [*refused, *why]
+    while report.differences and not refused and vain < VAIN_MAX:
+        before = report.differing
+        with suppress(Conflict):  # the stage went on: what differs now is found anew
+            one, other, refused = _apply(pair, report.differences)
+            written, removed = written + one, removed + other
         report = compare(pair, settle_s=settle_s)
-        if refused:
-            break
+        vain += report.differing >= before
     return Repaired(written, removed, tuple(refused)), report
 
 
