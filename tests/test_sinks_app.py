@@ -120,6 +120,50 @@ def test_every_target_follows_a_table(
     log.close()
 
 
+@pytest.mark.service("postgres")
+def test_columns_that_come_while_it_runs_come_with_their_values(
+    make_target: Callable[[str], Target], tmp_path: Path, spark: SparkSession
+) -> None:
+    """In a table, in files and in another topic; the first rows that have them are in the batch that is planned again."""
+    log = hw.open_log(str(tmp_path / "log"))
+    table, files = make_target("postgres"), tmp_path / "files"
+    app = hw.App("shop", log=log.url, spark=spark)
+    users = app.table("users", schema=SCHEMA, key="id")
+    app.sink(users, to=table.url, name="to.table")
+    app.sink(users, to=str(files), name="to.files")
+    app.sink(users, to="copies", name="to.topic")
+    app.start()
+    expected: dict[str, dict[str, Any]] = {}
+    try:
+        for step, more in enumerate([{}, {"note": "a note"}, {"note": "another", "place": "here"}]):
+            log.alter_topic("users", schema=", ".join([SCHEMA, *(f"{name} STRING" for name in more)]))
+            rows = [{**row(n), **more} for n in range(step * 50, step * 50 + 100)]
+            log.append("users", rows[:60])
+            log.append("users", rows[60:])
+            expected.update({one["id"]: one for one in rows})
+            eventually(lambda: bare(table.rows()) == bare(expected), f"the table at step {step}")
+        eventually(lambda: bare(log.read("copies").to_pylist()) == bare(expected), "the topic")
+        eventually(lambda: newest_in(files) == bare(expected), "the files")
+        assert verified(f"{log.url}#users", table.url).is_equal
+        assert [(stage.restarts, stage.error) for stage in app.status().stages] == [(0, None)] * 3
+    finally:
+        app.stop()
+    log.close()
+
+
+def bare(rows: dict[str, dict[str, Any]] | list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The last row of each key, without what is null."""
+    each = rows.values() if isinstance(rows, dict) else rows
+    return {one["id"]: {name: value for name, value in one.items() if value is not None} for one in each}
+
+
+def newest_in(files: Path) -> dict[str, dict[str, Any]]:
+    """The rows of files in which each has as many columns as it was written with; a key's last one has the most."""
+    query = f"""select * exclude (filename) from read_parquet('{files}/**/*.parquet', union_by_name=true, filename=true)
+        qualify row_number() over (partition by id order by place is null, note is null) = 1"""
+    return bare(duckdb.sql(query).to_arrow_table().to_pylist())
+
+
 def check_verified(log: hw.Log, targets: list[Target], folder: Path) -> None:
     """Only the row that PostgreSQL refused differs, anywhere."""
     for target in targets:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ class Launch:
         self._given_spark = spark
         self._closing: list[Callable[[], object]] = []
         self._views: ViewStages | None = None
+        self._targets: dict[str, TargetWriter] = {}
         declared = [node for node in graph.topics.values() if node.source is not None]
         self.captures = SupervisedCaptures([captured_table(node) for node in declared])
         self._notes: list[str] = []
@@ -134,6 +136,8 @@ class Launch:
         """Frees everything, Spark too where it was started here."""
         while self._closing:
             self._closing.pop()()
+        for target in self._targets.values():
+            target.close()
 
     # Parts
 
@@ -215,7 +219,7 @@ class Launch:
             if log is not None and topic in log.topics():
                 found = log.topic(topic)
                 placed = placed_by(found.schema, found.key)
-                return Facts(found.schema, found.time, found.lateness_us, is_table, placed)
+                return Facts(found.schema, found.time, found.lateness_us, is_table, placed, found.schema_id)
             if node is not None and node.source is not None:
                 return Facts(captured[topic], TIME, 0, is_table)
             writer = self._graph.writer_of(topic)
@@ -262,7 +266,21 @@ class Launch:
             write=self._writer(log, stage, analysed, str(checkpoint))
             if view is None
             else views.writer(stage, view, str(checkpoint)),
+            anew=partial(self._plan_anew, log, views, stage, analysis) if self._takes_all(stage) else None,
         )
+
+    def _takes_all(self, stage: StageNode) -> bool:
+        """Whether a stage takes rows as they are in a topic that others write, and so is to have columns that come while it runs.
+
+        Transactions have all columns of their tables in every batch.
+        """
+        return stage.kind == "sink" and stage.capture is None and self._graph.writer_of(stage.inputs[0]) is None
+
+    def _plan_anew(self, log: Log, views: ViewStages, stage: StageNode, analysis: Analysis) -> Plan:
+        """The plan of a stage whose topic has other columns by now."""
+        analysed = analysis.run_one(stage)
+        make_output(log, stage, analysed)
+        return self._plan(log, views, stage, analysed, analysis, None)
 
     def _writer(self, log: Log, stage: StageNode, analysed: Analysed, path: str) -> Callable[[], WriteBatch] | None:
         """What writes the batches of a stage in the driver, made anew for each run of its query.
@@ -316,10 +334,11 @@ class Launch:
         view = writer if writer is not None and writer.kind == "view" else None
         shape = shape_of(stage, analysed.schema, key=log.topic(topic).key, view=view)
         folder = self._settings.state / "leaving" / stage.name
-        made = TargetWriter(
+        if before := self._targets.pop(stage.name, None):
+            before.close()
+        made = self._targets[stage.name] = TargetWriter(
             log, stage, shape, name=name, checkpoint=checkpoint, folder=folder, of_view=view is not None
         )
-        self._closing.append(made.close)
         return made
 
     def _transaction_writer(self, log: Log, stage: StageNode, name: str, checkpoint: str) -> TransactionWriter:

@@ -185,6 +185,13 @@ class Repartitioned(Conflict):
     retriable = True
 
 
+class SchemaMoved(Conflict):
+    """The topic got other columns after a query was planned that is to have all of them; an application plans it again by itself."""
+
+    code = "schema_moved"
+    retriable = True
+
+
 class GroupInUse(Conflict):
     """The group has members that live."""
 

@@ -60,6 +60,8 @@ class Facts(msgspec.Struct, frozen=True):
     is_table: bool = False
     placed_by: str | None = None
     """The column by which the log places its events, where that is certain (see `fusion`)."""
+    schema_version: int | None = None
+    """That of the schema in the log, where it is there."""
 
 
 class Analysed(msgspec.Struct, frozen=True):
@@ -137,6 +139,11 @@ class Analysis:
             for stage in self._graph.order():
                 self.stages[stage.name] = self._analyse(stage, Path(folder))
         return self.stages
+
+    def run_one(self, stage: StageNode) -> Analysed:
+        """A stage, whose inputs are there, analysed."""
+        with tempfile.TemporaryDirectory(prefix="headwater-plan-") as folder:
+            return self._analyse(stage, Path(folder))
 
     def facts(self, topic: str) -> Facts:
         """What a topic looks like, whoever writes it."""

@@ -161,6 +161,8 @@ class Inputs:
             options["maxOffsetsPerTrigger"] = str(events_max)
         if topic in plan.stop:
             options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
+        if plan.anew is not None:
+            options["schemaVersion"] = str(plan.facts[topic].schema_version)
         condition = skips.condition(topic)
         if condition:
             options["filter"] = condition

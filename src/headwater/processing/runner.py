@@ -25,7 +25,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.stage import Stage
-from headwater.model.errors import Fenced, HeadwaterError, NotFound
+from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
 from headwater.processing.analysis import Analysed, Facts
 from headwater.processing.beginning import note_beginning
 from headwater.processing.border import told
@@ -77,6 +77,8 @@ class Plan(msgspec.Struct, frozen=True):
     """For each input the offsets at which a run over what is there ends; without them, those that are there."""
     begun: str | None = None
     """The checkpoint that says which operators are inside sources, where that is another one."""
+    anew: Callable[[], Plan] | None = None
+    """Makes it again, where the stage is to have all columns of its input and that got others."""
 
 
 class Runner:
@@ -224,7 +226,7 @@ class _Supervised:
         self._rate = Rate()
         self._query: StreamingQuery | None = None
         self._raised: Exception | None = None
-        self._available_now = self._has_told = False
+        self._available_now = self._has_told = self._is_outdated = False
         self._failures = 0
         self._failed_at = -1
         self._retry_at: float | None = None
@@ -255,6 +257,9 @@ class _Supervised:
         self._retry_at = self._raised = None
         try:
             activate(self._runner.spark)
+            if self._is_outdated and self.plan.anew is not None:
+                self.plan = self.plan.anew()
+            self._is_outdated = False
             note_beginning(self._runner.log, self.plan.checkpoint, self.inputs, self.plan.start)
             result = self._runner.inputs.result(self.plan, self._skips)
             write = None if self.plan.write is None else self._noting(self.plan.write())
@@ -388,6 +393,9 @@ class _Supervised:
 
     def _fail(self, error: BaseException) -> None:
         ours = error if isinstance(error, HeadwaterError) else told(error)
+        if isinstance(ours, SchemaMoved):
+            self._is_outdated, self.status.state, self._retry_at = True, "waiting", time.monotonic()
+            return
         self.status.error = sentence(error, self.plan.stage) if ours is None else f"[{ours.code}] {ours}"
         epoch = self.status.epoch + 1
         self._failures += 1

@@ -90,6 +90,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             if self._query.options.capture is not None:
                 return self._whole(before, topics).to_json()
             bounds = self._subscription.bounds(topics)
+            self._subscription.check_as_planned()
             places = dict(before.places)
             lags: dict[At, int] = {}
             for at, bound in bounds.items():

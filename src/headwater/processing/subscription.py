@@ -18,7 +18,7 @@ from headwater.log.store import Bounds
 from headwater.log.topic import Topic
 from headwater.model.clock import time_us
 from headwater.model.ddl import type_to_ddl
-from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, TopicNotFound
+from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, SchemaMoved, TopicNotFound
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.condition import Condition, parse_condition
 from headwater.processing.event_time import FIELDS, PASSED
@@ -130,6 +130,19 @@ class Subscription:
                 _say.warning("%s", _moved_on(topic, read.schema))
         self._check_not_lost(before, {topic.name for topic in topics})
         return topics
+
+    def check_as_planned(self) -> None:
+        """Refuses to go on where the topic has other columns than the query was planned by.
+
+        To be asked behind `bounds`: whatever is in them then has the columns that are seen here.
+        """
+        planned = self._options.schema_version
+        moved = [topic for topic in self.topics() if planned not in (None, str(topic.schema_id))]
+        if moved:
+            raise SchemaMoved(
+                f"Topic {moved[0].name!r} has other columns than the query was planned by: {to_ddl(moved[0].schema)}.",
+                advice="Plan it again.",
+            )
 
     def check_kept(self, at: At, offset: int, bound: Bounds) -> int:
         """The offset to read from: this one, or with failOnDataLoss=false the first one that is left."""
