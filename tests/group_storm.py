@@ -23,7 +23,7 @@ from typing import Any, Literal
 import headwater as hw
 from children import Child
 from headwater.log.consumer import Consumer
-from headwater.model.errors import NotOwner, TimedOut
+from headwater.model.errors import NotOwner, TimedOut, Unreachable
 from headwater.testing.crashdisk import SlowSyncDisk
 
 Mode = Literal["auto", "manual", "transactions"]
@@ -241,7 +241,7 @@ def step(log: hw.Log, consumer: Consumer, mode: Mode, random: Random, write: Any
             with log.transaction() as transaction:
                 transaction.append("out", [event.value for event in events])
                 transaction.commit_offsets(consumer)
-    except (NotOwner, TimedOut):
+    except (NotOwner, TimedOut, Unreachable):  # stopped for so long that the brokers do not wait for it: it comes again
         return
     if mode != "auto":
         for partition, offsets in spans.items():
