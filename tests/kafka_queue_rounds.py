@@ -139,8 +139,9 @@ class KafkaRound(Round):
 
     def _lines(self) -> list[dict[str, Any]]:
         """Kafka says yes to an acknowledgement of what another has acknowledged meanwhile, and then we do: of two such the one
-        whose lease ended while it was asking does not count."""
+        whose lease ended while it was asking does not count. Nor does what the brokers have forgotten."""
         lines = super()._lines()
+        forget(lines)
         acked: dict[Place, list[dict[str, Any]]] = defaultdict(list)
         for line in lines:
             if line["what"] == "acked":
@@ -167,6 +168,20 @@ class KafkaRound(Round):
             assert letter.headers is not None
             done.add((int(letter.headers["_dead_partition"]), int(letter.headers["_dead_offset"])))
         return done, perhaps
+
+
+def forget(lines: list[dict[str, Any]]) -> None:
+    """Brokers up to 4.3 may make the state of a new group twice, and begin anew with what it was told between: an event that was
+    delivered before is delivered for the first time again. Whatever became of it before that is forgotten."""
+    delivered = set[Place]()
+    for line in sorted(lines, key=lambda line: line["at"]):
+        if line["what"] == "lease":
+            place = tuple(line["place"])
+            if line["deliveries"] == 1 and place in delivered:
+                for before in lines:
+                    if tuple(before.get("place", ())) == place and before["at"] < line["begun"]:
+                        before["what"] = "forgotten"
+            delivered.add(place)
 
 
 def open_queue(log: hw.Log) -> Queue:
