@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
+from headwater.processing import local_files
 from headwater.processing.beats import BeatsSource
 from headwater.processing.session import check_java, check_reachable, listen, make_session
 from headwater.processing.source import HeadwaterSource, RemoteSource, register
@@ -53,6 +55,22 @@ def test_workers_find_pyspark_with_its_bytecode(spark: SparkSession, monkeypatch
     assert (row.pyspark, row.python) == (pyspark.__file__, sys.executable)
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert worker_python() == sys.executable
+
+
+def test_files_are_written_without_starting_a_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java sets their permissions, which are those that `chmod` would have set; where that cannot be, all stays as it was."""
+    assert local_files.file_system(spark) == "HeadwaterFiles"
+    spark.range(1).repartition(1).write.parquet(str(tmp_path / "files"))
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (tmp_path / "files").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, path
+    monkeypatch.setattr(local_files, "_NAME", "Another")
+    monkeypatch.setattr(local_files, "_SOURCE", "public class Another {")
+    local_files.write_without_processes(spark)
+    assert local_files.file_system(spark) == "HeadwaterFiles"
 
 
 def test_without_java_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
