@@ -2,7 +2,7 @@
 
 Sender and reader are processes of their own, as in `log_latency`. Ours is a stage of an application; beside it the data source alone,
 as any Spark program uses it. Both are durable in both topics when they are seen, and written once; the connector reads from and
-writes to Kafka.
+writes to Kafka, in a Spark as it comes, and once more in one that is set up as ours is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -50,24 +51,27 @@ def latency(rig: Rig, options: Options) -> list[Figure]:
             receiver = (log_headwater.open_receiver, (url, "fsync", _TARGET))
             return _measured(rig, sink, _sender(url), receiver, payload)
 
-    def peer() -> tuple[float, float]:
+    def peer(spark: SparkSession) -> tuple[float, float]:
         source, target, bootstrap = rig.kafka.create_topic(), rig.kafka.create_topic(), rig.kafka.bootstrap
         rig.kafka.produce(first, topic=source)
-        sink = _stage(rig.from_connector(source)).format("kafka")
+        sink = _stage(rig.from_connector(source, spark=spark)).format("kafka")
         sink = sink.options(**{"kafka.bootstrap.servers": bootstrap, "topic": target})
         sender = (log_kafka.open_sender, (bootstrap, source))
         receiver = (log_kafka.open_receiver, (bootstrap, target))
         return _measured(rig, sink, sender, receiver, payload)
 
     figures = []
-    for prefix, run, how, target in (
-        ("latency", ours, "a stage of an application without state", Target("<=", 1.0)),
-        ("latency_source", alone, "the same by the data source alone", None),
+    stage = "a stage of an application without state"
+    for prefix, run, how, spark, target in (
+        ("latency", ours, stage, rig.plain, Target("<=", 1.0)),
+        ("latency_alike", ours, stage, rig.spark, None),
+        ("latency_source", alone, "the same by the data source alone", rig.plain, None),
     ):
-        pairs = measure_each(options, run, peer, better="lower")
+        pairs = measure_each(options, run, partial(peer, spark), better="lower")
         what = f"one event at {EVENTS_PER_S}/s: topic, {how}, topic, reader"
+        other = f"{CONNECTOR}, Kafka to Kafka, {'as it comes' if spark is rig.plain else 'set up as ours'}"
         for name, pair, wanted in zip(("p50", "p99"), pairs, (target, None), strict=True):
-            figures.append(Figure(f"{prefix}_{name}", what, "ms", pair, f"{CONNECTOR}, Kafka to Kafka", wanted))
+            figures.append(Figure(f"{prefix}_{name}", what, "ms", pair, other, wanted))
     return figures
 
 

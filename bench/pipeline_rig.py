@@ -21,7 +21,7 @@ import headwater as hw
 from bench.harness import Options, scratch
 from bench.log_kafka import KafkaSide, kafka_side
 from bench.pipeline_events import create, fill
-from headwater.processing.session import make_session, stop_session
+from headwater.processing.session import SETTINGS, make_session, stop_session
 from headwater.testing.servers import maven
 
 TOPIC = "events"
@@ -65,6 +65,15 @@ class Rig:
         return self._session({"spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))})
 
     @cached_property
+    def plain(self) -> SparkSession:
+        """The same Spark with the settings for queries that Spark itself has, and so with its own way to write checkpoints."""
+        plain = self.spark.newSession()
+        for name in SETTINGS:
+            if name.startswith("spark.sql."):
+                plain.conf.unset(name)
+        return plain
+
+    @cached_property
     def kafka(self) -> KafkaSide:
         """A broker."""
         return self._stack.enter_context(kafka_side(self.folder))
@@ -102,9 +111,10 @@ class Rig:
         reader = self.spark.readStream if stream else self.spark.read
         return reader.format("headwater").options(startingOffsets="earliest", log=url, topic=topic, **options).load()
 
-    def from_connector(self, topic: str, *, stream: bool = True) -> DataFrame:
+    def from_connector(self, topic: str, *, stream: bool = True, spark: SparkSession | None = None) -> DataFrame:
         """The same of the connector."""
-        reader = self.spark.readStream if stream else self.spark.read
+        spark = spark or self.spark
+        reader = spark.readStream if stream else spark.read
         reader = reader.format("kafka").option("startingOffsets", "earliest")
         return reader.options(**{"kafka.bootstrap.servers": self.kafka.bootstrap, "subscribe": topic}).load()
 
