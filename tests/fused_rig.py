@@ -6,62 +6,116 @@ Before a batch runs, its end stands in the file `offsets`; when it is done, what
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import headwater as hw
 from headwater.processing.aggregate import aggregates_of
+from headwater.processing.dedupe import Dedupe
 from headwater.processing.fused import Fused
+from headwater.processing.offsets import EVENTS, VERSION
 from headwater.processing.operator import Operator
+from headwater.processing.sliding import Sliding
 from headwater.processing.source import HeadwaterSource
 from headwater.processing.stream import StreamReader
 from headwater.processing.top_n import TopN
 from headwater.processing.totals import KINDS, Totals
 
+ROOT = Path(__file__).parent.parent
 TOPIC = "bids"
 SCHEMA = pa.schema([pa.field("who", pa.string(), nullable=False), ("lot", pa.int64()), ("price", pa.int64())])
+TIMED = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC")))
+LATENESS_US, OVER_US = 20_000_000, 30_000_000
 WANTED = {"n": "count", "total": ("sum", "price"), "low": ("min", "price")}
 
 
-def totals() -> tuple[Operator, pa.Schema, list[str]]:
-    """Totals by who and lot, with the input that `hw.totals` makes of the topic, and of which columns."""
+class Work(NamedTuple):
+    """An operator, its input, the topic's columns that this is made of, and the operator's key among them."""
+
+    operator: Operator
+    schema: pa.Schema
+    columns: list[str]
+    key: list[str]
+    time: pa.Field | None = None
+
+    @property
+    def topic(self) -> pa.Schema:
+        """The columns of the topic."""
+        return SCHEMA if self.time is None else TIMED
+
+
+def totals() -> Work:
+    """Totals by who and lot, with the input that `hw.totals` makes of the topic."""
     aggregates = aggregates_of(WANTED, SCHEMA, taken=["who", "lot"], kinds=KINDS)
     made = Totals([SCHEMA.field("who"), SCHEMA.field("lot")], aggregates, SCHEMA, is_signed=False)
-    named = {"b0": "who", "b1": "lot", "v0": "price"}
-    return made, pa.schema([SCHEMA.field(name).with_name(alias) for alias, name in named.items()]), list(named.values())
+    return Work(made, *_renamed(SCHEMA, b0="who", b1="lot", v0="price"), ["who", "lot"])
 
 
-def best() -> tuple[Operator, pa.Schema, list[str]]:
+def best() -> Work:
     """The two best of each who."""
-    return TopN(SCHEMA, 2, ["price DESC"]), SCHEMA, SCHEMA.names
+    return Work(TopN(SCHEMA, 2, ["price DESC"]), SCHEMA, SCHEMA.names, ["who"])
+
+
+def best_in_time() -> Work:
+    """The same in a stage that works by event time: of what is not late."""
+    return best()._replace(time=TIMED.field("at"))
+
+
+def pace() -> Work:
+    """Each bid with those of its who in the time up to it."""
+    aggregates = aggregates_of({"n": "count", "total": ("sum", "price")}, TIMED, taken=TIMED.names)
+    return Work(Sliding(TIMED, "at", OVER_US, aggregates), TIMED, TIMED.names, ["who"], TIMED.field("at"))
+
+
+def once() -> Work:
+    """Each time of a who and lot once."""
+    schema, columns = _renamed(TIMED, w="who", n="lot", t="at")
+    return Work(Dedupe(schema, "t", 0), schema, columns, ["who", "lot"], TIMED.field("at"))
+
+
+WORKS = {made.__name__: made for made in (totals, best, best_in_time, pace, once)}
+
+
+def _renamed(schema: pa.Schema, **named: str) -> tuple[pa.Schema, list[str]]:
+    return pa.schema([schema.field(name).with_name(alias) for alias, name in named.items()]), list(named.values())
 
 
 class FusedRun:
     """A stream with an operator in its source, that goes on from what its folder holds."""
 
     def __init__(self, folder: Path, roots: int, *, kind: str) -> None:
-        operator, schema, columns = {"totals": totals, "best": best}[kind]()
-        key = ["who", "lot"] if kind == "totals" else ["who"]
+        self.work = work = WORKS[kind]()
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / "metadata").write_text('{"id": "q"}')
-        fused = Fused(operator, schema, columns, key, "who", roots, str(folder / "state"), "op", "f", str(checkpoint))
-        self.folder, self.operator = folder, operator
-        self._options = {
-            "log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest", "columns": ",".join(fused.read.names),
-            "operator": fused.to_option(),
-        }  # fmt: skip
+        fused = Fused(
+            work.operator, work.schema, work.columns, work.key, "who", roots, str(folder / "state"), "op", "f",
+            str(checkpoint), work.time,
+        )  # fmt: skip
+        self.folder = folder
         (folder / "given").mkdir(exist_ok=True)
-        self._source = HeadwaterSource(self._options)
+        options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
+        names = {"columns": ",".join(fused.read.names), "operator": fused.to_option()}
+        self._source = HeadwaterSource({**options, **names})
+        self._plain = HeadwaterSource({**options, "columns": ",".join([*work.topic.names, "_late", "_watermark"])})
 
     def reader(self) -> StreamReader:
         """A reader as Spark makes it after each start."""
         return self._source.streamReader(self._source.schema())
+
+    def plain(self) -> StreamReader:
+        """A reader of the same topic without an operator, for a stage that works by event time."""
+        return self._plain.streamReader(self._plain.schema())
 
     @property
     def done(self) -> int:
@@ -71,11 +125,14 @@ class FusedRun:
     def batch(self, random: Random) -> bool:
         """Plans the next batch, or the one that was planned before a kill, and runs it; False where nothing is new."""
         reader, number = self.reader(), self.done + 1
-        planned = self._planned()
+        planned = self.planned()
         start = planned[number - 1] if number else reader.initialOffset()
         if number == len(planned):
             limit = ReadMaxRows(random.choice([10, 60, 300])) if random.random() < 0.7 else ReadAllAvailable()
             end = reader.latestOffset(start, limit)
+            if self.work.time is not None:
+                apart = self.plain().latestOffset(start, limit)
+                assert {**apart, **_numbers(end)} == end, "the watermark is that which Spark would have"
             if end == start:
                 return False
             _write(self.folder / "offsets", json.dumps([*planned, end]))
@@ -91,29 +148,37 @@ class FusedRun:
         """What each batch gave."""
         return [json.loads((self.folder / "given" / str(number)).read_text()) for number in range(self.done + 1)]
 
+    def planned(self) -> list[Any]:
+        """Up to where each batch goes."""
+        path = self.folder / "offsets"
+        return json.loads(path.read_text()) if path.exists() else []
+
     def _run(self, reader: StreamReader, start: Any, end: Any, random: Random) -> list[Any]:
         """A batch once: by what was fetched while it was planned, or by tasks, of which some ran before in vain."""
         tasks = reader.partitions(start, end)
         fetched = reader.getCache(start, end)
         if fetched is not None and random.random() < 0.5:
-            return [row for batch in fetched for row in batch.to_pylist()]
+            return [row for batch in fetched for row in rows_of(batch)]
         for wanted in random.sample(tasks, random.randint(0, len(tasks))):
             self._read(wanted)
         return [row for wanted in random.sample(tasks, len(tasks)) for row in self._read(wanted)]
 
     def _read(self, wanted: Any) -> list[Any]:
         worker = pickle.loads(pickle.dumps(self.reader()))
-        return [row for batch in worker.read(pickle.loads(pickle.dumps(wanted))) for row in batch.to_pylist()]
-
-    def _planned(self) -> list[Any]:
-        path = self.folder / "offsets"
-        return json.loads(path.read_text()) if path.exists() else []
+        return [row for batch in worker.read(pickle.loads(pickle.dumps(wanted))) for row in rows_of(batch)]
 
 
-def make_log(folder: Path, partitions: int) -> hw.Log:
+def rows_of(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """Rows with times in µs."""
+    fields = [f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in rows.schema]
+    return rows.cast(pa.schema(fields)).to_pylist()
+
+
+def make_log(folder: Path, partitions: int, *, timed: bool = False) -> hw.Log:
     """A log with the empty topic."""
     log = hw.open_log(folder / "log")
-    log.create_topic(TOPIC, SCHEMA, key="who", partitions=partitions)
+    more = {"time": "at", "lateness": f"{LATENESS_US} microseconds"} if timed else {}
+    log.create_topic(TOPIC, TIMED if timed else SCHEMA, key="who", partitions=partitions, **more)
     return log
 
 
@@ -134,6 +199,28 @@ def run_all(folder: str, roots: int, seed: int, kind: str) -> None:
     run, random = FusedRun(Path(folder), roots, kind=kind), Random(seed)
     while run.batch(random):
         pass
+
+
+def _numbers(end: dict[str, Any]) -> dict[str, Any]:
+    """What only the offsets of a source with an operator say."""
+    return {name: end[name] for name in (VERSION, EVENTS) if name in end}
+
+
+def run_killed(folder: Path, roots: int, random: Random, kind: str, *, kills: int) -> FusedRun:
+    """Runs to the end by processes that are killed at any moment, but for the last one."""
+    run, paths = FusedRun(folder, roots, kind=kind), os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
+    for _ in range(kills):
+        call = f"run_all({str(folder)!r}, {roots}, {random.randrange(1000)}, {kind!r})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"import fused_rig as r; r.{call}"], env={**os.environ, "PYTHONPATH": paths}
+        )
+        until = run.done + random.randint(1, 5)
+        while run.done < until and process.poll() is None:
+            time.sleep(random.random() / 200)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() in (0, -signal.SIGKILL)
+    run_all(str(folder), roots, random.randrange(1000), kind)
+    return run
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -16,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fused_rig import SCHEMA, TOPIC, FusedRun, best, bids, make_log, run_all, totals
+from fused_rig import SCHEMA, TOPIC, WORKS, FusedRun, bids, make_log, run_killed
 from headwater.log.frame import NO_TIME
 from headwater.model.errors import Conflict, Unsupported
 from headwater.processing.fusion import chosen, placed_by
@@ -25,7 +20,6 @@ from headwater.processing.operator import MAX_TIME, Time
 from headwater.processing.state import State, StateTable
 from operator_rig import hashed, seeds
 
-ROOT = Path(__file__).parent.parent
 KILLS = 4
 Row = dict[str, Any]
 
@@ -55,16 +49,7 @@ def test_no_kill_counts_an_event_twice_or_not_at_all(tmp_path: Path, seed: int) 
     with make_log(tmp_path, roots) as log:
         for _ in range(60):
             log.append(TOPIC, bids(random, 20))
-        run, paths = FusedRun(tmp_path, roots, kind="totals"), os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
-        for kill in range(KILLS):
-            script = f"import fused_rig as r; r.run_all({str(tmp_path)!r}, {roots}, {seed + kill}, 'totals')"
-            process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths})
-            until = run.done + random.randint(1, 5)
-            while run.done < until and process.poll() is None:
-                time.sleep(random.random() / 200)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() in (0, -signal.SIGKILL)
-        run_all(str(tmp_path), roots, seed, "totals")
+        run = run_killed(tmp_path, roots, random, "totals", kills=KILLS)
         events = log.read(TOPIC).to_pylist()
     check(run.given(), "totals", events)
 
@@ -83,10 +68,10 @@ def check(given: list[list[Row]], kind: str, events: list[Row]) -> None:
 
 def at_once(kind: str, events: list[Row]) -> list[Row]:
     """The operator over everything, with hashes of its own and no source."""
-    operator, schema, columns = {"totals": totals, "best": best}[kind]()
+    operator, schema, columns, key, _ = WORKS[kind]()
     rows = pa.Table.from_pylist(events, SCHEMA).select(columns).rename_columns(schema.names)
     state = State({name: StateTable(spec) for name, spec in operator.tables.items()})
-    key = schema.names[:2] if kind == "totals" else ["who"]
+    key = [schema.names[columns.index(name)] for name in key]
     return operator.process(state, [hashed(rows, key)], Time(NO_TIME, MAX_TIME)).to_pylist()
 
 

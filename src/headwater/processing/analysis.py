@@ -200,7 +200,8 @@ class Analysis:
         times = times_of(stage, result)
         if operators:
             read_once = [topic for topic, count in Counter(_topics(result)).items() if count == 1]
-            fused = {uid: topic for uid, topic in fusion.found.items() if topic in read_once and not uses_time}
+            is_sound = not uses_time or len(facts) == 1
+            fused = {uid: topic for uid, topic in fusion.found.items() if topic in read_once and is_sound}
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
             return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -31,6 +32,9 @@ FIELDS = {
     REACHED: pa.field(REACHED, pa.timestamp("us", tz="UTC")),
     PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
 }
+LEFT_OUT = pa.field("_left_out", pa.int64())
+"""In the result of an operator inside a source: how many late rows it was not given. Null in the rows of the result."""
+
 MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
 
@@ -75,6 +79,33 @@ def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, d
     marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
     columns.insert(kept.columns.index(time), marked)
     return kept.select(*columns)
+
+
+def leave_out_late(rows: pa.Table, time: str) -> tuple[pa.Table, int]:
+    """Rows with `_late` where they are read, without those that are late or have no event time; and how many those are."""
+    late = pc.or_(rows.column(LATE), pc.is_null(rows.column(time)))
+    count = pc.sum(late).as_py() or 0
+    return rows.filter(pc.invert(late)) if count else rows, count
+
+
+def telling_left_out(result: pa.Table, count: int) -> pa.Table:
+    """A result with one row more, that tells how many rows were left out; without it where none were."""
+    told = result.append_column(LEFT_OUT, pa.nulls(result.num_rows, LEFT_OUT.type))
+    if not count:
+        return told
+    columns = [*(pa.nulls(1, field.type) for field in result.schema), pa.array([count], LEFT_OUT.type)]
+    return pa.concat_tables([told, pa.Table.from_arrays(columns, schema=told.schema)])
+
+
+def told_left_out(schema: pa.Schema) -> pa.Schema:
+    """The columns of such a result."""
+    return pa.schema([*(field.with_nullable(True) for field in schema), LEFT_OUT])
+
+
+def counted_left_out(frame: DataFrame, *, count_as: str) -> DataFrame:
+    """A stream of such results without what they tell; that stands in the query's progress, as `with_time` has it there."""
+    counted = frame.observe(count_as, F.sum(LEFT_OUT.name).alias("rows"))
+    return counted.where(F.col(LEFT_OUT.name).isNull()).drop(LEFT_OUT.name)
 
 
 def _too_late(time: str) -> Column:

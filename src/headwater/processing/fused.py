@@ -8,6 +8,10 @@ A state partition stands for each partition that the topic was created with, its
 one root each (see `headwater.log.split`), so their ranges go to the task of that root. Each key that is read is checked to belong there: a
 topic that was copied from elsewhere may have been partitioned by other rules, and would give wrong results in silence.
 
+In a stage that works by event time, late rows are left out where they are read, by the same `_late` that Spark would filter by, and
+the watermarks are those in the source's offsets: the operator sees, batch by batch, what it would see behind Spark. How many rows were
+left out is told in a row of its own, which is counted and taken away above the source (see `event_time`).
+
 Versions of the state are numbered by the source's own offsets, which Spark writes into the checkpoint before a batch: `.version` grows
 by one with every batch. So a batch that is run again, in whatever process, finds the same version before it and writes the same one.
 """
@@ -27,6 +31,7 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
+from headwater.processing.event_time import FIELDS, LATE, leave_out_late, telling_left_out, told_left_out
 from headwater.processing.hashing import hashes_of
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
@@ -74,17 +79,21 @@ class Fused(NamedTuple):
     uid: str
     fingerprint: str
     checkpoint: str
+    time: pa.Field | None = None
+    """The topic's event time, where the operator is given no late rows."""
 
     @property
     def read(self) -> pa.Schema:
         """What is read of the topic."""
-        fields = zip(self.columns, self.schema, strict=True)
-        return pa.schema(list({source: field.with_name(source) for source, field in fields}.values()))
+        fields = {source: field.with_name(source) for source, field in zip(self.columns, self.schema, strict=True)}
+        if self.time is not None:
+            fields |= {self.time.name: self.time, LATE: FIELDS[LATE]}
+        return pa.schema(list(fields.values()))
 
     @property
     def gives(self) -> StructType:
         """The DataFrame that the source gives."""
-        return to_spark(self.operator.schema)
+        return to_spark(self.operator.schema if self.time is None else told_left_out(self.operator.schema))
 
     def to_option(self) -> str:
         """As an option of a source, which is a text."""
@@ -107,7 +116,9 @@ class Fused(NamedTuple):
 
     def give(self, root: Root, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What the operator makes of the rows that are read of a root; its state is saved before."""
-        rows = pa.Table.from_batches(list(batches), self.read)
+        rows, late = pa.Table.from_batches(list(batches), self.read), 0
+        if self.time is not None:
+            rows, late = leave_out_late(rows, self.time.name)
         named = {name: rows.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
         table = pa.table({**named, **self._hashed(rows, root)})
         check_fits([table])
@@ -119,8 +130,10 @@ class Fused(NamedTuple):
         result = self.operator.process(state, [table], root.time)
         until = root.time.until
         store.save(state, root.version, watermark=until if until > NO_TIME else None)
-        schema = to_arrow(self.gives)
-        yield from result.select(schema.names).cast(schema).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+        given = result.select(self.operator.schema.names)
+        if self.time is not None:
+            given = telling_left_out(given, late)
+        yield from given.cast(to_arrow(self.gives)).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
     def _hashed(self, rows: pa.Table, root: Root) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""

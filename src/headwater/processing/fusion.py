@@ -5,7 +5,7 @@ It is sound where all rows that the operator must see together are read by one t
   events otherwise);
 - the topic's key is among the columns of the operator's key, and NOT NULL: an event without a key may be in any partition;
 - between the topic and the operator is nothing but a choice of columns, under other names perhaps;
-- the operator does not work by event time: late events are counted on their way through Spark;
+- the stage does not work by event time, or has one input only: its watermark is the least of all its inputs', and a source knows its own;
 - nothing else in the stage reads that topic, so there is one source for it.
 
 A query with a fused operator has other sources than one without, so a checkpoint stays as it was begun. Which operators are fused is
@@ -49,6 +49,8 @@ class Origin(NamedTuple):
     frame: DataFrame
     placed_by: str | None
     roots: int = 1
+    time: str | None = None
+    """Its event time, where what is late by it is left out."""
     make: Callable[[Sequence[str], Mapping[str, str]], DataFrame] | None = None
 
 
@@ -59,7 +61,7 @@ class Fusion:
     """
 
     def __init__(self, origins: Iterable[Origin], *, checkpoint: str = "", wanted: Sequence[str] | None = None) -> None:
-        self._origins = {_leaf_id(analyzed(each.frame)): each for each in origins}
+        self._origins = [(analyzed(each.frame), each) for each in origins]
         self._checkpoint, self._wanted = checkpoint, wanted
         self.found: dict[str, str] = {}
 
@@ -67,10 +69,10 @@ class Fusion:
         """The operator's result, made by a source; None where it is to be made by Spark."""
         if self._wanted is not None and uid not in self._wanted:
             return None
-        taken = _columns_of(each.frame)
-        origin = None if taken is None else self._origins.get(taken.leaf)
-        if taken is None or origin is None or origin.placed_by is None:
+        taken = self._taken(each.frame)
+        if taken is None or taken.origin.placed_by is None:
             return None
+        origin = taken.origin
         schema, key = to_arrow(each.frame.schema), [taken.names[name] for name in each.key]
         if origin.placed_by not in key or not all(is_hashable(schema.field(name).type) for name in each.key):
             return None
@@ -79,10 +81,31 @@ class Fusion:
             return None
         assert origin.make is not None
         columns = [taken.names[name] for name in schema.names]
+        time = None if origin.time is None else to_arrow(origin.frame.schema).field(origin.time)
         fused = Fused(
-            operator, schema, columns, key, origin.placed_by, origin.roots, state, uid, fingerprint, self._checkpoint
-        )
+            operator, schema, columns, key, origin.placed_by, origin.roots, state, uid, fingerprint, self._checkpoint, time,
+        )  # fmt: skip
         return origin.make(fused.read.names, {"operator": fused.to_option()})
+
+    def _taken(self, frame: DataFrame) -> _Taken | None:
+        """What a DataFrame takes of an input; None where it does anything else."""
+        node = analyzed(frame)
+        wanted = {attribute.name(): attribute.exprId().id() for attribute in sequence(node.output())}
+        if len(wanted) < node.output().size():
+            return None
+        while True:
+            for plan, origin in self._origins:
+                if node.fastEquals(plan):
+                    own = {attribute.exprId().id(): attribute.name() for attribute in sequence(node.output())}
+                    return _Taken(origin, {name: own[found] for name, found in wanted.items()})
+            if kind(node) == "Project":
+                origins = dict(_renamed(each) for each in sequence(node.projectList()))
+                wanted = {name: origins[found] for name, found in wanted.items()}
+                if None in wanted.values():
+                    return None
+            elif kind(node) not in _PASSED_THROUGH:
+                return None
+            [node] = children(node)
 
 
 def chosen(checkpoint: str, sound: Sequence[str]) -> list[str]:
@@ -106,29 +129,10 @@ def chosen(checkpoint: str, sound: Sequence[str]) -> list[str]:
 
 
 class _Taken(NamedTuple):
-    """Columns of an input, by the names that a DataFrame has for them; the input is known by its leaf in the plan."""
+    """Columns of an input, by the names that a DataFrame has for them."""
 
-    leaf: int
+    origin: Origin
     names: Mapping[str, str]
-
-
-def _columns_of(frame: DataFrame) -> _Taken | None:
-    """What a DataFrame takes of an input; None where it does anything else."""
-    node = analyzed(frame)
-    wanted = {attribute.name(): attribute.exprId().id() for attribute in sequence(node.output())}
-    if len(wanted) < node.output().size():
-        return None
-    while children(node):
-        if kind(node) == "Project":
-            origins = dict(_renamed(each) for each in sequence(node.projectList()))
-            wanted = {name: origins[found] for name, found in wanted.items()}
-            if None in wanted.values():
-                return None
-        elif kind(node) not in _PASSED_THROUGH:
-            return None
-        [node] = children(node)
-    own = {attribute.exprId().id(): attribute.name() for attribute in sequence(node.output())}
-    return _Taken(_leaf_id(node), {name: own[found] for name, found in wanted.items()})
 
 
 def _renamed(expression: Any) -> tuple[int, int | None]:
@@ -141,9 +145,3 @@ def _renamed(expression: Any) -> tuple[int, int | None]:
 
 def _is_a(expression: Any, name: str) -> bool:
     return bool(expression.getClass().getSimpleName() == name)
-
-
-def _leaf_id(node: Any) -> int:
-    while inner := children(node):
-        node = inner[0]
-    return int(node.output().apply(0).exprId().id())

@@ -20,7 +20,7 @@ from headwater.log.log import Log
 from headwater.model.schema import DELETED
 from headwater.processing.analysis import Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
-from headwater.processing.event_time import LATE, PASSED, only_late, with_time, without_late
+from headwater.processing.event_time import LATE, PASSED, counted_left_out, only_late, with_time, without_late
 from headwater.processing.fusion import Fusion, Origin, chosen, placed_by
 from headwater.processing.maxima import maxima_of
 from headwater.processing.operator import Building, building
@@ -102,12 +102,12 @@ class Inputs:
         for number, frame in enumerate(frames):
             if isinstance(frame, DataFrame) and is_local(self._log):
                 topic = self._log.topic(plan.stage.inputs[number])
+                placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
+                time = plan.facts[topic.name].time if plan.analysed.uses_time else None
                 make = partial(self._with_operator, plan, number, skips, pace)
-                origins.append(
-                    Origin(topic.name, frame, placed_by(topic.schema, topic.key), topic.partitions_first, make)
-                )
-        placed = {each.topic for each in origins if each.placed_by is not None}
-        sound = [uid for uid, topic in plan.analysed.fused.items() if topic in placed]
+                origins.append(Origin(topic.name, frame, placed, roots, time, make))
+        sound_in = {each.topic for each in origins if each.placed_by is not None}
+        sound = [uid for uid, topic in plan.analysed.fused.items() if topic in sound_in]
         return Fusion(origins, checkpoint=plan.checkpoint, wanted=chosen(plan.begun or plan.checkpoint, sound))
 
     def _with_operator(
@@ -115,7 +115,10 @@ class Inputs:
     ) -> DataFrame:
         """An input of a stage with an operator inside its source."""
         options = self._options(plan, number, columns, skips, pace)
-        return self._spark.readStream.format("headwater").options(**options, **more).load()
+        frame = self._spark.readStream.format("headwater").options(**options, **more).load()
+        if LATE not in columns:
+            return frame
+        return counted_left_out(frame, count_as=f"{LATE_ROWS} {number}")
 
     def _frame(
         self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None

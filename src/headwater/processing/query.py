@@ -17,7 +17,7 @@ from headwater.log.log import Log
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
-from headwater.processing.event_time import FIELDS, REACHED, telling_row
+from headwater.processing.event_time import FIELDS, PASSED, REACHED, telling_row
 from headwater.processing.fused import Fused, Root, Roots
 from headwater.processing.maxima import Maxima
 from headwater.processing.offsets import Offsets, cut
@@ -76,6 +76,11 @@ class Query:
     def fused(self) -> Fused | None:
         """The operator that works on what is read, if there is one."""
         return None if self.options.operator is None else Fused.from_option(self.options.operator)
+
+    @property
+    def has_watermark(self) -> bool:
+        """Whether what is made of its rows depends on a watermark."""
+        return PASSED in self.names or (self.fused is not None and self.fused.time is not None)
 
     @cached_property
     def _read(self) -> pa.Schema:

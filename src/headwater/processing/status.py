@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from headwater.databases.address import without_password
+from headwater.log.frame import NO_TIME
 from headwater.model.clock import system_clock
 from headwater.model.errors import AppFailed
 from headwater.processing.graph import Graph, StageNode
-from headwater.processing.offsets import BEAT, EVENTS, REACHED
+from headwater.processing.offsets import BEAT, EVENTS, REACHED, VERSION, WATERMARK
 
 StageState = Literal["starting", "running", "waiting", "stopped", "failed", "done"]
 
@@ -74,7 +76,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
-        self.watermark = (progress.get("eventTime") or {}).get("watermark") or self.watermark
+        self.watermark = (progress.get("eventTime") or {}).get("watermark") or _watermark(progress) or self.watermark
         of_spark = sum(int(operator.get("numRowsTotal", 0)) for operator in progress.get("stateOperators") or [])
         self.state_rows = of_spark + rows_kept
 
@@ -163,6 +165,15 @@ def _events(source: Mapping[str, Any]) -> int:
     if BEAT in end:
         return 0
     return int(end[EVENTS] - start.get(EVENTS, 0) if EVENTS in end else source.get("numInputRows") or 0)
+
+
+def _watermark(progress: Mapping[str, Any]) -> str | None:
+    """The watermark of a batch by its offsets, as Spark writes times; of an operator inside a source Spark itself knows none."""
+    ends = [_decoded(source.get("endOffset")) for source in progress.get("sources") or []]
+    known = [end.get(WATERMARK, NO_TIME) for end in ends if VERSION in end]
+    if min(known, default=NO_TIME) == NO_TIME:
+        return None
+    return datetime.fromtimestamp(min(known) / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _decoded(offsets: Any) -> Mapping[str, Any]:

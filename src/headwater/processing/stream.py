@@ -178,7 +178,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def _paced(self, begin: Offsets, offsets: Offsets, topics: Sequence[Topic]) -> dict[str, Any]:
         """The offsets, with their watermark where it is asked for, told to those who keep pace."""
         pace = self._query.options.pace
-        if pace is None and PASSED not in self._query.names and self._query.maxima is None:
+        if pace is None and not self._query.has_watermark and self._query.maxima is None:
             return self._numbered(begin, offsets).to_json()
         before, maxima = offsets.more.get(WATERMARK, NO_TIME), self._query.maxima
         told: dict[str, Any] = {}

@@ -1,0 +1,193 @@
+"""Operators by event time inside sources: late rows, heartbeats, partitions added, batches run again, kills; equal to the same operator
+behind Spark, batch by batch, and to brute force over all events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from fused_rig import LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, rows_of, run_killed
+from headwater.log.frame import NO_TIME
+from headwater.processing.event_time import FIELDS, LATE, LEFT_OUT, PASSED
+from headwater.processing.offsets import WATERMARK
+from headwater.processing.operator import Time
+from headwater.processing.state import StateStore
+from operator_rig import hashed, seeds
+
+SECOND = 1_000_000
+NOON, FUTURE = 1_769_860_800 * SECOND, 4_070_908_800 * SECOND
+KEYS = [f"k{number}" for number in range(12)]
+KINDS = ["pace", "once", "best_in_time"]
+KILLS = 3
+
+Row = dict[str, Any]
+
+
+class Feed:
+    """Appends events at their own pace: most a little out of order, some far too late, some without a time or from 2099."""
+
+    def __init__(self, log: hw.Log, random: Random) -> None:
+        self._log, self._random, self._now = log, random, NOON
+        self.all_keys()
+
+    def all_keys(self) -> None:
+        """An event of each key, none of them late: where a partition had no event, nobody waits for it."""
+        self._append([self._bid(who, self._now) for who in KEYS])
+
+    def some(self, count: int) -> None:
+        """So many events."""
+        random, rows = self._random, list[Row]()
+        for _ in range(count):
+            self._now += random.choice([0, 1, 2]) * SECOND
+            behind = random.choice([0, 0, 3 * SECOND, LATENESS_US, LATENESS_US + 1, 90 * SECOND])
+            at = random.choice([None, FUTURE]) if random.random() < 0.04 else self._now - behind
+            rows.append(self._bid(random.choice(KEYS), at))
+        self._append(rows)
+
+    def heartbeat(self) -> None:
+        """Time passes, without an event."""
+        self._now += self._random.choice([1, 60]) * SECOND
+        self._log.heartbeat(TOPIC, self._now)
+
+    def _bid(self, who: str, at: int | None) -> Row:
+        lot, price = self._random.choice([None, 1, 2]), self._random.choice([None, self._random.randrange(50)])
+        return {"who": who, "lot": lot, "price": price, "at": at}
+
+    def _append(self, rows: list[Row]) -> None:
+        plain = pa.schema([field.with_type(pa.int64()) if field.name == "at" else field for field in TIMED])
+        self._log.append(TOPIC, pa.Table.from_pylist(rows, plain).cast(TIMED))
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fused_operator_by_time_gives_what_it_gives_apart(tmp_path: Path, kind: str, seed: int) -> None:
+    """Batch by batch the same rows, in the end what all events give that were not late; and how many were is told."""
+    random = Random(seed)
+    roots = random.randint(1, 3)
+    with make_log(tmp_path, roots, timed=True) as log:
+        feed, run = Feed(log, random), FusedRun(tmp_path, roots, kind=kind)
+        for _ in range(random.randint(1, 4)):
+            feed.some(random.choice([1, 30, 200]))
+            if random.random() < 0.3:
+                feed.heartbeat()
+            if random.random() < 0.2 and log.topic(TOPIC).partitions == roots:
+                log.alter_topic(TOPIC, partitions=roots * random.choice([2, 3]))
+                feed.all_keys()
+            while run.batch(random):
+                pass
+        check(run, log, tmp_path, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.bench) for seed in range(2, 8))])
+def test_no_kill_makes_an_event_late_or_lost(tmp_path: Path, seed: int) -> None:
+    """`kill -9` at any moment; the next process runs the batch again that was planned, by the watermarks that it had."""
+    random = Random(seed)
+    with make_log(tmp_path, 3, timed=True) as log:
+        feed = Feed(log, random)
+        for _ in range(60):
+            feed.some(20)
+        feed.heartbeat()
+        check(run_killed(tmp_path, 3, random, "pace", kills=KILLS), log, tmp_path, "pace")
+
+
+def check(run: FusedRun, log: hw.Log, folder: Path, kind: str) -> None:
+    """What a run gave is what the operator gives apart, and what brute force gives."""
+    given = [[row for row in rows if row[LEFT_OUT.name] is None] for rows in run.given()]
+    left_out = sum(row[LEFT_OUT.name] or 0 for rows in run.given() for row in rows)
+    for rows in given:
+        for row in rows:
+            del row[LEFT_OUT.name]
+    assert [in_order(rows) for rows in given] == [in_order(rows) for rows in apart(run, folder)]
+    everything = [row for rows in given for row in rows]
+    in_time, late, watermark = told(log)
+    assert left_out == late
+    if kind == "pace":
+        assert in_order(everything) == in_order(brute_pace(in_time, watermark))
+    elif kind == "once":
+        found = [(row["w"], row["n"], row["t"]) for row in everything]
+        assert len(found) == len(set(found)) and set(found) == {(r["who"], r["lot"], r["at"]) for r in in_time}
+    else:
+        assert {(row["who"], row["rank"]): row["price"] for row in everything} == brute_best(in_time)
+
+
+def in_order(rows: list[Row]) -> list[str]:
+    """Rows that can be compared: a batch gives them in any order."""
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+def apart(run: FusedRun, folder: Path) -> list[list[Row]]:
+    """The same batches through the operator with a state of its own, given what a source without an operator reads."""
+    operator, schema, columns, key, _ = run.work
+    key = [schema.names[columns.index(name)] for name in key]
+    store = StateStore(
+        str(folder / "apart"), uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=operator.tables
+    )
+    nothing = pa.schema([field.with_nullable(True) for field in [*TIMED, FIELDS[LATE], FIELDS[PASSED]]]).empty_table()
+    found, start = list[list[Row]](), run.plain().initialOffset()
+    for epoch, end in enumerate(run.planned()):
+        reader = run.plain()
+        batches = [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
+        rows = pa.concat_tables([nothing, *(pa.Table.from_batches([batch]).cast(nothing.schema) for batch in batches)])
+        is_given = [row[LATE] is False and row["at"] is not None for row in rows.to_pylist()]
+        mine = rows.filter(pa.array(is_given, pa.bool_())).select(columns).rename_columns(schema.names)
+        state = store.load(epoch - 1)
+        result = operator.process(state, [hashed(mine, key)], Time(start.get(WATERMARK, NO_TIME), end[WATERMARK]))
+        store.save(state, epoch)
+        found.append(rows_of(result.select(operator.schema.names)))
+        start = end
+    return found
+
+
+def told(log: hw.Log) -> tuple[list[Row], int, int]:
+    """Row by row, by their own partitions: the events that are not late, how many are, and the watermark in the end."""
+    events = rows_of(log.read(TOPIC, columns=[*TIMED.names, "_partition", "_offset"]))
+    in_time, reached = list[Row](), list[int]()
+    for partition in range(log.topic(TOPIC).partitions):
+        beats = [(beat.offset, beat.time) for beat in log.store.heartbeats(TOPIC, partition)]
+        greatest = begun_with(log, partition, events)
+        for row in sorted((row for row in events if row["_partition"] == partition), key=lambda row: row["_offset"]):
+            greatest = max(greatest, *(time for offset, time in beats if offset <= row["_offset"]), NO_TIME)
+            if row["at"] is not None and row["at"] >= greatest - LATENESS_US:
+                in_time.append(row)
+            greatest = max(greatest, NO_TIME if row["at"] in (None, FUTURE) else row["at"])
+        reached.append(max([greatest, *(time for _, time in beats)]))
+    watermark = min(time for time in reached if time != NO_TIME) - LATENESS_US - 1
+    return in_time, len(events) - len(in_time), watermark
+
+
+def begun_with(log: hw.Log, partition: int, events: list[Row]) -> int:
+    """How far time had come in a partition that was split off: as far as the events of the one it came from, when it was."""
+    times = [
+        row["at"]
+        for ancestor, fence in log.topic(TOPIC).ancestors(partition)
+        for row in events
+        if row["_partition"] == ancestor and row["_offset"] < fence and row["at"] not in (None, FUTURE)
+    ]
+    return max(times, default=NO_TIME)
+
+
+def brute_pace(in_time: list[Row], watermark: int) -> list[Row]:
+    found = []
+    for row in in_time:
+        if row["at"] <= watermark:
+            near = [r for r in in_time if r["who"] == row["who"] and row["at"] - OVER_US <= r["at"] <= row["at"]]
+            prices = [r["price"] for r in near if r["price"] is not None]
+            own = {name: row[name] for name in TIMED.names}
+            found.append({**own, "n": len(near), "total": sum(prices) if prices else None})
+    return found
+
+
+def brute_best(in_time: list[Row]) -> dict[Any, int | None]:
+    found = {}
+    for who in {row["who"] for row in in_time}:
+        mine = sorted(
+            (r["price"] for r in in_time if r["who"] == who), key=lambda price: (price is None, -(price or 0))
+        )
+        found |= {(who, rank): price for rank, price in enumerate(mine[:2], 1)}
+    return found
