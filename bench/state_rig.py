@@ -22,11 +22,12 @@ from bench.harness import Options
 from bench.pipeline_events import KEY, SCHEMA, TIME, USERS, make_events
 from bench.pipeline_rig import CORES, TOPIC, Rig
 from headwater.processing.beats import NAME as BEATS
+from headwater.processing.event_time import LATE, counted_left_out
 from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.operator import Building, Input, Time, building, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
-from headwater.processing.status import StageStatus
+from headwater.processing.status import LATE_ROWS, StageStatus
 
 PARTITIONS = 4
 EVENTS, EVENTS_QUICK = 4_000_000, 200_000
@@ -54,19 +55,24 @@ class StateRig(Rig):
         return result.writeStream.format("noop")
 
     def fused(
-        self, url: str, function: Callable[..., DataFrame], topic: str, columns: str
+        self, url: str, function: Callable[..., DataFrame], topic: str, columns: str, *, uid: str
     ) -> tuple[DataStreamWriter, Path]:
-        """A function with an operator that runs inside the source of a topic, to a sink that does nothing; and its checkpoint."""
+        """A function with one operator, which runs inside the source of a topic, to a sink that does nothing; and its checkpoint.
+
+        One by event time is given no late rows, and these are counted, as in an application.
+        """
         checkpoint, state = self.new_checkpoint(), tempfile.mkdtemp(dir=self.folder)
         frame = self.stream(url, topic, columns)
 
         def make(names: Sequence[str], more: Mapping[str, str]) -> DataFrame:
-            return self.stream(url, topic, ",".join(names), **more)
+            found = self.stream(url, topic, ",".join(names), **more)
+            return counted_left_out(found, count_as=LATE_ROWS) if LATE in names else found
 
         with hw.open_log(url) as log:
             found = log.topic(topic)
-        origin = Origin(topic, frame, placed_by(found.schema, found.key), found.partitions_first, make)
-        fusion = Fusion([origin], checkpoint=str(checkpoint), wanted=["totals-1"])
+        time = TIME if TIME in frame.columns else None
+        origin = Origin(topic, frame, placed_by(found.schema, found.key), found.partitions_first, time, make)
+        fusion = Fusion([origin], checkpoint=str(checkpoint), wanted=[uid])
         with building(Building(state, partitions=PARTITIONS, beats=lambda: frame, fusion=fusion)):
             result = function(frame)
         assert fusion.found, "the operator is not inside the source"
@@ -84,6 +90,7 @@ class StateRig(Rig):
         for batch in batches:
             status.follow(batch)
         assert status.events >= events, "some events were not read"
+        assert not status.late, "some events were left out"
         return events / sum(batch["durationMs"]["triggerExecution"] for batch in batches) * 1000
 
     def with_key(self, events: int) -> str:
