@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -39,10 +40,12 @@ from headwater.processing.operator import Operator, Time
 from headwater.processing.reading import Range
 from headwater.processing.runs import H1, H2, NUMBER, check_fits
 from headwater.processing.shipping import pickled
-from headwater.processing.state import StateStore
+from headwater.processing.state import State, StateStore
 from headwater.processing.types import to_arrow, to_spark
 
 BATCH_ROWS = 65_536
+SAVED_AT_ONCE_MAX = 4
+"""So many states of a batch are written at the same time: while the disk is waited for, the next root is worked on."""
 
 
 class Root(InputPartition):
@@ -114,8 +117,20 @@ class Fused(NamedTuple):
             mine[wanted.partition % self.roots].append(wanted)
         return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
 
-    def give(self, root: Root, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the operator makes of the rows that are read of a root; its state is saved before."""
+    def give(self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """What the operator makes of the rows that are read of roots; all their states are saved before."""
+        worked, saved = list[_Worked](), list[Future[None]]()
+        with ThreadPoolExecutor(SAVED_AT_ONCE_MAX) as threads:
+            for root in roots:
+                worked.append(self._worked(root, read(root)))
+                saved.append(threads.submit(worked[-1].save))
+        for each in saved:
+            each.result()
+        schema = to_arrow(self.gives)
+        for done in worked:
+            yield from done.gives.cast(schema).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+
+    def _worked(self, root: Root, batches: Iterable[pa.RecordBatch]) -> _Worked:
         rows, late = pa.Table.from_batches(list(batches), self.read), 0
         if self.time is not None:
             rows, late = leave_out_late(rows, self.time.name)
@@ -127,13 +142,8 @@ class Fused(NamedTuple):
             partition=root.number, partitions=self.roots, specs=self.operator.tables, by="topic",
         )  # fmt: skip
         state = store.load(root.version - 1)
-        result = self.operator.process(state, [table], root.time)
-        until = root.time.until
-        store.save(state, root.version, watermark=until if until > NO_TIME else None)
-        given = result.select(self.operator.schema.names)
-        if self.time is not None:
-            given = telling_left_out(given, late)
-        yield from given.cast(to_arrow(self.gives)).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+        given = self.operator.process(state, [table], root.time).select(self.operator.schema.names)
+        return _Worked(root, store, state, given if self.time is None else telling_left_out(given, late))
 
     def _hashed(self, rows: pa.Table, root: Root) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
@@ -160,6 +170,19 @@ class Fused(NamedTuple):
                 advice="The topic was copied from a log that places keys by other rules. Have a stage write it into a topic "
                 "of this log, with the same key, and read that.",
             )
+
+
+class _Worked(NamedTuple):
+    """What a batch has come to in one root: its state, to be saved, and its result."""
+
+    root: Root
+    store: StateStore
+    state: State
+    gives: pa.Table
+
+    def save(self) -> None:
+        until = self.root.time.until
+        self.store.save(self.state, self.root.version, watermark=until if until > NO_TIME else None)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -162,8 +162,8 @@ class Query:
                 yield telling_row(self._read, wanted.watermark)
             elif isinstance(wanted, (Root, Roots)):
                 assert self.fused is not None
-                for root in wanted.roots if isinstance(wanted, Roots) else (wanted,):
-                    yield from self.fused.give(root, self.rows(root.ranges))
+                roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
+                yield from self.fused.give(roots, lambda root: self.rows(root.ranges))
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
