@@ -139,3 +139,16 @@ def test_what_is_fused_by_time_goes_on_from_its_state(tmp_path: Path, spark: Spa
         assert as_set(found) == as_set(log.read("apart").to_pylist())
         assert len(found) + late["inside"] == seen["events"] == 1800 and late["inside"] == late["apart"]
         assert log.read("inside.late").num_rows == late["inside"]
+
+
+def beside(bids: DataFrame, lots: DataFrame) -> DataFrame:
+    return inside(bids).select("who", "at").unionByName(lots)
+
+
+def test_a_stage_by_time_with_two_inputs_is_not_fused(tmp_path: Path, spark: SparkSession) -> None:
+    """Its watermark is that of the input which is furthest behind, and the source of the other does not know it."""
+    app = hw.App("auction", log=str(tmp_path / "log"), spark=spark)
+    bids = app.topic("bids", schema=SCHEMA, key="who", time="at", lateness=LATENESS)
+    lots = app.topic("lots", schema="who STRING NOT NULL, at TIMESTAMP", key="who", time="at")
+    app.stream(bids, lots)(beside)
+    assert "sliding-1" in app.plan() and "runs inside" not in app.plan()
