@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from headwater.databases.address import without_password
 from headwater.log.frame import NO_TIME
@@ -173,7 +173,7 @@ def _watermark(progress: Mapping[str, Any]) -> str | None:
     known = [end.get(WATERMARK, NO_TIME) for end in ends if VERSION in end]
     if min(known, default=NO_TIME) == NO_TIME:
         return None
-    return datetime.fromtimestamp(min(known) / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{np.datetime64(min(known) // 1000, 'ms')}Z"
 
 
 def _decoded(offsets: Any) -> Mapping[str, Any]:
