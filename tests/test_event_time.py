@@ -121,6 +121,7 @@ def test_what_is_late_is_a_column(spark: SparkSession, tmp_path: Path) -> None:
             late, _ = told(log, "clicks", lateness_s)
             frame = read.option("columns", "id,_late").option("lateness", f"{lateness_s} seconds").load()
             assert {row.id for row in frame.where("_late").collect()} == late
+        assert read.option("columns", "_late").load().where("_late").count() == len(told(log, "clicks")[0])
         part = read.option("startingOffsets", '{"clicks": {"0": 11, "1": 13, "2": 17}}').option("lateness", "5 seconds")
         some = part.option("columns", "id,_late").load().collect()
         late, _ = told(log, "clicks")

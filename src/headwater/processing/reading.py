@@ -142,7 +142,8 @@ class Selection:
         batch = to_batch_of(chunk, self._wanted[1])
         for name in self._of_time:
             column = column_of(name, chunk, watermark=watermark, lateness_us=self._lateness_us)
-            batch = batch.append_column(FIELDS[name], column)
+            fields = pa.schema([*batch.schema, FIELDS[name]])
+            batch = pa.RecordBatch.from_arrays([*batch.columns, column], schema=fields)
         if not self._shows_deleted and DELETED.name in chunk.batch.schema.names:
             batch = batch.filter(pc.invert(chunk.batch.column(DELETED.name).fill_null(False)))
         return self.of_batch(batch, chunk.topic.name)
