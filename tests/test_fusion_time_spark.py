@@ -112,11 +112,11 @@ def test_what_is_fused_by_time_goes_on_from_its_state(tmp_path: Path, spark: Spa
     plan = make(log=url, spark=spark).plan()
     assert plan.count("sliding-1 runs inside the source of bids") == 2 and "dedupe-1 runs inside" not in plan
 
-    def run(**how: Any) -> None:
+    def run(**how: Any) -> str | None:
         stages = {stage.name: stage for stage in make(log=url, spark=spark).run(available_now=True, **how).stages}
         late.update({name: stage.late for name, stage in stages.items()})
-        assert stages["inside"].watermark is not None
         seen["events"] += stages["inside"].events
+        return stages["inside"].watermark
 
     with hw.open_log(url) as log:
         log.create_topic("bids", SCHEMA, key="who", time="at", lateness=LATENESS, partitions=3)
@@ -133,12 +133,14 @@ def test_what_is_fused_by_time_goes_on_from_its_state(tmp_path: Path, spark: Spa
         run(rebuild_state={"inside": "all"})
         before = log.read("inside").num_rows
         log.heartbeat("bids", NOON + timedelta(hours=2))
-        run()
+        assert run() == "2026-01-31T13:59:49.999Z"
         found = log.read("inside").to_pylist()
         assert len(found) > before, "time passed"
         assert as_set(found) == as_set(log.read("apart").to_pylist())
         assert len(found) + late["inside"] == seen["events"] == 1800 and late["inside"] == late["apart"]
         assert log.read("inside.late").num_rows == late["inside"]
+        written = spark.read.format("headwater").options(log=url, topic="inside", columns="_late").load()
+        assert not written.where("_late").count(), "what was on time where it was read is so where it is written"
 
 
 def beside(bids: DataFrame, lots: DataFrame) -> DataFrame:
