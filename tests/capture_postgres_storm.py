@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from capture_server_storm import Storm
-from headwater.sources.capture import pg_backfill, pg_stream, postgres
+from headwater.sources.capture import pg_backfill, pg_bulk, pg_stream, postgres
 from headwater.testing.servers.postgres import PostgresServer
 
 SETUP = """
@@ -68,7 +68,8 @@ class PostgresStorm(Storm):
     def use_small_parts(self) -> None:
         pg_backfill.PAGES_FIRST = pg_backfill.PAGES_MAX = 16  # many chunks of a small table
         pg_stream.BLOCK_BYTES_MAX = 1 << 15  # many blocks, so that large values are not all found where they were sent
-        pg_stream.PEEK_CHANGES = 400
+        pg_bulk.PEEK_CHANGES = pg_bulk.PIECE_CHANGES_FIRST = 400
+        pg_bulk.MOVE_S = 0.1
         postgres.BEHIND_BYTES = 1 << 18  # so that it reads in bulk when it starts again, too
 
 

@@ -14,7 +14,7 @@ import pytest
 import headwater
 from capture_postgres_rig import Rig, follow, rigged
 from children import Child
-from headwater.sources.capture import events, pg_backfill, pg_stream
+from headwater.sources.capture import events, pg_backfill, pg_bulk
 from headwater.sources.capture.capture import Capture
 from headwater.sources.capture.open import open_source
 from headwater.sources.capture.progress import captures
@@ -119,7 +119,7 @@ def test_changes_are_taken_and_wal_is_given_back_while_a_table_is_copied(
 
 @pytest.mark.slow
 def test_a_transaction_takes_less_memory_than_it_has_bytes(rig: Rig, tmp_path: Path) -> None:
-    """One part of it is in memory, the others in files, out of which they are appended; with a tenth of the usual part, to be quick."""
+    """One part of it is in memory, the others in files, out of which they are appended; with a part of the usual ones, to be quick."""
     rig.run("create table a (id int primary key, t text)")
     with rig.capture("a"):
         pass
@@ -128,7 +128,7 @@ def test_a_transaction_takes_less_memory_than_it_has_bytes(rig: Rig, tmp_path: P
 
     def captured() -> int:
         events.SPILL_BYTES //= 10
-        pg_stream.BLOCK_BYTES_MAX //= 10
+        pg_bulk.BLOCKS_AHEAD, pg_bulk.BLOCK_BYTES = 1, pg_bulk.BLOCK_BYTES // 2
         with headwater.open_log(str(tmp_path / "log"), durability="os") as log, Peak() as peak:
             capture = Capture(log, open_source(rig.url, ["a"], name=rig.name))
             capture.open()

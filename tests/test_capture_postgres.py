@@ -216,36 +216,6 @@ def test_a_large_transaction_is_read_in_parts_and_appended_as_one(rig: Rig, monk
     assert orders == list(range(1, 5012))
 
 
-def test_what_is_far_behind_is_read_in_bulk_and_then_streamed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways give the same changes, and nothing twice where one follows the other."""
-    monkeypatch.setattr(postgres, "BEHIND_BYTES", 100_000)
-    monkeypatch.setattr(pg_stream, "PEEK_CHANGES", 500)
-    ways: list[str] = []
-    for way in (postgres.Peek, postgres.Stream):
-        monkeypatch.setattr(way, "close", _noted(ways, way.__name__, way.close))
-    rig.run("create table a (id int primary key, t text)")
-    with rig.capture("a"):
-        pass
-    for start in range(0, 3000, 20):
-        rig.run(f"insert into a select i, repeat('x', 100) from generate_series({start + 1}, {start + 20}) i")
-    ways.clear()
-    with rig.capture("a") as capture:
-        rig.run("insert into a values (10000, 'last')")
-        follow(capture, rig)
-    assert ways.count("Peek") > 2 and ways[-1] == "Stream"
-    assert rig.log.table("a").num_rows == 3001
-    positions = [row["position"] for row in rig.history("a")]
-    assert len(set(positions)) == len(positions) == 3001
-
-
-def _noted(ways: list[str], name: str, close: object) -> object:
-    def noted(self: object) -> None:
-        ways.append(name)
-        close(self)  # type: ignore[operator]
-
-    return noted
-
-
 @pytest.mark.parametrize("behind_bytes", [1 << 40, 1 << 16])
 def test_catching_up_ends_where_the_database_was(rig: Rig, monkeypatch: pytest.MonkeyPatch, behind_bytes: int) -> None:
     """As for `--available-now`: a server that takes its time to send is not one that has nothing; by stream and in bulk."""

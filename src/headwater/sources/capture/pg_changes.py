@@ -5,7 +5,8 @@ Invariants:
   two numbers. A number is given to events of captured tables only, so it is the same whenever the stream is read again;
 - a transaction that committed before the position where reading began is left out, whatever the server sends;
 - where the columns of a table change the block is cut: the table's new form stands before its first change in it;
-- a transaction may begin in one block and end in another; what is known of it is kept in between (`_Open`).
+- a transaction that begins in one block and ends in another waits for its end where others end before it, so that these can be appended.
+  One that is larger than a block is given in parts; what is known of it is kept in between (`_Open`).
 
 Of each block the xids go to `xids`, for the backfill to know what was given.
 
@@ -35,12 +36,14 @@ from headwater.sources.capture.pgoutput import (
     EPOCH_US,
     INSERT,
     MESSAGE,
+    NOTHING,
     RELATION,
     TRUNCATE,
     UPDATE,
     Block,
     Emitted,
     Relation,
+    joined,
     read_emitted,
     read_relation,
     read_truncate,
@@ -120,16 +123,24 @@ class Decoder:
         self._xids = xids
         self._relations: dict[int, Relation] = {}
         self._open: _Open | None = None
+        self._kept = NOTHING
+        """Of a transaction that has no end yet, not given."""
         self.end = after
         """Everything that committed before this LSN was given."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether no transaction is open."""
+        """Whether no transaction was given without its end."""
         return self._open is None
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no transaction has begun and not ended, given or not."""
+        return self._open is None and not len(self._kept.starts)
 
     def changes(self, block: Block) -> Iterator[Changes]:
         """What the messages of a block say; a new piece where a table changes its columns."""
+        block, self._kept = _cut(joined(self._kept, block))
         described = np.flatnonzero(block.kinds == RELATION)
         tables: tuple[TableChange, ...] = ()
         begin = 0
@@ -312,6 +323,15 @@ class Decoder:
         known = numbered.transactions
         given = int(numbered.before[length] - numbered.first[-1])
         self._open = _Open(int(known.lsns[-1]), int(known.committed_us[-1]), int(known.xids[-1]), given, events)
+
+
+def _cut(block: Block) -> tuple[Block, Block]:
+    """The transactions of a block that end in it, and the messages behind them; where none ends, all are given."""
+    begins, commits = np.flatnonzero(block.kinds == BEGIN), np.flatnonzero(block.kinds == COMMIT)
+    if not len(commits) or not len(begins) or begins[-1] < commits[-1]:
+        return block, NOTHING
+    count, at = int(begins[-1]), int(block.starts[begins[-1]])
+    return Block(block.data[:at], block.starts[:count]), Block(block.data[at:].copy(), block.starts[count:] - at)
 
 
 class _Placed(NamedTuple):

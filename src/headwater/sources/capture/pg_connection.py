@@ -45,6 +45,10 @@ class Database:
         self._statements: Any = None
         self._bulk: Any = None
 
+    def another(self) -> Database:
+        """The same database by other connections, for another thread."""
+        return Database(self._url)
+
     def ask(self, statement: str, parameters: Any = None) -> list[Any]:
         """The rows that a statement gives, in a transaction of its own."""
         with self.told(), self.statements().cursor() as cursor:

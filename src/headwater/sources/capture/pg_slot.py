@@ -3,6 +3,7 @@
 Order: the publication exists before the slot, so that every change behind the slot's position is in it; a table that is added later is
 waited for until every transaction that has written to it before has ended, because of these the slot would give a part only. Both are
 made once, found again by name, and dropped by `remove`. A publication that the URL names belongs to somebody else and is never changed.
+While a capture catches up there is a temporary copy of the slot, too, which goes with its connection (`pg_bulk`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ LET_GO_S = 1.0
 LET_GO_TIMEOUT_S = 20.0
 
 _LOOK_AGAIN_S = 0.02
+_NAME_MAX, _COPY = 63, "_ahead"
 _SLOT = """
 select plugin, database = current_database(), active_pid, wal_status, (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint
 from pg_replication_slots where slot_name = %s"""
@@ -131,6 +133,18 @@ def drop_slot(database: Database, slot: str) -> None:
         database.ask(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (slot,)
         )
+
+
+def copy_name(slot: str) -> str:
+    """What the temporary copy of a slot is called."""
+    return slot[: _NAME_MAX - len(_COPY)] + _COPY
+
+
+def end_copy(database: Database, slot: str) -> None:
+    """Ends whoever reads the temporary copy of a slot, and the copy with it."""
+    copy = copy_name(slot)
+    if database.ask("select 1 from pg_replication_slots where slot_name = %s and temporary", (copy,)):
+        take_slot(database, copy)
 
 
 def drop_publication(database: Database, publication: str) -> None:

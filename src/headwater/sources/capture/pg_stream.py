@@ -1,42 +1,27 @@
-"""The two ways to read a slot: a stream for latency, and peeks for bulk.
+"""A slot read as a stream: a replication connection on which the server sends as transactions commit, and we what is durable.
 
-A `Stream` is a replication connection: the server sends as transactions commit, and what was confirmed goes back on the same connection. A
-`Peek` asks by SQL for many changes at once and gets them as Arrow, at a higher rate and less processor time; the server reads its
-WAL anew for each, so it must be large, and before the next one the slot must be moved to what is durable in the log. Both give the same
-messages in the same order, and a slot serves one of them at a time. psycopg2 gives a stream's messages one by one, which is the only loop
-over single messages: it costs a microsecond each, and what is much goes by a peek. Not thread-safe.
+It is there for latency. The server sends each message by a system call of its own and psycopg2 gives them one by one, which is the only
+loop over single messages: together some 8 microseconds each. What is much is read in bulk (`pg_bulk`), which gives the same messages
+in the same order. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from headwater.sources.capture.pg_connection import Database, literal
-from headwater.sources.capture.pg_positions import lsn_sql
-from headwater.sources.capture.pgoutput import Block, block_of, block_of_column
+from headwater.sources.capture.pg_connection import Database
+from headwater.sources.capture.pgoutput import COMMIT, Block, block_of
 from headwater.sources.capture.readable import is_readable
 
-PEEK_CHANGES = 200_000
 BLOCK_BYTES_MAX = 8 << 20
+BLOCK_BYTES = 1 << 20
+"""From here on a block ends with a transaction."""
+
 FEEDBACK_S = 10.0
 LINGER_BYTES = 64 << 10
 LINGER_S = 0.02
-
-
-class Session(Protocol):
-    """A way to read a slot from one position on."""
-
-    def read(self, timeout_s: float) -> Block | None:
-        """The next messages; None: none came in that time, or (of a peek) there are none left."""
-
-    def confirm(self, lsn: int) -> None:
-        """Everything that committed before this is durable."""
-
-    def close(self) -> None:
-        """Lets the slot go."""
 
 
 class Stream:
@@ -53,7 +38,7 @@ class Stream:
                     slot_name=slot,
                     decode=False,
                     start_lsn=after,
-                    options=_options(publication),
+                    options=plugin_options(publication),
                     status_interval=FEEDBACK_S,
                 )
         except BaseException:
@@ -71,16 +56,19 @@ class Stream:
             self._cursor.send_feedback(reply=True, force=True)
 
     def read(self, timeout_s: float) -> Block | None:
+        """The next messages; None: none came in that time."""
         with self._database.told():
             messages = self._messages(timeout_s)
         return block_of(messages) if messages else None
 
     def confirm(self, lsn: int) -> None:
+        """Everything that committed before this is durable."""
         with self._database.told():
             self._cursor.send_feedback(write_lsn=lsn, flush_lsn=lsn, apply_lsn=lsn, force=True)
         self._told_s = time.monotonic()
 
     def close(self) -> None:
+        """Lets the slot go."""
         with suppress(Exception):
             self._connection.close()
 
@@ -93,8 +81,10 @@ class Stream:
         while size < BLOCK_BYTES_MAX:
             message = read_message()
             if message is not None:
-                messages.append(message.payload)
-                size += len(message.payload)
+                messages.append(payload := message.payload)
+                size += len(payload)
+                if size >= BLOCK_BYTES and payload[0] == COMMIT:
+                    break
                 continue
             now = time.monotonic()
             if now - self._told_s > FEEDBACK_S:
@@ -109,48 +99,7 @@ class Stream:
         return messages
 
 
-class Peek:
-    """The next many changes of a slot that nobody streams; then it is over."""
-
-    def __init__(self, database: Database, *, slot: str, publication: str) -> None:
-        self._database = database
-        options = ", ".join(literal(word) for pair in _options(publication).items() for word in pair)
-        statement = (
-            f"select data from pg_logical_slot_peek_binary_changes({literal(slot)}, null, {PEEK_CHANGES}, {options})"
-        )
-        with database.told():
-            self._cursor = database.bulk().cursor()
-            self._cursor.execute(statement)
-            self._blocks: Iterator[Any] = iter(self._cursor.fetch_record_batch())
-        self._messages = 0
-
-    @property
-    def has_more(self) -> bool:
-        """Whether it ended because it had enough, not because there was no more."""
-        return self._messages >= PEEK_CHANGES
-
-    def read(self, timeout_s: float) -> Block | None:
-        with self._database.told():
-            for batch in self._blocks:
-                if batch.num_rows:
-                    self._messages += batch.num_rows
-                    return block_of_column(batch.column(0))
-        return None
-
-    def confirm(self, lsn: int) -> None:
-        """The slot is moved when the peek is over."""
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self._cursor.close()
-
-
-def advance(database: Database, *, slot: str, lsn: int) -> None:
-    """Moves a slot that nobody reads to what is durable."""
-    database.ask("select pg_replication_slot_advance(%s, %s::pg_lsn)", (slot, lsn_sql(lsn)))
-
-
-def _options(publication: str) -> dict[str, str]:
-    """What pgoutput is told, in both ways."""
+def plugin_options(publication: str) -> dict[str, str]:
+    """What pgoutput is told, by a stream and in bulk."""
     name = '"' + publication.replace('"', '""') + '"'
     return {"proto_version": "1", "publication_names": name, "messages": "true"}

@@ -55,6 +55,9 @@ class Block(NamedTuple):
         return self.data[self.starts]
 
 
+NOTHING = Block(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+
+
 class Column(msgspec.Struct, frozen=True):
     """A column of a table as the stream describes it; `modifier` holds the digits of a numeric, -1 for none."""
 
@@ -103,11 +106,19 @@ def block_of(messages: list[bytes]) -> Block:
 def block_of_column(column: pa.Array) -> Block:
     """A block of an Arrow column of bytes, without a copy."""
     if not len(column):
-        return Block(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+        return NOTHING
     kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     _, offsets, data = column.buffers()
     starts = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column)]
     return Block(np.frombuffer(data, np.uint8), starts.astype(np.int64))
+
+
+def joined(first: Block, second: Block) -> Block:
+    """The messages of two blocks."""
+    if not len(first.starts):
+        return second
+    starts = np.concatenate([first.starts, second.starts + len(first.data)])
+    return Block(np.concatenate([first.data, second.data]), starts)
 
 
 def rows_at(data: Bytes, at: Indexes, width: int) -> Rows:

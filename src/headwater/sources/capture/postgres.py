@@ -3,8 +3,8 @@
     postgresql://user@host:5432/shop?password_env=SHOP_PASSWORD&table=users,orders
 
 In the database there is a slot and a publication, both `headwater_<name>` (or `?slot=`, `?publication=`), see `pg_slot`; in no case a
-trigger or a table. Changes are streamed while the capture keeps up and read in bulk while it is behind (`pg_stream`), decoded by columns
-(`pgoutput`, `pg_rows`, `pg_changes`), and joined to a backfill by pages (`pg_backfill`).
+trigger or a table. Changes are streamed while the capture keeps up (`pg_stream`), read in bulk while it is behind (`pg_bulk`), decoded by
+columns (`pgoutput`, `pg_rows`, `pg_changes`), and joined to a backfill by pages (`pg_backfill`).
 
 Invariants:
 - the slot is moved by `confirm` only, so never beyond what is durable in the log. A slot found beyond it has lost something: `CaptureLost`;
@@ -29,23 +29,24 @@ from headwater.sources.capture.byte_columns import Indexes
 from headwater.sources.capture.choice import not_captured, nothing_to_capture
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.pg_backfill import Backfill
+from headwater.sources.capture.pg_bulk import Ahead, Peek, advance
 from headwater.sources.capture.pg_changes import OUR_PREFIX, Captured, Decoder
 from headwater.sources.capture.pg_check import check_server, check_tables
 from headwater.sources.capture.pg_connection import Database, client
 from headwater.sources.capture.pg_follow import Difference, TableFollower
 from headwater.sources.capture.pg_positions import end_text, lsn_of, lsn_sql
 from headwater.sources.capture.pg_present import PresentDatabase
-from headwater.sources.capture.pg_stream import Peek, Stream, advance
+from headwater.sources.capture.pg_stream import Stream
 from headwater.sources.capture.pg_tables import Types, chosen, info_of, read_tables
 from headwater.sources.capture.pgoutput import Relation
 from headwater.sources.capture.replica import ReplicaSource
 from headwater.sources.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableChange, TableInfo
 
-BEHIND_BYTES = 64 << 20
-"""From how many bytes of WAL on a capture reads in bulk."""
+BEHIND_BYTES = 16 << 20
+"""From how many bytes of WAL on a capture reads in bulk: what a stream needs some tenths of a second for, as long as it takes to change."""
 
 CLIENTS = ("psycopg", "psycopg2.extras", "adbc_driver_postgresql.dbapi")
-LOOK_AT_LAG_BLOCKS = 64
+LOOK_AT_LAG_BYTES = 1 << 20
 RECENT_BLOCKS = 256
 STANDSTILL_S = 10.0
 ANSWER_S = 0.02
@@ -68,11 +69,11 @@ class PostgresSource(ReplicaSource):
         self._follower = TableFollower(self._database, self._types)
         self._present = PresentDatabase(self._database)
         self._backfill = Backfill(Database(url), handed_over=lambda: list(self._xids))
-        self._session: Stream | Peek | None = None
+        self._session: Stream | Ahead | Peek | None = None
         self._decoder: Decoder | None = None
         self._xids: deque[Indexes] = deque(maxlen=RECENT_BLOCKS)
         self._confirmed = 0
-        self._blocks_since_look = 0
+        self._bytes_since_look = 0
         self._beaten = 0
         self._report_idle = False
         self._noticed: dict[int, tuple[Difference, int]] = {}
@@ -158,6 +159,7 @@ class PostgresSource(ReplicaSource):
     def remove(self) -> None:
         """Drops slot and publication."""
         self._end_session()
+        pg_slot.end_copy(self._database, self._slot)
         pg_slot.drop_slot(self._database, self._slot)
         if self._publication_is_ours:
             pg_slot.drop_publication(self._database, self._publication)
@@ -176,8 +178,9 @@ class PostgresSource(ReplicaSource):
             decoder, session = self._current(after)
             block = session.read(wait_s)
             if block is not None:
+                self._bytes_since_look += len(block.data)
                 return list(decoder.changes(block))
-            if isinstance(session, Peek):
+            if not isinstance(session, Stream):
                 self._stream_next = not session.has_more
                 self._end_session()
                 continue
@@ -189,12 +192,12 @@ class PostgresSource(ReplicaSource):
             session.ask()
             wait_s = ANSWER_S
 
-    def _current(self, after: str) -> tuple[Decoder, Stream | Peek]:
+    def _current(self, after: str) -> tuple[Decoder, Stream | Ahead | Peek]:
         """The session that goes on behind a position, the one there is or a new one."""
         decoder, session = self._decoder, self._session
         if decoder is not None and session is not None:
             goes_on = not decoder.is_whole or decoder.end == lsn_of(after)
-            if goes_on and not self._should_peek(decoder, session):
+            if goes_on and not self._is_behind(decoder, session):
                 return decoder, session
             self._end_session()
         pg_slot.take_slot(self._database, self._slot)
@@ -209,7 +212,7 @@ class PostgresSource(ReplicaSource):
         )
         return self._decoder, self._session
 
-    def _new_session(self, after: int) -> Stream | Peek:
+    def _new_session(self, after: int) -> Stream | Ahead | Peek:
         found = pg_slot.read_slot(self._database, self._slot)
         if found is None or found.wal_status == "lost" or found.confirmed > after:
             pg_slot.find_slot(self._database, self._slot, end_text(after))
@@ -218,15 +221,24 @@ class PostgresSource(ReplicaSource):
         if not stream_next and self._confirmed >= after and self._flushed() - after > BEHIND_BYTES:
             if found.confirmed < after:
                 advance(self._database, slot=self._slot, lsn=after)
-            return Peek(self._database, slot=self._slot, publication=self._publication)
-        return Stream(self._database, slot=self._slot, publication=self._publication, after=after)
+            return self._bulk()
+        stream = Stream(self._database, slot=self._slot, publication=self._publication, after=after)
+        if found.confirmed < after <= self._confirmed:
+            stream.confirm(after)
+        return stream
 
-    def _should_peek(self, decoder: Decoder, session: Stream | Peek) -> bool:
+    def _bulk(self) -> Ahead | Peek:
+        try:
+            return Ahead(self._database, slot=self._slot, publication=self._publication)
+        except HeadwaterError:  # no copy can be made; if more than that is wrong, this one tells it
+            return Peek(self._database, slot=self._slot, publication=self._publication)
+
+    def _is_behind(self, decoder: Decoder, session: Stream | Ahead | Peek) -> bool:
         """Whether a stream has fallen so far behind that bulk is better; looked at now and then, between transactions."""
-        self._blocks_since_look += 1
-        if isinstance(session, Peek) or not decoder.is_whole or self._blocks_since_look < LOOK_AT_LAG_BLOCKS:
+        is_due = isinstance(session, Stream) and decoder.is_whole and self._bytes_since_look >= LOOK_AT_LAG_BYTES
+        if not is_due:
             return False
-        self._blocks_since_look = 0
+        self._bytes_since_look = 0
         return self._confirmed >= decoder.end and self._flushed() - decoder.end > BEHIND_BYTES
 
     def _flushed(self) -> int:
@@ -235,7 +247,7 @@ class PostgresSource(ReplicaSource):
 
     def _idle(self, decoder: Decoder, stream: Stream) -> list[Changes]:
         """Where the server has read on without finding anything for us, now and then."""
-        if not self._report_idle or not decoder.is_whole or stream.reached <= decoder.end:
+        if not self._report_idle or not decoder.is_between or stream.reached <= decoder.end:
             return []
         self._report_idle = False
         decoder.end = stream.reached
@@ -252,7 +264,7 @@ class PostgresSource(ReplicaSource):
         from before, of rows that would be taken for new ones.
         """
         decoder = self._decoder
-        if decoder is None or not decoder.is_whole:
+        if decoder is None or not decoder.is_between:
             return []
         seen = self._follower.look(self._captured)
         noticed, self._noticed = self._noticed, {}
@@ -282,7 +294,7 @@ class PostgresSource(ReplicaSource):
     def _end_session(self) -> None:
         session, self._session, self._decoder = self._session, None, None
         self._ready.clear()
-        self._blocks_since_look = 0
+        self._bytes_since_look = 0
         if session is not None:
             session.close()
 
