@@ -108,7 +108,7 @@ class EventBatch:
     def remove(self, keys: pa.Array, table: TableInfo, topic: str, *, position: str) -> None:
         """Keys that are gone from the table, nobody saw how."""
         committed = times(np.full(len(keys), max(self.committed_us, self._now_us)))
-        positions = pa.array([position] * len(keys), pa.string())
+        positions = pa.repeat(position, len(keys))
         self._remove(keys, table, topic, op=DELETE, positions=positions, committed=committed)
 
     def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, committed: pa.Array) -> None:
@@ -132,7 +132,7 @@ class EventBatch:
         there = live_keys(self._log, described)
         added = [write.rows().column(described.key) for write in self.writes() if write.topic.name == topic]
         keys = pc.unique(pa.chunked_array([there, *added], there.type))
-        positions = pa.array(change.column("position").to_pylist() * len(keys), pa.string())
+        positions = pa.repeat(change.column("position")[0], len(keys))
         when = times(np.full(len(keys), _last(committed)))
         self._remove(keys, table, topic, op=TRUNCATE, positions=positions, committed=when)
 

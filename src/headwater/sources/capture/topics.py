@@ -110,9 +110,9 @@ def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed
     after = pa.StructArray.from_arrays([columns[field.name].cast(field.type) for field in fields], fields=fields)
     history = {
         key_column(table): keys,
-        "op": pa.array([READ] * count, pa.string()),
+        "op": pa.repeat(READ, count),
         "after": after,
-        "position": pa.array([position] * count, pa.string()),
+        "position": pa.repeat(position, count),
         TIME: columns[TIME],
     }
     if HEADERS.name in columns:
@@ -127,7 +127,7 @@ def removals(
     key = key_column(table)
     deleted = pa.array(np.ones(len(keys), bool))
     columns = {key: keys, TIME: committed, DELETED.name: deleted}
-    history = {key: keys, "op": pa.array([op] * len(keys), pa.string()), "position": position, TIME: committed}
+    history = {key: keys, "op": pa.repeat(op, len(keys)), "position": position, TIME: committed}
     return pa.table(columns), pa.table(history)
 
 

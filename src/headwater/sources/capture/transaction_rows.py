@@ -8,6 +8,8 @@ import pyarrow as pa
 from headwater.sources.capture.byte_columns import Indexes
 from headwater.sources.capture.source import BEGIN, COMMITTED, END, TRANSACTIONS_SCHEMA
 
+_STATUS = pa.array([BEGIN, END])
+
 
 def transaction_rows(
     names: pa.Array, positions: pa.Array, committed_us: Indexes, *, tables: list[str], changes: Indexes
@@ -31,7 +33,7 @@ def transaction_rows(
     return pa.Table.from_arrays(
         [
             names.take(twice),
-            pa.array([BEGIN, END] * count),
+            _STATUS.take(pa.array(np.tile([0, 1], count))),
             positions,
             pa.array(np.repeat(committed_us, 2)).cast(COMMITTED),
             pa.array(np.repeat(changes.sum(axis=0), 2), mask=begun),
