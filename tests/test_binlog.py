@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import struct
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
-from headwater.sources.capture import binlog
+from headwater.sources.capture import binlog, mysql_stream
 from headwater.sources.capture.binlog import MappedColumn
 from headwater.sources.capture.mysql_changes import Decoder
 from headwater.sources.capture.mysql_positions import Place, begun_of, end_text, event_texts, gtids_of, place_of
@@ -35,6 +38,55 @@ def test_positions_sort_as_the_binlog_goes_on() -> None:
     assert ordered == sorted(ordered)
     assert (place_of(ends[2]), gtids_of(ends[2]), begun_of(ends[2])) == (Place(1, 1000), "0-1-7", 255)
     assert (gtids_of(ends[1]), begun_of(ends[1])) == ("", 0)
+
+
+class Sending:
+    """A server that sends what a test says, and the connection to it."""
+
+    shown = "mysql://here"
+
+    def __init__(self) -> None:
+        self.server, self._sock = socket.socketpair()
+
+    def connect(self) -> Sending:
+        return self
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def cursor(self) -> Iterator[Sending]:
+        yield self
+
+    def execute(self, statement: str) -> None:
+        assert statement.startswith("SET ")
+
+    def _execute_command(self, *_: object) -> None:
+        """It sends by itself."""
+
+    def _force_close(self) -> None:
+        self._sock.close()
+        self.server.close()
+
+
+def test_an_event_of_several_packets_is_whole_wherever_it_is_cut_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all of its first packet has come, and nothing of the next, or half of its head."""
+    monkeypatch.setattr(mysql_stream, "_PACKET_MAX", 0xFF)
+    monkeypatch.setattr(mysql_stream, "BLOCK_BYTES_MAX", 16)
+    body = bytes(range(250)) * 3
+    event = b"\0" + binlog.HEADER.pack(0, binlog.QUERY, 1, 19 + len(body), 99, 0) + body
+    pieces = [event[at : at + 0xFF] for at in range(0, len(event), 0xFF)]
+    sent = b"".join(struct.pack("<I", len(piece) | number << 24) + piece for number, piece in enumerate(pieces))
+    sending = Sending()
+    stream = mysql_stream.Stream(sending, file="log.000001", offset=4)  # type: ignore[arg-type]
+    for cut in range(1, len(sent)):
+        sending.server.sendall(sent[:cut])
+        assert stream.read(0.0) is None, cut
+        sending.server.sendall(sent[cut:])
+        blocks = [found for _ in range(len(pieces) + 1) if (found := stream.read(0.0)) is not None]
+        assert [block.data[one.start : one.stop] for block in blocks for one in block.events] == [body], cut
+    stream.close()
 
 
 def mysql_gtid(number: int, committed_us: int) -> bytes:

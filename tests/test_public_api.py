@@ -165,7 +165,7 @@ FIELDS = {
 }
 
 CODES = {
-    "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict",
+    "headwater", "invalid_input", "invalid_name", "invalid_schema", "schema_mismatch", "schema_conflict", "schema_moved",
     "event_too_large", "key_too_large", "unsupported", "not_found", "log_not_found", "topic_not_found", "topic_exists", "closed",
     "conflict", "fenced", "sequence_gap", "overloaded", "timed_out", "position_lost", "storage", "disk_full",
     "no_access", "damaged", "format_too_new", "poisoned", "lease_expired", "diverged", "events_missed", "topic_full",

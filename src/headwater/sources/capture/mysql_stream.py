@@ -78,9 +78,9 @@ class Stream:
     def read(self, timeout_s: float) -> Block | None:
         """The events that have come, or those that come in time."""
         parts, size = [self._rest], len(self._rest)
-        head = _HEAD.unpack_from(self._rest)[0] & _PACKET_MAX if size >= _HEAD.size else 0
+        enough = max(BLOCK_BYTES_MAX, _end_of_first(self._rest))
         deadline = time.monotonic() + timeout_s
-        while size < max(BLOCK_BYTES_MAX, _HEAD.size + head):
+        while size < enough:
             got = self._receive(max(0.0, deadline - time.monotonic()) if len(parts) == 1 else 0.0)
             if not got:
                 break
@@ -151,6 +151,17 @@ class Stream:
         return Unreachable(
             f"{self._database.shown}: {why}.", advice="Check that the server runs and takes connections."
         )
+
+
+def _end_of_first(data: bytes) -> int:
+    """Where the first event of what was received ends, or the head that says more: it may be cut into several packets."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        length = _HEAD.unpack_from(data, at)[0] & _PACKET_MAX
+        at += _HEAD.size + length
+        if length < _PACKET_MAX:
+            return at
+    return at + _HEAD.size
 
 
 def _joined(data: bytes, at: int) -> tuple[bytes, int] | None:
