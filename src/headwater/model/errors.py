@@ -189,7 +189,6 @@ class SchemaMoved(Conflict):
     """The topic got other columns after a query was planned that is to have all of them; an application plans it again by itself."""
 
     code = "schema_moved"
-    retriable = True
 
 
 class GroupInUse(Conflict):
