@@ -203,21 +203,27 @@ def test_a_capture_killed_while_it_reads_ahead_is_gone_on_with(
     ways.clear()
     with rig.capture("a") as capture:
         follow(capture, rig)
-    assert set(ways) <= {"Peek", "Ahead", "Stream"} and ways[0] != "Stream"
+    assert ways[0] != "Stream"
     check_all(rig)
     assert slots(rig) == [f"headwater_{rig.name}"]
 
 
-def test_a_copy_whose_connection_is_lost_is_made_again(
-    rig: Rig, ways: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is lost, nothing doubled, and it is worth another try."""
+def begun(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    """A capture that has read a little of a copy, with the rest before it."""
     monkeypatch.setattr(pg_bulk, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(pg_bulk, "BLOCKS_AHEAD", 1)
     behind(rig)
     capture = Capture(rig.log, open_source(rig.url, ["a"], name=rig.name))
     capture.open()
     capture.step()
+    return capture
+
+
+def test_a_copy_whose_connection_is_lost_is_made_again(
+    rig: Rig, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost, nothing doubled, and it is worth another try."""
+    capture = begun(rig, monkeypatch)
     rig.run("select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where temporary")
     with pytest.raises(Unreachable) as caught:
         follow(capture, rig)
@@ -229,12 +235,7 @@ def test_a_copy_whose_connection_is_lost_is_made_again(
 
 def test_remove_ends_a_copy_that_somebody_reads(rig: Rig, ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The other capture is told that its slot is gone; nothing is left that keeps WAL."""
-    monkeypatch.setattr(pg_bulk, "BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(pg_bulk, "BLOCKS_AHEAD", 1)
-    behind(rig)
-    capture = Capture(rig.log, open_source(rig.url, ["a"], name=rig.name))
-    capture.open()
-    capture.step()
+    capture = begun(rig, monkeypatch)
     assert rig.run("select count(*) from pg_replication_slots where temporary and database = current_database()") == [
         (1,)
     ]
