@@ -166,12 +166,13 @@ def plan_anew(checkpoint: Path) -> None:
     last = max(int(file.name) for file in (checkpoint / "offsets").iterdir() if file.name.isdigit())
     (checkpoint / "commits" / str(last)).unlink(missing_ok=True)
     offsets = checkpoint / "offsets" / str(last)
-    version, settings, source = offsets.read_text().split("\n")
-    ends = json.loads(source)
-    topic = next(name for name in ends if not name.startswith("."))
-    partition = max(ends[topic], key=lambda number: ends[topic][number])
-    ends[topic][partition] -= 1
-    offsets.write_text("\n".join((version, settings, json.dumps(ends))))
+    version, settings, *sources = offsets.read_text().split("\n")
+    ends = [json.loads(source) for source in sources]
+    read = next(
+        places for end in ends for name, places in end.items() if not name.startswith(".") and isinstance(places, dict)
+    )
+    read[max(read, key=lambda number: read[number])] -= 1
+    offsets.write_text("\n".join((version, settings, *map(json.dumps, ends))))
     for left in checkpoint.rglob(".*.crc"):
         left.unlink()
 

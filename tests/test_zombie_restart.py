@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.processing.failure import is_about_data
+from headwater.processing.runner import OVERTAKEN_MAX
 
 TASK_FAILURES_MAX = 4
 """So often the Spark of these tests runs a task, before its query fails."""
@@ -29,29 +30,30 @@ def at_first(flags: Path, name: str, strike: Callable[[], object], *, times: int
             except FileExistsError:
                 continue
             strike()
+            break
         return n
 
     return check
 
 
-def declare(app: hw.App, flags: Path) -> None:
-    """What the functions do travels with them: the workers cannot import this module."""
+def declare(app: hw.App, flags: Path, **times: int) -> None:
+    """A stage for each name, to which that happens so often. What functions do travels with them: workers cannot import this module."""
 
     def raise_an_error() -> None:
         raise ValueError("only once")
 
     def overtake() -> None:
-        """As a task of an earlier run would, that was late to say to which it belongs."""
+        """As another process that runs the stage would."""
         from headwater.processing.opened import log_for_writing
-        from headwater.processing.staging import number_of_run
+        from headwater.processing.staging import take_number
 
-        number_of_run(log_for_writing(app_url), "shop.overtaken", "a straggler")
+        take_number(log_for_writing(app_url), "shop.overtaken")
 
     app_url = app.log_url
     words = app.topic("words", schema="n BIGINT", key="n", partitions=1)
     strikes = {"failing": raise_an_error, "overtaken": overtake}
-    for name, strike in strikes.items():
-        bad = F.udf(at_first(flags, name, strike, times=TASK_FAILURES_MAX if name == "failing" else 1), "bigint")
+    for name, often in times.items():
+        bad = F.udf(at_first(flags, name, strikes[name], times=often), "bigint")
 
         def copy(words: DataFrame, bad: Any = bad) -> DataFrame:
             return words.select(bad("n").alias("n"))
@@ -60,12 +62,12 @@ def declare(app: hw.App, flags: Path) -> None:
         app.stream(words, to=name, key="n")(copy)
 
 
-@pytest.mark.bench
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_a_retry_can_cure_is_cured_in_the_background(spark: SparkSession, tmp_path: Path) -> None:
-    """One stage raises until its query fails, and one is overtaken by a task of an earlier run."""
+    """One stage raises until its query fails, and one is overtaken by somebody who leaves it alone then."""
     app = hw.App("shop", log=tmp_path / "log", spark=spark)
-    declare(app, tmp_path)
+    declare(app, tmp_path, failing=TASK_FAILURES_MAX, overtaken=1)
     with hw.open_log(tmp_path / "log") as log:
         app.start()
         try:
@@ -78,6 +80,21 @@ def test_what_a_retry_can_cure_is_cured_in_the_background(spark: SparkSession, t
             app.stop()
         for topic in ("failing", "overtaken"):
             assert sorted(row["n"] for row in log.read(topic).to_pylist()) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_stage_that_two_run_is_left_by_one(spark: SparkSession, tmp_path: Path) -> None:
+    """It would go on for ever, a number for one and a number for the other."""
+    app = hw.App("shop", log=tmp_path / "log", spark=spark)
+    declare(app, tmp_path, overtaken=100)
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("words", "n BIGINT", key="n", partitions=1)
+        log.append("words", [{"n": 1}, {"n": 2}])
+        (stage,) = app.run(available_now=True, check=False).stages
+        assert (stage.state, stage.restarts) == ("failed", OVERTAKEN_MAX - 1)
+        assert "[fenced]" in (stage.error or "") and "stop this one" in (stage.error or "")
+        assert log.read("overtaken").num_rows == 0
 
 
 def is_cured(app: hw.App) -> bool:

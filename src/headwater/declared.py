@@ -65,9 +65,14 @@ def captured_node(
     return msgspec.structs.replace(node, shown=shown if table == name else f"{shown}, table {table}")
 
 
+def writes_topic(stage: StageNode) -> bool:
+    """Whether a stage's result is a topic, and neither a view, nor files, nor rows elsewhere."""
+    return stage.kind != "view" and not is_folder(stage.to) and not is_target(stage.to)
+
+
 def make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
     """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused."""
-    if stage.kind == "view" or is_folder(stage.to) or is_target(stage.to):
+    if not writes_topic(stage):
         return
     if stage.to not in log.topics():
         settings = {name: value for name, value in stage.settings.items() if name not in ("lateness_us", "events_max")}

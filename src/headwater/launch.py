@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from headwater.declared import captured_table, make_declared, make_output
+from headwater.declared import captured_table, make_declared, make_output, writes_topic
 from headwater.log.log import Log, open_log
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
@@ -267,6 +267,7 @@ class Launch:
             if view is None
             else views.writer(stage, view, str(checkpoint)),
             anew=partial(self._plan_anew, log, views, stage, analysis) if self._takes_all(stage) else None,
+            reopens=writes_topic(stage),
         )
 
     def _takes_all(self, stage: StageNode) -> bool:

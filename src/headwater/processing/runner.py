@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -44,6 +45,9 @@ from headwater.processing.status import Rate, StageStatus, ends_in, reached_in
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """How long a stage waits before its next attempt, by how often it has failed since it last went on."""
+
+OVERTAKEN_MAX, OVERTAKEN_S = 4, 600.0
+"""A stage that others opened so often within this time is not opened again."""
 
 LOOK_S = 0.2
 LAG_S = 2.0
@@ -79,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The checkpoint that says which operators are inside sources, where that is another one."""
     anew: Callable[[], Plan] | None = None
     """Makes it again, where the stage is to have all columns of its input and that got others."""
+    reopens: bool = False
+    """Whether each run of the query opens the stage anew, so that one which was overtaken can go on."""
 
 
 class Runner:
@@ -229,6 +235,7 @@ class _Supervised:
         self._available_now = self._has_told = self._is_outdated = False
         self._failures = 0
         self._failed_at = -1
+        self._overtaken_at = deque[float](maxlen=OVERTAKEN_MAX)
         self._retry_at: float | None = None
         self._ends: dict[tuple[str, int], int] = {}
         self.reached: dict[At, tuple[int, int]] = {}
@@ -402,9 +409,10 @@ class _Supervised:
         again, self._failed_at = self._failed_at == epoch, epoch
         if ours is None:
             hopeless = again and is_about_data(error) and not self._cure()
+        elif isinstance(ours, Fenced):
+            hopeless = not (self.plan.reopens and self._is_overtaken_rarely())
         else:
-            # A task that an earlier run left behind may take the stage's number last. A run of our own sink takes another one.
-            hopeless = not (ours.retriable or (isinstance(ours, Fenced) and self.plan.write is None))
+            hopeless = not ours.retriable
         gives_up = self._available_now and self._failures > len(RETRY_S)  # a batch job has an end; a stream can wait
         if hopeless or gives_up:
             self.status.state = "failed"
@@ -412,6 +420,14 @@ class _Supervised:
             self.status.state = "waiting"
             self.status.restarts += 1
             self._retry_at = time.monotonic() + RETRY_S[min(self._failures - 1, len(RETRY_S) - 1)]
+
+    def _is_overtaken_rarely(self) -> bool:
+        """Whether whoever opened the stage was one that an earlier run left behind, or one that was started and refused.
+
+        That happens once. Where it goes on happening somebody else runs the stage, and one of the two has to leave.
+        """
+        self._overtaken_at.append(time.monotonic())
+        return len(self._overtaken_at) < OVERTAKEN_MAX or self._overtaken_at[-1] - self._overtaken_at[0] > OVERTAKEN_S
 
     def _cure(self) -> bool:
         """Finds the poison events of a batch that failed twice and sets them aside; False where that can never be done."""
