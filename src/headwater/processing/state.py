@@ -10,7 +10,7 @@ two batches more have been saved. A kill on the way leaves what there was.
 
 Nothing is in memory as a whole: rows are looked for where they may be, and runs are merged part by part (see `runs`).
 
-Thread-safety: none; a state belongs to one task.
+Thread-safety: none; a state belongs to one task. Only what `begin_save` gives may be called by another thread.
 """
 
 from __future__ import annotations
@@ -190,20 +190,25 @@ class StateStore:
 
     def save(self, state: State, epoch: int, *, watermark: int | None = None) -> None:
         """Saves the version of a batch, and removes what no batch will ask for again."""
+        self.begin_save(state, epoch, watermark=watermark)()
+
+    def begin_save(self, state: State, epoch: int, *, watermark: int | None = None) -> Callable[[], None]:
+        """The same up to where the disk is to be waited for; what it gives does the rest, in any thread."""
         tables, fresh = {}, {}
         for name, table in state.tables.items():
             tables[name], fresh[name] = table.next_runs()
         floors = {name: table.floor for name, table in state.tables.items() if table.floor > MIN_TIME}
         version = msgspec.structs.replace(self._blank, epoch=epoch, tables=tables, floors=floors, watermark=watermark)
-        self._folder.write(version, fresh)
-        self._collect(epoch)
+        keep = self._folder.draft(version, fresh)
+
+        def finish() -> None:
+            keep()
+            self._collect(epoch)
+
+        return finish
 
     def _collect(self, epoch: int) -> None:
-        there = self._folder.epochs()
-        if epoch - 1 in there:
-            needed = self._folder.version(epoch - 1).needs | {epoch}
-            self._folder.remove(old for old in there if old < epoch and old not in needed)
-        self._folder.sweep(epoch)
+        self._folder.collect(epoch)
         if self._blank.partition == 0:
             for folders in layouts(self._root, but=self._layout).values():
                 if all(old <= epoch - 2 for folder in folders for old in folder.epochs()):
