@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from fused_rig import SCHEMA, TOPIC, WORKS, FusedRun, bids, make_log, run_killed
+from fused_rig import SCHEMA, TOPIC, WORKS, FusedRun, bids, make_log, rows_of, run_killed
 from headwater.log.frame import NO_TIME
-from headwater.model.errors import Conflict, Unsupported
+from headwater.model.errors import Conflict, StorageError, Unsupported
 from headwater.processing.fusion import chosen, placed_by
 from headwater.processing.hashing import hashes_of, hashes_of_values, is_hashable
 from headwater.processing.operator import MAX_TIME, Time
@@ -105,6 +107,38 @@ def test_a_key_where_it_does_not_belong_is_refused(tmp_path: Path) -> None:
         run = FusedRun(tmp_path, 5, kind="best")
         with pytest.raises(Unsupported, match="does not belong"):
             run.batch(Random(1))
+
+
+def test_a_small_batch_is_one_task_and_one_arrow_batch(tmp_path: Path) -> None:
+    """However many roots it has: each batch costs Spark its time."""
+    with make_log(tmp_path, 4) as log:
+        log.append(TOPIC, bids(Random(1), 50))
+        reader = FusedRun(tmp_path, 4, kind="totals").reader()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert len(reader.partitions(start, end)) == 1
+        [batch] = reader.getCache(start, end) or ()
+        assert batch.num_rows
+        states = sorted(path.parent.name for path in tmp_path.rglob("*.state"))
+        assert states == [f"0000{root}-of-00004.topic" for root in range(4)]
+
+
+def test_nothing_is_given_before_all_states_are_saved(tmp_path: Path) -> None:
+    """One that cannot be saved fails the batch; the others may be there, and it is run again from the version before."""
+    with make_log(tmp_path, 4) as log:
+        log.append(TOPIC, bids(Random(1), 50))
+        run = FusedRun(tmp_path, 4, kind="totals")
+        reader = run.reader()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        in_the_way = tmp_path / "state" / "op" / "00002-of-00004.topic" / "000000000000.state" / "x"
+        in_the_way.mkdir(parents=True)
+        [task] = reader.partitions(start, end)
+        assert reader.getCache(start, end) is None
+        with pytest.raises(StorageError):
+            next(iter(run.reader().read(task)))
+        shutil.rmtree(in_the_way.parent)
+        assert sum(row["n"] for batch in run.reader().read(task) for row in rows_of(batch)) == 50
 
 
 def test_a_checkpoint_stays_as_it_was_begun(tmp_path: Path) -> None:

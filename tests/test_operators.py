@@ -24,7 +24,7 @@ SEEDS = seeds()
 
 
 def micros(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "at": int(row["at"].timestamp() * SECOND)}
+    return {**row, "at": round(row["at"].timestamp() * SECOND)}
 
 
 def sorted_rows(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

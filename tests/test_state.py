@@ -89,10 +89,15 @@ def check_same(state: State, model: Model, random: Random) -> None:
 def test_tables_equal_plain_python_through_versions_and_repeated_batches(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each batch is run once or twice, from the same version; partitions change in number now and then, and parts are small."""
+    """Each batch is run once or twice, from the same version; partitions change in number now and then, and parts are small.
+
+    Files are mapped or read.
+    """
     if seed % 3:
         monkeypatch.setattr(runs, "PART_BYTES", 300)
         monkeypatch.setattr(runs, "SMALL_ROWS", 10)
+    if seed % 2:
+        monkeypatch.setattr(state_files, "_MAPPED_BYTES_MIN", 0)
     random, model, until, partitions = Random(seed), Model(), 0, 1
     for epoch in range(40):
         after = until + random.randint(0, 20)
@@ -175,6 +180,26 @@ def test_what_only_old_versions_need_is_removed(tmp_path: Path) -> None:
     filled(tmp_path, 30)
     assert len(list(tmp_path.rglob("*.state"))) <= 6
     assert store_in(tmp_path).load(28)["last"].rows().num_rows > 60, "the batch before may be run again"
+
+
+def test_a_version_that_is_begun_is_none_until_the_disk_has_it(tmp_path: Path) -> None:
+    """Nothing is there, and nothing is removed, before the rest is done; a batch that is run again begins anew."""
+    filled(tmp_path, 10)
+    before = {path.name for path in tmp_path.rglob("*.state")}
+    store = store_in(tmp_path)
+    for _ in range(2):
+        finish = store.begin_save(store.load(9), 10)
+        assert {path.name for path in tmp_path.rglob("*.state")} == before
+    finish()
+    assert store.load(10)["last"].rows().num_rows == store.load(9)["last"].rows().num_rows
+    assert len({path.name for path in tmp_path.rglob("*.state")} - before) == 1
+
+
+def test_small_files_are_not_mapped(tmp_path: Path) -> None:
+    """One that is mapped stays on the disk after it was removed, until a batch lets go of it and waits for that."""
+    filled(tmp_path, 30)
+    assert store_in(tmp_path).load(29)["last"].rows().num_rows > 60
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ by one with every batch. So a batch that is run again, in whatever process, find
 from __future__ import annotations
 
 import base64
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,12 +42,12 @@ from headwater.processing.operator import Operator, Time
 from headwater.processing.reading import Range
 from headwater.processing.runs import H1, H2, NUMBER, check_fits
 from headwater.processing.shipping import pickled
-from headwater.processing.state import State, StateStore
-from headwater.processing.types import to_arrow, to_spark
+from headwater.processing.state import StateStore
+from headwater.processing.types import to_spark
 
 BATCH_ROWS = 65_536
-SAVED_AT_ONCE_MAX = 4
-"""So many states of a batch are written at the same time: while the disk is waited for, the next root is worked on."""
+SYNCED_AT_ONCE_MAX = 4
+"""So many states of a batch are waited for at the same time: the disk takes about as long for them as for one."""
 
 
 class Root(InputPartition):
@@ -117,53 +119,73 @@ class Fused(NamedTuple):
             mine[wanted.partition % self.roots].append(wanted)
         return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
 
-    def give(self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """What the operator makes of the rows that are read of roots; all their states are saved before."""
-        worked, saved = list[_Worked](), list[Future[None]]()
-        with ThreadPoolExecutor(SAVED_AT_ONCE_MAX) as threads:
-            for root in roots:
-                worked.append(self._worked(root, read(root)))
-                saved.append(threads.submit(worked[-1].save))
+    def give(
+        self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """What the operator makes of the rows that are read of roots, as `schema` has it; all their states are saved before."""
+        given, begun, query = list[pa.Table](), list[Callable[[], None]](), query_of(self.checkpoint)
+        for root, table, late in self._inputs(roots, read):
+            result, finish = self._worked(root, table, query)
+            given.append((result if self.time is None else telling_left_out(result, late)).cast(schema))
+            begun.append(finish)
+        # Threads only wait: where they compute beside this one, each takes the interpreter from the other for milliseconds.
+        saved = [_threads(os.getpid()).submit(finish) for finish in begun]
+        wait(saved)  # all of them: whoever runs the batch again must not meet one of this time
         for each in saved:
             each.result()
-        schema = to_arrow(self.gives)
-        for done in worked:
-            yield from done.gives.cast(schema).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+        yield from pa.concat_tables(given).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
-    def _worked(self, root: Root, batches: Iterable[pa.RecordBatch]) -> _Worked:
-        rows, late = pa.Table.from_batches(list(batches), self.read), 0
-        if self.time is not None:
-            rows, late = leave_out_late(rows, self.time.name)
-        named = {name: rows.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
-        table = pa.table({**named, **self._hashed(rows, root)})
-        check_fits([table])
+    def _inputs(
+        self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]]
+    ) -> Iterator[tuple[Root, pa.Table, int]]:
+        """For each root the operator's input, and how many rows were left out of it. Keys of all roots are hashed at once."""
+        schema, tables, late = self.read, list[pa.Table](), list[int]()
+        for root in roots:
+            rows, count = pa.Table.from_batches(list(read(root)), schema), 0
+            if self.time is not None:
+                rows, count = leave_out_late(rows, self.time.name)
+            tables.append(rows)
+            late.append(count)
+        ends = np.cumsum([rows.num_rows for rows in tables])
+        whole = pa.concat_tables(tables)
+        named = {name: whole.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
+        numbers = np.repeat([root.number for root in roots], [rows.num_rows for rows in tables])
+        table = pa.table({**named, **self._hashed(whole, numbers, roots)})
+        for root, rows, count, end in zip(roots, tables, late, ends.tolist(), strict=True):
+            mine = table.slice(end - rows.num_rows, rows.num_rows)
+            check_fits([mine])
+            yield root, mine, count
+
+    def _worked(self, root: Root, table: pa.Table, query: str) -> tuple[pa.Table, Callable[[], None]]:
+        """What a batch comes to in one root; its state is written, and saved when what stands beside the result is called."""
         store = StateStore(
-            self.state, uid=self.uid, query=query_of(self.checkpoint), fingerprint=self.fingerprint,
+            self.state, uid=self.uid, query=query, fingerprint=self.fingerprint,
             partition=root.number, partitions=self.roots, specs=self.operator.tables, by="topic",
         )  # fmt: skip
-        state = store.load(root.version - 1)
-        given = self.operator.process(state, [table], root.time).select(self.operator.schema.names)
-        return _Worked(root, store, state, given if self.time is None else telling_left_out(given, late))
+        state, until = store.load(root.version - 1), root.time.until
+        result = self.operator.process(state, [table], root.time).select(self.operator.schema.names)
+        return result, store.begin_save(state, root.version, watermark=until if until > NO_TIME else None)
 
-    def _hashed(self, rows: pa.Table, root: Root) -> dict[str, pa.Array]:
+    def _hashed(self, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
         columns = [_whole(rows.column(name)) for name in self.key]
+        placed = columns[self.key.index(self.placed_by)].dictionary_encode()
+        self._check_placed(placed, numbers, roots)
         if len(columns) > 1:
-            self._check_placed(_whole(rows.column(self.placed_by)).unique(), root)
             return {name: pa.array(each) for name, each in zip((H1, H2), hashes_of(columns), strict=True)}
-        encoded = columns[0].dictionary_encode()
-        self._check_placed(encoded.dictionary, root)
-        h1, h2 = hashes_of([encoded.dictionary])
+        h1, h2 = hashes_of([placed.dictionary])
         order = np.lexsort((h2, h1))
         number = np.empty(len(order), np.int64)
         number[order] = np.arange(len(order))
-        code = encoded.indices.to_numpy()
+        code = placed.indices.to_numpy()
         return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
 
-    def _check_placed(self, keys: pa.Array, root: Root) -> None:
-        wrong = np.flatnonzero(partitions_of(key_bytes(keys), self.roots) != root.number)
+    def _check_placed(self, keys: pa.DictionaryArray, numbers: Any, roots: Sequence[Root]) -> None:
+        """`numbers` are the roots that rows were read in."""
+        placed = partitions_of(key_bytes(keys.dictionary), self.roots)[keys.indices.to_numpy()]
+        wrong = np.flatnonzero(placed != numbers)
         if len(wrong):
-            topic = root.ranges[0].topic
+            topic = next(wanted.topic for root in roots for wanted in root.ranges)
             raise Unsupported(
                 f"The event with {self.placed_by}={keys[int(wrong[0])].as_py()!r} is in a partition of topic {topic!r} where that key "
                 f"does not belong, so operator {self.uid!r} cannot run inside the source.",
@@ -172,17 +194,10 @@ class Fused(NamedTuple):
             )
 
 
-class _Worked(NamedTuple):
-    """What a batch has come to in one root: its state, to be saved, and its result."""
-
-    root: Root
-    store: StateStore
-    state: State
-    gives: pa.Table
-
-    def save(self) -> None:
-        until = self.root.time.until
-        self.store.save(self.state, self.root.version, watermark=until if until > NO_TIME else None)
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """What waits for the disk, made once in each process."""
+    return ThreadPoolExecutor(SYNCED_AT_ONCE_MAX)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -85,7 +85,12 @@ class Query:
     @cached_property
     def _read(self) -> pa.Schema:
         """What is read: the columns of the DataFrame, or of an operator's input."""
-        return to_arrow(self._schema) if self.fused is None else self.fused.read
+        return self._gives if self.fused is None else self.fused.read
+
+    @cached_property
+    def _gives(self) -> pa.Schema:
+        """The columns of the DataFrame."""
+        return to_arrow(self._schema)
 
     @cached_property
     def subscription(self) -> Subscription:
@@ -133,7 +138,7 @@ class Query:
     @cached_property
     def is_nested(self) -> bool:
         """Whether a column of the DataFrame has columns or elements of its own."""
-        return any(pa.types.is_nested(field.type) for field in to_arrow(self._schema))
+        return any(pa.types.is_nested(field.type) for field in self._gives)
 
     def is_small(self, ranges: Sequence[Range]) -> bool:
         """Whether these are few events of a log in a folder."""
@@ -163,7 +168,7 @@ class Query:
             elif isinstance(wanted, (Root, Roots)):
                 assert self.fused is not None
                 roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
-                yield from self.fused.give(roots, lambda root: self.rows(root.ranges))
+                yield from self.fused.give(roots, lambda root: self.rows(root.ranges), self._gives)
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 

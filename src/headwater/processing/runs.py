@@ -246,7 +246,10 @@ def find(runs: Sequence[Run], kind: Kind, keys: Keys) -> Found | None:
         for part, low, high in run.with_keys(missing.h1):
             rows = part.table()
             start, end = spans(rows, missing.part(low, high))
-            needed += _size(rows, int((end - start).sum()))
+            count = int((end - start).sum())
+            if not count:
+                continue
+            needed += _size(rows, count)
             if needed > FOUND_BYTES_MAX:
                 raise _too_large(needed, end - start)
             place, number = positions(start, end)
@@ -318,14 +321,30 @@ def _merge(runs: Sequence[Sequence[pa.Table]], kind: Kind, *, is_oldest: bool) -
     rows = pa.concat_tables(piece for run in runs for piece in run)
     if kind != "keyed":
         return in_order(rows, kind)
-    newest = Keys.of(rows)
-    run = np.repeat(np.arange(len(runs)), [sum(piece.num_rows for piece in run) for run in runs])
-    last = np.full(len(newest), -1)
-    np.maximum.at(last, newest.row, run)
-    keeps = run == last[newest.row]
+    order, is_first = _in_key_order(column(rows, H1), column(rows, H2))
+    run = np.repeat(np.arange(len(runs)), [sum(piece.num_rows for piece in run) for run in runs])[order]
+    newest = run[np.append(np.flatnonzero(is_first)[1:], len(run)) - 1] if len(run) else run
+    keeps = run == newest[np.cumsum(is_first) - 1]
     if is_oldest:
-        keeps &= ~column(rows, GONE)
-    return in_order(rows.filter(pa.array(keeps)), kind)
+        keeps &= ~column(rows, GONE)[order]
+    return rows.take(pa.array(order[keeps]))
+
+
+def _in_key_order(h1: Array, h2: Array) -> tuple[Array, Array]:
+    """The order of keys, in which rows of the same key stay as they are; and which rows are the first of theirs."""
+    order = np.argsort(h1, kind="stable")
+    is_first, differs = _changes(h1[order]), _changes(h2[order])
+    if bool((differs & ~is_first).any()):
+        order = np.lexsort((h2, h1))  # two keys share their first hash: once in ages
+        is_first, differs = _changes(h1[order]), _changes(h2[order])
+    return order, is_first | differs
+
+
+def _changes(values: Array) -> Array:
+    """Which values are not the one before."""
+    found = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    return found
 
 
 def in_parts(pieces: Iterable[pa.Table], kind: Kind) -> Iterator[pa.Table]:
@@ -342,6 +361,9 @@ def in_parts(pieces: Iterable[pa.Table], kind: Kind) -> Iterator[pa.Table]:
 
 
 def _cut(rows: pa.Table, kind: Kind, size: int) -> Iterator[pa.Table]:
+    if size < 2 * PART_BYTES:
+        yield rows
+        return
     order = column(rows, order_of(kind))
     wanted = np.linspace(0, len(order), size // PART_BYTES + 1, dtype=np.int64)[1:-1]
     starts = np.unique(np.searchsorted(order, order[wanted], "left"))

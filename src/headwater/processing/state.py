@@ -10,13 +10,14 @@ two batches more have been saved. A kill on the way leaves what there was.
 
 Nothing is in memory as a whole: rows are looked for where they may be, and runs are merged part by part (see `runs`).
 
-Thread-safety: none; a state belongs to one task.
+Thread-safety: none; a state belongs to one task. Only what `begin_save` gives may be called by another thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -40,17 +41,22 @@ Keep = Callable[[pa.Table], Any]
 """Which rows may still be needed; asked when runs are merged."""
 
 
-class TableSpec(msgspec.Struct, frozen=True):
+class TableSpec(msgspec.Struct, frozen=True, dict=True):
     """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes."""
 
     kind: Kind
     fields: Sequence[pa.Field]
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """All columns."""
         more = {"keyed": [pa.field(GONE, pa.bool_())], "timed": [pa.field(AT, pa.int64())], "gathered": []}[self.kind]
         return pa.schema([*KEY_FIELDS, *more, *self.fields])
+
+    @cached_property
+    def empty(self) -> pa.Table:
+        """No rows, with all columns."""
+        return self.schema.empty_table()
 
 
 class StateTable:
@@ -73,11 +79,14 @@ class StateTable:
 
     def put(self, rows: pa.Table) -> None:
         """Adds rows. In a keyed table they replace what there was of their keys."""
+        if not rows.num_rows:
+            return
         if self.spec.kind == "keyed" and GONE not in rows.column_names:
             rows = rows.append_column(GONE, pa.repeat(pa.scalar(False), rows.num_rows))
-        rows = rows.select(self.spec.schema.names).cast(self.spec.schema)
-        if rows.num_rows:
-            self._fresh.append(Run.of(rows, self.spec.kind))
+        schema = self.spec.schema
+        if not rows.schema.equals(schema, check_metadata=True):
+            rows = rows.select(schema.names).cast(schema)
+        self._fresh.append(Run.of(rows, self.spec.kind))
 
     def remove(self, keys: Keys) -> None:
         """Forgets keys of a keyed table."""
@@ -115,7 +124,7 @@ class StateTable:
 
     def empty(self) -> pa.Table:
         """No rows, with the right columns."""
-        return self.spec.schema.empty_table()
+        return self.spec.empty
 
     def next_runs(self) -> tuple[list[RunAt], Iterable[pa.Table]]:
         """The runs that the version which comes now has from earlier ones, and the rows of its own."""
@@ -125,15 +134,16 @@ class StateTable:
             fresh = [run.above(self.floor) for run in fresh if _reaches(run, self.floor)]
         if not fresh:
             return [at for at, _ in held], ()
-        own = list(runs.merged(fresh, kind, is_oldest=not held))
-        count = runs.tidied([*(run.num_rows for _, run in held), sum(piece.num_rows for piece in own)]) - 1
+        if len(fresh) > 1 or not held:
+            own = pa.concat_tables([self.empty(), *runs.merged(fresh, kind, is_oldest=not held)])
+            fresh = [Run.of(own, kind)]
+        count = runs.tidied([*(run.num_rows for _, run in held), fresh[0].num_rows]) - 1
         if count <= 0:
-            return [at for at, _ in held], own
+            return [at for at, _ in held], [part.table() for part in fresh[0].parts]
         older, held = [run for _, run in held[-count:]], held[:-count]
         if kind == "timed":
             older = [run.above(self.floor) for run in older]
-        newest = Run.of(pa.concat_tables([self.empty(), *own]), kind)
-        return [at for at, _ in held], runs.merged([*older, newest], kind, is_oldest=not held, keeps=self.keeps)
+        return [at for at, _ in held], runs.merged([*older, *fresh], kind, is_oldest=not held, keeps=self.keeps)
 
     def _runs(self) -> list[Run]:
         return [run for _, run in self._held] + self._fresh
@@ -180,20 +190,25 @@ class StateStore:
 
     def save(self, state: State, epoch: int, *, watermark: int | None = None) -> None:
         """Saves the version of a batch, and removes what no batch will ask for again."""
+        self.begin_save(state, epoch, watermark=watermark)()
+
+    def begin_save(self, state: State, epoch: int, *, watermark: int | None = None) -> Callable[[], None]:
+        """The same up to where the disk is to be waited for; what it gives does the rest, in any thread."""
         tables, fresh = {}, {}
         for name, table in state.tables.items():
             tables[name], fresh[name] = table.next_runs()
         floors = {name: table.floor for name, table in state.tables.items() if table.floor > MIN_TIME}
         version = msgspec.structs.replace(self._blank, epoch=epoch, tables=tables, floors=floors, watermark=watermark)
-        self._folder.write(version, fresh)
-        self._collect(epoch)
+        keep = self._folder.draft(version, fresh)
+
+        def finish() -> None:
+            keep()
+            self._collect(epoch)
+
+        return finish
 
     def _collect(self, epoch: int) -> None:
-        there = self._folder.epochs()
-        if epoch - 1 in there:
-            needed = self._folder.version(epoch - 1).needs | {epoch}
-            self._folder.remove(old for old in there if old < epoch and old not in needed)
-        self._folder.sweep(epoch)
+        self._folder.collect(epoch)
         if self._blank.partition == 0:
             for folders in layouts(self._root, but=self._layout).values():
                 if all(old <= epoch - 2 for folder in folders for old in folder.epochs()):

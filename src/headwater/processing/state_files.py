@@ -9,8 +9,8 @@ and of which runs each table consists: those in this file, and those in files of
 may be needed names them. A file is written under another name and renamed when it is on disk; one that exists is never changed, only
 replaced by the same, when Spark runs a batch again.
 
-A folder is one of this machine, whose files are mapped, or one of any file system that pyarrow knows by URL, from which parts are read as
-they are needed. A checksum is compared when a process needs a part for the first time.
+A folder is one of this machine, whose files are mapped (small ones read), or one of any file system that pyarrow knows by URL, from
+which parts are read as they are needed. A checksum is compared when a process needs a part for the first time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -38,6 +38,10 @@ REBUILD = "Have it rebuilt from the log with `headwater run … --rebuild-state 
 _TAIL = struct.Struct("<II8s")
 _ALIGN = 64
 _FILES_OPEN_MAX = 64
+_MAPPED_BYTES_MIN = 256 << 10
+"""Smaller files are read. Most of them are removed soon, and a mapped one is only removed by whoever lets go of it: the next batch, which
+then waits for the disk."""
+
 _PARTS_FETCHED_MAX = 32
 
 
@@ -101,6 +105,8 @@ class StateFolder:
     def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
         with _told(self.url):
+            if self._is_local and not folders_only:
+                return sorted(os.listdir(self._path)) if os.path.exists(self._path) else []
             found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
             return sorted(
                 info.base_name for info in found if not folders_only or info.type == arrow_fs.FileType.Directory
@@ -128,34 +134,35 @@ class StateFolder:
             )
         return found
 
-    def write(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Version:
+    def write(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> None:
         """Writes a version with the runs that are new in it, piece by piece; a run without rows is none."""
+        self.draft(version, runs)()
+
+    def draft(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Callable[[], None]:
+        """The same up to where the disk is to be waited for; what it gives does the rest, in any thread."""
         with _told(self.url):
             self._system.create_dir(self._path, recursive=True)
             path = f"{self._path}/{_name_of(version.epoch)}"
             draft = f"{path}.{os.getpid()}-{uuid.uuid4().hex[:8]}{DRAFT}"
-            with self._opened(draft) as write:
-                version = _written(write, version, runs)
-            if self._is_local:
-                disk = RealDisk()
-                disk.reach("state: drafted")
-                os.replace(draft, path)
-                disk.sync_folder(self._path)
-                disk.reach("state: saved")
-            else:
-                self._system.move(draft, path)
-        return version
+            with open(draft, "wb") if self._is_local else self._system.open_output_stream(draft) as stream:
+                _write(stream.write, version, runs)
+        return partial(self._keep, draft, path)
 
-    def remove(self, epochs: Iterable[int]) -> None:
-        """Removes the files of versions, if they are there."""
-        for epoch in epochs:
-            self._delete(_name_of(epoch))
+    def collect(self, epoch: int) -> None:
+        """Removes what a batch needs no more when it has saved its version, and what was begun of earlier ones by somebody who died.
 
-    def sweep(self, before: int) -> None:
-        """Removes what was begun of earlier versions by somebody who died."""
-        for name in self.names():
-            epoch = _epoch_of(name.partition(".")[0] + ENDING) if name.endswith(DRAFT) else None
-            if epoch is not None and epoch < before:
+        The version before is needed, with all that it names: the batch may be run again.
+        """
+        names = self.names()
+        there = {old: name for name in names if name.endswith(ENDING) and (old := _epoch_of(name)) is not None}
+        if epoch - 1 in there:
+            needed = self.version(epoch - 1).needs
+            for old, name in there.items():
+                if old < epoch and old not in needed:
+                    self._delete(name)
+        for name in names:
+            begun = _epoch_of(name.partition(".")[0] + ENDING) if name.endswith(DRAFT) else None
+            if begun is not None and begun < epoch:
                 self._delete(name)
 
     def remove_all(self) -> None:
@@ -173,24 +180,41 @@ class StateFolder:
             except FileNotFoundError:
                 pass
 
-    @contextmanager
-    def _opened(self, path: str) -> Iterator[Any]:
-        if not self._is_local:
-            with self._system.open_output_stream(path) as stream:
-                yield stream.write
-            return
-        with open(path, "wb") as file:
-            yield file.write
-            file.flush()
-            os.fdatasync(file.fileno())
+    def _keep(self, draft: str, path: str) -> None:
+        """Gives a draft the name of its version when it is on disk; returns when the name is, too."""
+        with _told(self.url):
+            if not self._is_local:
+                self._system.move(draft, path)
+                return
+            disk = RealDisk()
+            handle = os.open(draft, os.O_RDONLY)
+            try:
+                os.fdatasync(handle)
+            finally:
+                os.close(handle)
+            disk.reach("state: drafted")
+            os.replace(draft, path)
+            disk.sync_folder(self._path)
+            disk.reach("state: saved")
 
     def _file(self, epoch: int) -> _File:
         path = f"{self._path}/{_name_of(epoch)}"
         with _told(self.url):
-            info = self._system.get_file_info(path)
-            if info.type != arrow_fs.FileType.File:
+            found = self._look_at(path)
+            if found is None:
                 raise Damaged(f"Version {epoch} of the state in {self.url} is missing.", advice=REBUILD)
-            return _file(self.url, path, info.size, info.mtime_ns)
+            return _file(self.url, path, *found)
+
+    def _look_at(self, path: str) -> tuple[int, int | None] | None:
+        """The size of a file, and when it was written; None where there is none."""
+        if self._is_local:
+            try:
+                seen = os.stat(path)
+            except FileNotFoundError:
+                return None
+            return seen.st_size, seen.st_mtime_ns
+        info = self._system.get_file_info(path)
+        return (info.size, info.mtime_ns) if info.type == arrow_fs.FileType.File else None
 
 
 class _File:
@@ -199,7 +223,7 @@ class _File:
     def __init__(self, system: Any, path: str, size: int) -> None:
         self.path, self.size = path, size
         self._system = system
-        self._mapped: pa.Buffer | None = pa.memory_map(path).read_buffer() if system is None and size else None
+        self._whole = _whole(path, size) if system is None and size else None
         self._parts: dict[int, pa.Table] = {}
         self.version = self._footer()
 
@@ -220,8 +244,8 @@ class _File:
         return pa.ipc.open_stream(content).read_all()
 
     def _bytes(self, start: int, length: int) -> pa.Buffer:
-        if self._mapped is not None:
-            return self._mapped.slice(start, length)
+        if self._whole is not None:
+            return self._whole.slice(start, length)
         with self._system.open_input_file(self.path) as file:
             return file.read_buffer(length) if file.seek(start) >= 0 else pa.py_buffer(b"")
 
@@ -242,6 +266,13 @@ class _File:
         return msgspec.json.decode(footer, type=Version)
 
 
+def _whole(path: str, size: int) -> pa.Buffer:
+    if size > _MAPPED_BYTES_MIN:
+        return pa.memory_map(path).read_buffer()
+    with open(path, "rb") as file:
+        return pa.py_buffer(file.read())
+
+
 @lru_cache(maxsize=_FILES_OPEN_MAX)
 def _file(folder: str, path: str, size: int, mtime: int | None) -> _File:
     """The size and the time tell whether a file is still the one that was seen before."""
@@ -254,7 +285,7 @@ def _fetched(file: _File, table: str, section: Section) -> pa.Table:
     return file.checked(table, section)
 
 
-def _written(write: Any, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Version:
+def _write(write: Any, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> None:
     write(MAGIC)
     position = len(MAGIC)
     tables = {name: list(held) for name, held in version.tables.items()}
@@ -270,11 +301,9 @@ def _written(write: Any, version: Version, runs: Mapping[str, Iterable[pa.Table]
         if found:
             sections[name] = found
             tables[name].append(RunAt(version.epoch, sum(section.rows for section in found)))
-    version = msgspec.structs.replace(version, tables=tables, sections=sections)
-    footer = msgspec.json.encode(version)
+    footer = msgspec.json.encode(msgspec.structs.replace(version, tables=tables, sections=sections))
     write(footer)
     write(_TAIL.pack(len(footer), crc32c(footer), MAGIC))
-    return version
 
 
 def _serialised(rows: pa.Table) -> pa.Buffer:
