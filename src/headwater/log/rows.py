@@ -103,8 +103,8 @@ def _as_arrow(rows: Any) -> pa.Table | pa.RecordBatch | None:
 
 def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     names = table.schema.names
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if len(set(names)) < len(names):
+        twice = {name for name in names if names.count(name) > 1}
         raise SchemaMismatch(f"Column {min(twice)} is there twice.", advice="Rename or drop one of the two.")
     _refuse_unknown(set(names), schema, row=None)
     batch = _one_batch(table)
@@ -195,7 +195,7 @@ def _columns(rows: list[Any], schema: pa.Schema) -> tuple[dict[str, list[Any]], 
 
 
 def _refuse_unknown(present: Collection[Any], schema: pa.Schema, *, row: list[Any] | None) -> None:
-    unknown = sorted((name for name in present if name not in schema.names and name not in _EXTRA), key=str)
+    unknown = sorted(set(present).difference(schema.names, _EXTRA), key=str)
     if not unknown:
         return
     where = "" if row is None else f", row {next(at for at, some in enumerate(row) if unknown[0] in some)} (from 0)"
