@@ -113,10 +113,12 @@ def _castable_parts(source: pa.DataType, target: pa.DataType) -> bool:
 def _within_years(column: pa.Array) -> bool:
     """Whether each time, at any depth, is one that Python can show."""
     type_ = column.type
-    if column.null_count == len(column) or not _has_times(type_):
+    if column.null_count == len(column):
         return True
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return _within(column, 1) if pa.types.is_date(type_) else _within(column, _DAY_US)
+    if not type_.num_fields or not _has_times(type_):
+        return True
     if pa.types.is_map(type_):
         return all(map(_within_years, map_parts(column)[:2]))
     inner = column.flatten()

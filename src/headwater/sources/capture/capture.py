@@ -282,7 +282,8 @@ class Capture:
         if batch or self._is_worth_keeping():
             self._commit(batch.writes())
         self._begun = None
-        self._spill.clear()
+        if self._spill:
+            self._spill.clear()
 
     def _is_worth_keeping(self) -> bool:
         """Whether the progress says something new, though no event was read."""
