@@ -24,7 +24,7 @@ from headwater.sources.capture.capture import Capture
 from headwater.sources.capture.open import open_source
 
 ROWS, ROWS_QUICK = 500_000, 50_000
-SINGLE, SINGLE_QUICK = 5_000, 500
+SINGLE, SINGLE_QUICK = 20_000, 500
 WAITS, WAITS_QUICK = 500, 100
 TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, k INT, name TEXT, amount REAL, ts TEXT, note TEXT)"
 INSERT = "INSERT INTO t VALUES (?, ?, ?, ?, ?, ?)"
@@ -94,10 +94,11 @@ def latency(options: Options) -> list[Figure]:
 
 
 @contextmanager
-def database(folder: Path) -> Iterator[sqlite3.Connection]:
+def database(folder: Path, *, create: bool = True) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(folder / "shop.db", isolation_level=None, timeout=60)) as connection:
-        connection.execute("PRAGMA journal_mode = wal")
-        connection.execute(TABLE)
+        if create:
+            connection.execute("PRAGMA journal_mode = wal")
+            connection.execute(TABLE)
         yield connection
 
 
@@ -112,20 +113,24 @@ def captured_into(folder: Path) -> Iterator[tuple[Log, Capture]]:
 
 @contextmanager
 def capturing(folder: Path, *, is_on: bool) -> Iterator[None]:
-    """A capture in a process of its own, which follows when the block begins."""
+    """A capture in a process of its own, which follows when the block begins: it has brought a row by then."""
     if not is_on:
         yield
         return
-    with captured_into(folder) as (_, capture):
-        capture.catch_up()
     command = [sys.executable, "-m", "headwater.cli.main", "--log", str(folder / "log"), "capture", "run"]
-    process = subprocess.Popen([*command, f"sqlite:///{folder}/shop.db"], stdout=subprocess.DEVNULL)
-    try:
-        time.sleep(2.0)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    with captured_into(folder) as (log, capture), database(folder, create=False) as connection:
+        capture.catch_up()
+        capture.close()
+        process = subprocess.Popen([*command, f"sqlite:///{folder}/shop.db"], stdout=subprocess.DEVNULL)
+        try:
+            connection.execute("INSERT INTO t (id) VALUES (0)")
+            with log.reader("t") as reader:
+                while not reader.poll(events_max=1, timeout_s=1.0):
+                    assert process.poll() is None, "the capture has ended"
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def write(connection: sqlite3.Connection, count: int, *, each: int) -> float:

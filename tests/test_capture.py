@@ -38,6 +38,41 @@ def test_rows_that_were_there_and_changes_since_are_the_table(rig: Make) -> None
     assert (topic.key, topic.time, topic.compact) == ("id", "committed", True)
 
 
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_changes_gather_while_a_program_writes_many(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then: a single change is brought at once, and so is anything for whoever does not want to wait."""
+    shop = rig(USERS)
+    shop.capture.catch_up()
+    clock = Clock()
+    monkeypatch.setattr(sqlite, "time", clock)
+    insert = "INSERT INTO users (name) VALUES ('ada')"
+
+    def took_s(*statements: str, timeout_s: float = 1.0) -> float:
+        shop.run(*statements)
+        began = clock.now_s
+        assert shop.capture.step(timeout_s=timeout_s)
+        return clock.now_s - began
+
+    assert took_s(insert) == took_s(insert, insert) == 0.0
+    assert took_s(insert, insert) == took_s(insert) == pytest.approx(sqlite.GATHER_S)
+    assert took_s(insert, insert) == took_s(insert, insert, timeout_s=0.0) == 0.0
+    clock.sleep(2 * sqlite.GATHER_S)
+    assert took_s(insert) == 0.0
+    shop.assert_same("users")
+
+
 def test_a_changed_key_is_a_delete_and_an_insert(rig: Make) -> None:
     """In one transaction, each at a position of its own."""
     shop = rig(USERS, "INSERT INTO users (id, name) VALUES (1, 'ada')")

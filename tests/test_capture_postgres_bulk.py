@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.errors import InsufficientPrivilege
 
 import headwater
 from capture_postgres_rig import Rig, follow, rigged
@@ -136,7 +138,27 @@ def name_taken(rig: Rig) -> Iterator[None]:
     assert slots(rig) == [name]
 
 
-@pytest.mark.parametrize("obstacle", [no_slot_left, name_taken])
+@contextmanager
+def no_right(rig: Rig) -> Iterator[None]:
+    """Whoever captures may read the slot, and not copy it."""
+    role, slot, own = f"{rig.name}_reader", f"headwater_{rig.name}", rig.url
+    rig.url = own.replace("//postgres@", f"//{role}@")
+    assert rig.url != own
+    rig.run(
+        f"create role {role} login replication",
+        f"grant select on all tables in schema public to {role}",
+        "revoke execute on function pg_copy_logical_replication_slot(name, name, boolean) from public",
+    )
+    try:
+        with psycopg.connect(rig.url, autocommit=True) as asking, pytest.raises(InsufficientPrivilege):
+            asking.execute(f"select pg_copy_logical_replication_slot('{slot}', 'copied', true)")
+        yield
+    finally:
+        rig.url = own
+        rig.run(f"drop owned by {role}", f"drop role {role}")
+
+
+@pytest.mark.parametrize("obstacle", [no_slot_left, name_taken, no_right])
 def test_where_no_copy_can_be_made_peeks_serve(rig: Rig, ways: list[str], obstacle: object) -> None:
     """The slot is moved between them; the changes are the same."""
     behind(rig)

@@ -18,9 +18,9 @@ import pytest
 
 import headwater as hw
 from children import in_child
-from headwater.log.disk import RealDisk
+from headwater.log.disk import RealDisk, RealFile
 from headwater.log.log import Log
-from headwater.model.errors import Closed, InvalidInput
+from headwater.model.errors import Closed, InvalidInput, Poisoned, StorageError
 from headwater.testing.contract_case import ORDERS, events_of, orders, refused, values_of
 from log_folders import filled, open_folders
 
@@ -158,6 +158,58 @@ def test_sealing_does_not_disturb_who_looks_at_that_moment(folder: Path) -> None
 
 class Held:
     """Something that a program has at hand while it waits for a receipt."""
+
+
+def test_the_partitions_of_a_transaction_are_synced_side_by_side(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None waits for another; and all of them are on disk before the transaction is decided."""
+    together, synced, sync = threading.Barrier(3, timeout=30), [], RealFile.sync
+
+    def noted(file: RealFile) -> None:
+        if "/topics/" in file.path:
+            together.wait()
+        sync(file)
+        synced.append(Path(file.path).relative_to(folder).parts[:2])
+
+    with hw.open_log(str(folder)) as log:
+        for name in ("a", "b", "c"):
+            log.create_topic(name, partitions=1)
+        monkeypatch.setattr(RealFile, "sync", noted)
+        with log.transaction() as transaction:
+            for name in ("a", "b", "c"):
+                transaction.append(name, [b"x"])
+        assert sorted(synced[:3]) == [("topics", "a"), ("topics", "b"), ("topics", "c")] and synced[3:] == [
+            ("commits",)
+        ]
+
+
+@pytest.mark.parametrize("name", ["a", "c"])
+def test_a_transaction_of_which_one_sync_fails_did_not_happen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whichever thread it fails in, the writer is told when all of them are done; nothing was published."""
+    sync, running = RealFile.sync, []
+
+    def failing(file: RealFile) -> None:
+        running.append(file.path)
+        if f"/topics/{name}/" in file.path:
+            running.remove(file.path)
+            raise StorageError("The disk is broken.", advice="Replace it.")
+        time.sleep(0.05)
+        sync(file)
+        running.remove(file.path)
+
+    with hw.open_log(str(folder)) as log:
+        for each in ("a", "b", "c"):
+            log.create_topic(each, partitions=1)
+        transaction = log.transaction()
+        for each in ("a", "b", "c"):
+            transaction.append(each, [b"x"])
+        with monkeypatch.context() as patch:
+            patch.setattr(RealFile, "sync", failing)
+            with pytest.raises(Poisoned):
+                transaction.commit()
+        assert not running
+        assert [log.offsets(each) for each in ("a", "b", "c")] == [{0: range(0)}] * 3
 
 
 def test_a_failed_receipt_keeps_nothing_alive(folder: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.capture.pg_changes import Captured, Decoder
+from headwater.sources.capture import pg_few
+from headwater.sources.capture.pg_changes import Decoder
 from headwater.sources.capture.pg_nested import array_texts, composite_texts, elements, parts
 from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_of, lsn_sql
-from headwater.sources.capture.pg_tables import PgColumn, PgTable
+from headwater.sources.capture.pg_tables import Captured, PgColumn, PgTable
 from headwater.sources.capture.pg_types import type_of
 from headwater.sources.capture.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
 from headwater.sources.capture.source import TableInfo
@@ -221,6 +222,63 @@ def test_however_it_is_cut_the_events_are_the_same() -> None:
     ]
     positions = [event["position"] for event in by_position(whole)]
     assert len(set(positions)) == len(positions)
+
+
+def test_a_few_messages_are_read_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small transaction that is read message by message gives the very tables that it gives by columns."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    random_ = random.Random(seed)
+    blocks, lsn, plain = [[begin(0x80), relation(1), relation(2), commit(0x80, 0x100)]], 0x100, 0
+    for number in range(300):
+        blocks.append([])
+        is_plain = True
+        for _ in range(random_.randrange(1, 3)):
+            blocks[-1].append(begin(lsn, number + 1))
+            for _ in range(random_.randrange(4)):
+                oid, key, text = random_.choice([1, 2, 3]), str(random_.randrange(5)), random_.choice(["", "ä", None])
+                made, by_columns = random_.choice(
+                    [
+                        (insert(key, text, oid=oid), False),
+                        (insert(key, "\x80", oid=oid).replace("\x80".encode(), b"\xff\xfe"), False),
+                        (update(key, text, oid=oid), False),
+                        (update(key, text, old=(b"O", (key, "before")), oid=oid), False),
+                        (delete(key, None, oid=oid), False),
+                        (update(key, text, old=(b"O", (key + "0", "before")), oid=oid), True),
+                        (update(key, text, old=(b"K", (key + "0", None)), oid=oid), True),
+                        (update(key, UNCHANGED, oid=oid), True),
+                    ]
+                )
+                blocks[-1].append(made)
+                is_plain = is_plain and (not by_columns or oid == 3 or lsn < 0x200)
+            blocks[-1].append(commit(lsn, lsn + 0x20))
+            lsn += 0x20
+        plain += is_plain
+    one_by_one, by_columns, given = decoder(after=0x200), decoder(after=0x200), 0
+    for block in map(block_of, blocks):
+        (found,) = one_by_one.changes(block)
+        with monkeypatch.context() as patch:
+            patch.setattr(pg_few, "FEW_MESSAGES", 0)
+            (expected,) = by_columns.changes(block)
+        assert found == expected and one_by_one.end == by_columns.end
+        given += one_by_one._few(block) is not None
+    assert given == plain
+    seen = [set(np.concatenate(list(each._xids)).tolist()) for each in (one_by_one, by_columns)]
+    assert seen[0] | {0} == seen[1]
+
+
+def test_what_is_not_plain_or_not_whole_is_read_by_columns() -> None:
+    """A table that is described, what applications emit, a truncation, a transaction without its end, and more than a few."""
+    known = decoder()
+    list(known.changes(block_of([begin(0x50), relation(), commit(0x50, 0x60)])))
+    row = insert("1", "a")
+    emitted = b"M" + struct.pack(">BQ", 1, 0x60) + b"prefix\0" + struct.pack(">I", 0)
+    for special in (relation(), emitted, b"T" + struct.pack(">IBI", 1, 0, 1)):
+        assert known._few(block_of([begin(0x60), row, special, commit(0x60, 0x70)])) is None
+    assert known._few(block_of([begin(0x60), row])) is None
+    assert known._few(block_of([row, commit(0x60, 0x70)])) is None
+    assert known._few(block_of([begin(0x60), *[row] * pg_few.FEW_MESSAGES, commit(0x60, 0x70)])) is None
+    assert known._few(block_of([begin(0x60), row, commit(0x60, 0x70)])) is not None
 
 
 def by_position(changes: Any) -> list[dict[str, Any]]:

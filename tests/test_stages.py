@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 import headwater as hw
-from children import Child, Gate, in_child
+from children import Child, in_child
 from headwater.log import commit
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
@@ -147,25 +147,24 @@ def test_marker_and_events_agree_after_a_power_loss(seed: int, monkeypatch: pyte
 def test_a_holder_that_slept_is_fenced(folder: Path) -> None:
     """Stopped between two batches until somebody else has gone on with the stage; then it wakes."""
     make_topics(folder)
-    with Gate() as asleep:
 
-        def sleep() -> str:
-            with hw.open_log(str(folder / "log")) as log:
-                stage = log.stage("s")
-                commit_epoch(stage, 0)
-                asleep.open()
-                os.kill(os.getpid(), signal.SIGSTOP)
-                try:
-                    commit_epoch(stage, 1)
-                except Fenced:
-                    return "fenced"
-            return "committed"
+    def sleep() -> str:
+        with hw.open_log(str(folder / "log")) as log:
+            stage = log.stage("s")
+            commit_epoch(stage, 0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                commit_epoch(stage, 1)
+            except Fenced:
+                return "fenced"
+        return "committed"
 
-        zombie = Child(sleep)
-        asleep.wait()
-        in_child(lambda: run_stage(folder, RealDisk(), epochs=1))
-        os.kill(zombie.pid, signal.SIGCONT)
-        assert zombie.result() == "fenced"
+    zombie = Child(sleep)
+    _, status = os.waitpid(zombie.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)  # woken before it sleeps, it would sleep for ever
+    in_child(lambda: run_stage(folder, RealDisk(), epochs=1))
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert zombie.result() == "fenced"
     check(folder, epochs=1)
 
 

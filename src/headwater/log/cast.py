@@ -7,7 +7,9 @@ of types is looked at first (the table stands in `headwater.log.columns`), and o
 from __future__ import annotations
 
 from datetime import date
+from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -111,12 +113,11 @@ def _castable_parts(source: pa.DataType, target: pa.DataType) -> bool:
 def _within_years(column: pa.Array) -> bool:
     """Whether each time, at any depth, is one that Python can show."""
     type_ = column.type
+    if column.null_count == len(column):
+        return True
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
-        unit = 1 if pa.types.is_date(type_) else _DAY_US
-        bounds = pc.min_max(column.view(pa.int32() if unit == 1 else pa.int64())).as_py()
-        low, high = bounds["min"], bounds["max"]
-        return low is None or (low >= _DAYS[0] * unit and high < (_DAYS[1] + 1) * unit)
-    if not _has_times(type_):
+        return _within(column, 1) if pa.types.is_date(type_) else _within(column, _DAY_US)
+    if not type_.num_fields or not _has_times(type_):
         return True
     if pa.types.is_map(type_):
         return all(map(_within_years, map_parts(column)[:2]))
@@ -124,6 +125,20 @@ def _within_years(column: pa.Array) -> bool:
     return all(map(_within_years, inner)) if pa.types.is_struct(type_) else _within_years(inner)
 
 
+def _within(column: pa.Array, day: int) -> bool:
+    """Whether each of some times is, by how many make a day."""
+    first, behind = _DAYS[0] * day, (_DAYS[1] + 1) * day
+    kind = np.int32 if day == 1 else np.int64
+    raw = np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
+    if raw.min() >= first and raw.max() < behind:
+        return True
+    if not column.null_count:
+        return False
+    bounds = pc.min_max(column.view(pa.from_numpy_dtype(kind))).as_py()  # what stands at a null means nothing
+    return bool(bounds["min"] >= first and bounds["max"] < behind)
+
+
+@lru_cache(maxsize=1024)
 def _has_times(type_: pa.DataType) -> bool:
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return True

@@ -96,6 +96,8 @@ def column_of(values: list[Any], type_: pa.DataType, *, place: Place) -> pa.Arra
 def values_of(column: pa.Array) -> list[Any]:
     """The values of a column in Python: TIMESTAMPs are aware `datetime`s in UTC, maps and structs are dicts."""
     type_ = column.type
+    if column.null_count == len(column):
+        return [None] * len(column)
     if pa.types.is_timestamp(type_):
         since = column.view(pa.int64()).fill_null(0).to_numpy().view("m8[us]").tolist()
         return _with_nulls(list(map((_EPOCH if type_.tz else _EPOCH_NTZ).__add__, since)), column)

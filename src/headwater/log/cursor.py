@@ -168,16 +168,17 @@ def open_segment(handles: Handles, name: str, number: int, offset: int) -> Segme
     raise damaged(partition.folder, 0, f"no segment holds event {offset}")
 
 
-def reached(handles: Handles, name: str, number: int, offset: int) -> int:
+def reached(handles: Handles, partition: Partition, offset: int) -> int:
     """The greatest event time before an offset (see `lateness`); `NO_TIME` where there is none."""
-    mark = handles.partition(name, number).visible()
+    mark = partition.visible()
     if offset >= mark.end:
         return mark.running
+    name, number = partition.topic.name, partition.number
     segment = open_segment(handles, name, number, offset)
     if isinstance(segment, ArchivedSegment):
         running, place = segment.running, 0  # which knows it for the first of its events only
     else:
-        running, place = NO_TIME, _find(segment, offset, handles.partition(name, number))
+        running, place = NO_TIME, _find(segment, offset, partition)
     while (found := segment.read(place, topic=handles.topic(name), partition=number)) is not None:
         chunk, place = found
         running = running if chunk.running is None else chunk.running

@@ -39,7 +39,7 @@ from headwater.log.handles import Handles
 from headwater.log.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.heartbeats import Heartbeat, reached_by, read_heartbeats, tell_time
 from headwater.log.overload import Gauge
-from headwater.log.partition import Partition
+from headwater.log.partition import Partition, synced
 from headwater.log.partition_files import create_partition
 from headwater.log.payloads import payloads_of
 from headwater.log.queue_read_only import ReadOnlyStates
@@ -155,9 +155,9 @@ class LocalStore(LocalStages, LocalCopies):
         with self.gate:
             self._check_writable()
             if len(writes) > 1 and self._is_real and sum(write.count for write in writes) >= PARALLEL_EVENTS:
-                outcomes = list(self._writers().map(lambda write: _synced(self._appended(write)), writes))
+                outcomes = list(self._writers().map(lambda write: synced(self._appended(write)), writes))
             else:
-                outcomes = [_synced(done) for done in [self._appended(write) for write in writes]]
+                outcomes = [synced(done) for done in [self._appended(write) for write in writes]]
             for name in sorted({write.topic.name for write in writes}):
                 self.handles.signal(name)
             return outcomes
@@ -226,8 +226,9 @@ class LocalStore(LocalStages, LocalCopies):
 
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         with self.gate:
-            told = read_heartbeats(self._disk, self.handles.partition(name, partition).folder)
-            return max(reached(self.handles, name, partition, offset), reached_by(told, offset))
+            held = self.handles.partition(name, partition)
+            told = reached_by(read_heartbeats(self._disk, held.folder), offset)
+            return max(told, reached(self.handles, held, offset))
 
     def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
         with self.gate:
@@ -351,7 +352,10 @@ class LocalStore(LocalStages, LocalCopies):
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
         self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
-        self._transactions = Transactions(self._commits, self.handles, self._groups, self._stages, clock=self._clock)
+        threads = self._writers if self._is_real else None
+        self._transactions = Transactions(
+            self._commits, self.handles, self._groups, self._stages, clock=self._clock, threads=threads
+        )
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -486,15 +490,3 @@ class LocalStore(LocalStages, LocalCopies):
                 f"The log {self.folder} was opened read-only.",
                 advice="Open it without read_only=True, as a user who may write to its folder.",
             )
-
-
-def _synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Exception:
-    """The offsets of an append once they are on disk."""
-    if isinstance(done, HeadwaterError):
-        return done
-    partition, appended = done
-    try:
-        partition.sync(appended)
-        return appended.offsets
-    except HeadwaterError as error:
-        return error

@@ -215,7 +215,7 @@ class LogTopics:
 
     def offsets(self, topic: str) -> dict[int, range]:
         """The offsets each partition holds."""
-        bounds = self._store.bounds([self.topic(topic).name])
+        bounds = self._store.bounds([check_name(topic)])
         return {number: range(bound.first, bound.end) for (_, number), bound in bounds.items()}
 
     def reached(self, topic: str) -> dict[int, int | None]:

@@ -34,7 +34,7 @@ from headwater.log.sequences import Sequences
 from headwater.log.store import Bounds, check_place, repartitioned
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import Fenced, Poisoned, SequenceGap, StorageError, TopicNotFound
+from headwater.model.errors import Fenced, HeadwaterError, Poisoned, SequenceGap, StorageError, TopicNotFound
 
 
 class Partition:
@@ -470,3 +470,15 @@ class Partition:
             advice="Nothing acknowledged is lost. Check the disk, then open the log again: the partition is checked and "
             "takes events again.",
         )
+
+
+def synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Exception:
+    """The offsets of an append once they are on disk; of one that failed, why."""
+    if isinstance(done, HeadwaterError):
+        return done
+    partition, appended = done
+    try:
+        partition.sync(appended)
+        return appended.offsets
+    except HeadwaterError as error:
+        return error

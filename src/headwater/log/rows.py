@@ -103,23 +103,23 @@ def _as_arrow(rows: Any) -> pa.Table | pa.RecordBatch | None:
 
 def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     names = table.schema.names
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if len(set(names)) < len(names):
+        twice = {name for name in names if names.count(name) > 1}
         raise SchemaMismatch(f"Column {min(twice)} is there twice.", advice="Rename or drop one of the two.")
-    _refuse_unknown(set(names), schema, row=None)
+    wanted = _with_extra(schema, [field for name, field in _EXTRA.items() if name in names])
+    if names != wanted.names:
+        _refuse_unknown(set(names), schema, row=None)
     batch = _one_batch(table)
     _refuse_broken(batch)
-    wanted = [*schema, *(field for name, field in _EXTRA.items() if name in names)]
-    columns = {}
-    for field in wanted:
-        if field.name in names:
-            columns[field.name] = cast_column(batch.column(field.name), field.type, place=Place(field.name))
-        else:
-            columns[field.name] = pa.nulls(batch.num_rows, field.type)
+    given = dict(zip(names, batch.columns, strict=True))
+    columns = {
+        name: cast_column(given[name], type_, place=Place(name)) if name in given else pa.nulls(batch.num_rows, type_)
+        for name, type_ in zip(wanted.names, wanted.types, strict=True)
+    }
     _refuse_nulls(columns, wanted)
-    if batch.schema.equals(schema, check_metadata=True):
+    if batch.schema.equals(wanted, check_metadata=True):
         return batch
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(wanted))
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=wanted)
 
 
 def _refuse_broken(batch: pa.RecordBatch) -> None:
@@ -146,15 +146,19 @@ def _one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
 
 def _from_python(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     values, extra = _columns(rows, schema)
-    wanted = [*schema, *extra] if extra else list(schema)
+    wanted = _with_extra(schema, extra)
     columns = {
-        field.name: column_of(values[field.name], field.type, place=Place(field.name))
-        if field.name in values
-        else pa.nulls(len(rows), field.type)
-        for field in wanted
+        name: column_of(values[name], type_, place=Place(name)) if name in values else pa.nulls(len(rows), type_)
+        for name, type_ in zip(wanted.names, wanted.types, strict=True)
     }
     _refuse_nulls(columns, wanted)
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(wanted) if extra else schema)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=wanted)
+
+
+def _with_extra(schema: pa.Schema, extra: list[pa.Field]) -> pa.Schema:
+    for field in extra:
+        schema = schema.append(field)
+    return schema
 
 
 def _as_mappings(rows: list[Any], schema: pa.Schema) -> list[Mapping[str, Any]]:
@@ -195,7 +199,7 @@ def _columns(rows: list[Any], schema: pa.Schema) -> tuple[dict[str, list[Any]], 
 
 
 def _refuse_unknown(present: Collection[Any], schema: pa.Schema, *, row: list[Any] | None) -> None:
-    unknown = sorted((name for name in present if name not in schema.names and name not in _EXTRA), key=str)
+    unknown = sorted(set(present).difference(schema.names, _EXTRA), key=str)
     if not unknown:
         return
     where = "" if row is None else f", row {next(at for at, some in enumerate(row) if unknown[0] in some)} (from 0)"
@@ -207,10 +211,9 @@ def _refuse_unknown(present: Collection[Any], schema: pa.Schema, *, row: list[An
     )
 
 
-def _refuse_nulls(columns: dict[str, pa.Array], fields: list[pa.Field]) -> None:
-    for field in fields:
-        column = columns[field.name]
-        if field.nullable or not column.null_count:
+def _refuse_nulls(columns: dict[str, pa.Array], schema: pa.Schema) -> None:
+    for name, column in columns.items():
+        if not column.null_count or (field := schema.field(name)).nullable:
             continue
         if DELETED.name in columns:
             kept = ~columns[DELETED.name].fill_null(False).to_numpy(zero_copy_only=False)

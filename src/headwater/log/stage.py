@@ -84,7 +84,7 @@ class Stage:
 
     def commit_writes(self, marker: Marker, writes: Sequence[Write]) -> StageCommit:
         """`commit`, for events that were placed in their partitions before."""
-        named = msgspec.structs.replace(marker, stage=self.name)
+        named = marker if marker.stage == self.name else msgspec.structs.replace(marker, stage=self.name)
         while True:
             try:
                 return self._log.store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)

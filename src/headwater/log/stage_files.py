@@ -104,9 +104,8 @@ class LocalStages(ABC):
                     return known
                 part = StagePart(name, b"" if marker is None else marker.canonical())
                 stage.make_room(part, {(write.topic.name, write.partition) for write in writes})
-                self._append_atomically(writes, stage=part)
-                state = stage.seen()
-            return StageCommit(marker, written=True, positions=state.positions)
+                spans = self._append_atomically(writes, stage=part)
+            return StageCommit(marker, written=True, positions=_positions(writes, spans))
 
 
 class StageFiles:
@@ -175,6 +174,7 @@ class FileStage:
         self._writable = writable
         # Re-entrant: an interrupt may leave a holder behind in its own traceback, and whoever cleans up after it is that thread.
         self._mutex = threading.RLock()
+        self._slot_bytes = 0
         self.is_made = disk.exists(f"{folder}/number")
         if self.is_made:
             self._lock = disk.open(f"{folder}/lock", "write" if writable else "read")
@@ -205,22 +205,17 @@ class FileStage:
 
     def seen(self) -> StageState:
         """What the files say; under the lock nothing is newer."""
-        stored = _read_marker(self._disk, f"{self._folder}/marker", settled=self._writable)
+        stored, self._slot_bytes = _read_marker(self._disk, f"{self._folder}/marker", settled=self._writable)
         last = Marker.from_canonical(stored.marker) if stored.marker else None
         return StageState(int(self._number.read(0)[0]), last, stored.positions())
 
     def make_room(self, part: StagePart, places: set[tuple[str, int]]) -> None:
-        """Makes the marker's file anew where a slot is too small for what it has to hold; the caller holds the lock."""
+        """Makes the marker's file anew where a slot is too small for what it has to hold; the caller holds the lock, and has `seen` it."""
         needed = _SLOT.size + _BODY_BYTES + len(part.marker)
         needed += sum(_PLACE_BYTES + len(topic.encode("utf-8")) for topic, _ in places)
-        path = f"{self._folder}/marker"
-        file = self._disk.open(path)
-        try:
-            slot_bytes = _slot_bytes(file)
-        finally:
-            file.close()
-        if needed > slot_bytes:
-            _create_marker(self._disk, path, _read_marker(self._disk, path), slot_bytes=2 * needed)
+        if needed > self._slot_bytes:
+            path = f"{self._folder}/marker"
+            _create_marker(self._disk, path, _read_marker(self._disk, path)[0], slot_bytes=2 * needed)
             self._disk.reach("stage: room made")
             self._disk.sync_folder(self._folder)
 
@@ -228,6 +223,16 @@ class FileStage:
         """Frees everything."""
         self._number.close()
         self._lock.close()
+
+
+def _positions(writes: Sequence[Write], spans: Sequence[range]) -> Positions:
+    """Where the events of a batch stand: those of one partition stand together."""
+    found: Positions = {}
+    for write, span in zip(writes, spans, strict=True):
+        places = found.setdefault(write.topic.name, {})
+        known = places.get(write.partition, span)
+        places[write.partition] = range(min(known.start, span.start), max(known.stop, span.stop))
+    return found
 
 
 def stage_names(disk: Disk, folder: str) -> list[str]:
@@ -255,9 +260,8 @@ def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
         if name in newest:
             found = newest[name]
             with suppress(Damaged, FileNotFoundError):
-                found = max(
-                    found, _read_marker(disk, f"{stage}/marker", settled=False), key=lambda stored: stored.transaction
-                )
+                stored, _ = _read_marker(disk, f"{stage}/marker", settled=False)
+                found = max(found, stored, key=lambda each: each.transaction)
             _create_marker(disk, f"{stage}/marker", found)
         disk.sync_folder(stage)
         disk.reach("stage: recovered one")
@@ -345,8 +349,11 @@ def _write_marker(disk: Disk, path: str, stored: _Stored) -> None:
         file.close()
 
 
-def _read_marker(disk: Disk, path: str, *, settled: bool = True) -> _Stored:
-    """The newest marker; with everything settled a slot that is not whole is damaged, else somebody may be writing to it."""
+def _read_marker(disk: Disk, path: str, *, settled: bool = True) -> tuple[_Stored, int]:
+    """The newest marker, and the bytes of a slot.
+
+    With everything settled a slot that is not whole is damaged, else somebody may be writing to it.
+    """
     file = disk.open(path)
     try:
         slot_bytes = _slot_bytes(file)
@@ -360,7 +367,7 @@ def _read_marker(disk: Disk, path: str, *, settled: bool = True) -> _Stored:
     whole = [slot for slot in slots if slot is not None]
     if not whole or (settled and is_torn):
         raise Damaged(f"{path} is damaged: a marker in it is not whole.", advice="Run `headwater doctor`.")
-    return max(whole, key=lambda stored: stored.transaction)
+    return max(whole, key=lambda stored: stored.transaction), slot_bytes
 
 
 def _slot_bytes(file: File) -> int:

@@ -1,13 +1,16 @@
 """Transactions of a local log: appends over partitions and topics that happen together or not at all.
 
-`commit` says how one is decided; this is the order in which its partitions are locked, written, synced and published.
+`commit` says how one is decided; this is the order in which its partitions are locked, written, synced and published. On a real disk
+they are synced side by side: a disk that is asked to flush for one file does so for the others in the same go.
 The locks of the groups whose offsets it commits are taken when everything else is done, so they are held for one sync only.
 The lock of a stage whose marker it commits is held by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
 from headwater.log.frame import Payload
@@ -27,14 +30,23 @@ class Transactions:
     """The transactions of one log in one process."""
 
     def __init__(
-        self, commits: CommitLog, handles: Handles, groups: GroupFiles, stages: StageFiles, *, clock: Clock
+        self,
+        commits: CommitLog,
+        handles: Handles,
+        groups: GroupFiles,
+        stages: StageFiles,
+        *,
+        clock: Clock,
+        threads: Callable[[], Executor] | None,
     ) -> None:
+        """Without `threads` everything happens one after the other, in the caller's."""
         self._commits = commits
         self._handles = handles
         self._groups = groups
         self._stages = stages
         self._disk = handles.disk
         self._clock = clock
+        self._threads = threads
 
     def append(
         self,
@@ -65,8 +77,7 @@ class Transactions:
                 mark = partition.stage(pieces, transaction=transaction)
                 parts.append(Part(partition.topic.name, partition.topic.id, partition.number, start, mark))
             self._disk.reach("transaction: staged")
-            for partition, part in zip(partitions, parts, strict=True):
-                partition.sync_file(part.mark.base)
+            self._sync([(partition, part.mark.base) for partition, part in zip(partitions, parts, strict=True)])
             self._disk.reach("transaction: synced")
             for name in sorted({part.group for part in offsets}):
                 hold(held, self._groups.group(name, create=False).held())
@@ -120,6 +131,22 @@ class Transactions:
         self._stages.sync()
         with self._commits.locked():
             self._commits.begin_again(floor=self._commits.state().transaction)
+
+    def _sync(self, segments: Sequence[tuple[Partition, int]]) -> None:
+        """Returns when these segments are on disk, and no thread is at work on them any more."""
+        own, others = segments[:1], segments[1:]
+        running: list[Future[None]] = []
+        try:
+            if self._threads is not None and others:
+                with suppress(RuntimeError):  # the interpreter is about to end, and takes no more work for threads
+                    for partition, base in others:
+                        running.append(self._threads().submit(partition.sync_file, base))
+            for partition, base in [*own, *others[len(running) :]]:
+                partition.sync_file(base)
+        finally:
+            wait(running)
+        for done in running:
+            done.result()
 
     def _publish(self, decision: Decision) -> None:
         self._groups.publish(decision, now_us=self._clock())

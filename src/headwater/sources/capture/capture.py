@@ -80,6 +80,7 @@ class Capture:
         self._stage: Stage | None = None
         self._epoch = -1
         self._tables: dict[str, TableInfo] = {}
+        self._columns: dict[str, tuple[str, ...]] = {}
         self._copies: dict[str, Copying] = {}
         self._spill = Spill(_scratch(log, source.name))
         self._begun: EventBatch | None = None
@@ -227,7 +228,7 @@ class Capture:
             has_events = self._topics.make(info)
         except HeadwaterError as error:
             return TableProgress(topic=topic, state="stopped", why=str(error))
-        self._tables[info.name] = info
+        self._know(info)
         if before is None:
             before = TableProgress(topic=topic, state="refreshing" if has_events else "copying")
         elif before.state in ("refreshing", "stopped") or _has_others(info, before):
@@ -281,7 +282,8 @@ class Capture:
         if batch or self._is_worth_keeping():
             self._commit(batch.writes())
         self._begun = None
-        self._spill.clear()
+        if self._spill:
+            self._spill.clear()
 
     def _is_worth_keeping(self) -> bool:
         """Whether the progress says something new, though no event was read."""
@@ -292,10 +294,15 @@ class Capture:
     def _commit(self, writes: list[Write]) -> None:
         assert self._stage is not None
         for name, table in self.progress.tables.items():
-            if name in self._tables:
-                known = msgspec.structs.replace(table, columns=_columns(self._tables[name]))
+            if name in self._tables and table.columns != self._columns[name]:
+                known = msgspec.structs.replace(table, columns=self._columns[name])
                 self.progress = self.progress.with_table(name, known)
-        marker = Marker(query=self.source.identity, epoch=self._epoch + 1, ends=msgspec.to_builtins(self.progress))
+        marker = Marker(
+            query=self.source.identity,
+            epoch=self._epoch + 1,
+            ends=msgspec.to_builtins(self.progress),
+            stage=self._stage.name,
+        )
         self._reach("capture: before append")
         self._stage.commit_writes(marker, writes)
         self._epoch += 1
@@ -338,7 +345,7 @@ class Capture:
         except HeadwaterError as error:
             self._stop(info.name, str(error))
             return
-        self._tables[info.name] = info
+        self._know(info)
         if changed.refresh or table.state == "refreshing":
             self._copies.pop(info.name, None)
             self._copies[info.name] = Copying(info, refresh=True)
@@ -346,6 +353,9 @@ class Capture:
         elif info.name in self._copies:
             copying = self._copies[info.name]
             copying.table, copying.held = info, None
+
+    def _know(self, info: TableInfo) -> None:
+        self._tables[info.name], self._columns[info.name] = info, _columns(info)
 
     def _stop(self, name: str, why: str) -> None:
         table = self.progress.tables[name]

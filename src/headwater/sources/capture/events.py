@@ -17,6 +17,7 @@ from headwater.log.rows import check_size, to_batch
 from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
+from headwater.sources.capture.byte_columns import Indexes
 from headwater.sources.capture.progress import Progress
 from headwater.sources.capture.source import DELETE, TRUNCATE, Changes, TableInfo
 from headwater.sources.capture.spill import Spill, placed
@@ -73,21 +74,21 @@ class EventBatch:
             table = progress.tables.get(batch.table)
             if table is None or table.state == "stopped":
                 continue
-            committed = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
+            us = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
             try:
-                self._add_changes(batch.changes, tables[batch.table], table.topic, committed)
+                self._add_changes(batch.changes, tables[batch.table], table.topic, us)
             except HeadwaterError as error:
                 refused.append((batch.table, str(error)))
-            reached = max(reached, _last(committed))
+            reached = max(reached, int(us.max(initial=0)))
         for topic, rows in (
             (f"{self._source}.transactions", part.transactions),
             (f"{self._source}.messages", part.messages),
         ):
             if rows is not None and rows.num_rows:
-                committed = self._clamped(rows, topic)
+                us = self._clamped(rows, topic)
                 at = rows.schema.get_field_index(TIME)
-                self._put(topic, rows.set_column(at, TIME, committed))
-                reached = max(reached, _last(committed))
+                self._put(topic, rows.set_column(at, TIME, times(us)))
+                reached = max(reached, int(us[-1]))
         self.committed_us = reached
         return refused
 
@@ -111,11 +112,13 @@ class EventBatch:
         positions = pa.repeat(position, len(keys))
         self._remove(keys, table, topic, op=DELETE, positions=positions, committed=committed)
 
-    def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, committed: pa.Array) -> None:
+    def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, us: Indexes) -> None:
         """Changes of one table; a truncation removes each key that lives there."""
-        is_truncate = pc.equal(changes.column("op"), TRUNCATE).to_numpy()
-        start = 0
-        for at in [*np.flatnonzero(is_truncate).tolist(), changes.num_rows]:
+        truncates = []
+        if changes.column("after").null_count:
+            truncates = np.flatnonzero(pc.equal(changes.column("op"), TRUNCATE).to_numpy()).tolist()
+        start, committed = 0, times(us)
+        for at in [*truncates, changes.num_rows]:
             if at > start:
                 some = changes.slice(start, at - start)
                 current, history = events_of_changes(some, table, committed.slice(start, at - start))
@@ -123,17 +126,17 @@ class EventBatch:
                 self._put(topic + HISTORY, history)
                 self.events += some.num_rows
             if at < changes.num_rows:
-                self._truncate(changes.slice(at, 1), table, topic, committed.slice(at, 1))
+                self._truncate(changes.slice(at, 1), table, topic, int(us[at]))
             start = at + 1
 
-    def _truncate(self, change: pa.Table, table: TableInfo, topic: str, committed: pa.Array) -> None:
+    def _truncate(self, change: pa.Table, table: TableInfo, topic: str, committed_us: int) -> None:
         """Tombstones for the keys that live in the log, and for those that this batch has put there before."""
         described = self._log.topic(topic)
         there = live_keys(self._log, described)
         added = [write.rows().column(described.key) for write in self.writes() if write.topic.name == topic]
         keys = pc.unique(pa.chunked_array([there, *added], there.type))
         positions = pa.repeat(change.column("position")[0], len(keys))
-        when = times(np.full(len(keys), _last(committed)))
+        when = times(np.full(len(keys), committed_us))
         self._remove(keys, table, topic, op=TRUNCATE, positions=positions, committed=when)
 
     def _remove(
@@ -145,19 +148,16 @@ class EventBatch:
             self._put(topic + HISTORY, history)
             self.events += len(keys)
 
-    def _put(self, topic: str, events: pa.Table) -> None:
+    def _put(self, topic: str, events: pa.Table | pa.RecordBatch) -> None:
         described = self._log.store.topic(topic)
         schema = described.schema
         batch = to_batch(fitted(events, schema), schema)
         check_size(batch, described)
         self._appends.append((described, batch))
 
-    def _clamped(self, rows: pa.Table, *topics: str) -> pa.Array:
+    def _clamped(self, rows: pa.Table, *topics: str) -> Indexes:
         """When rows count as committed; what was told of a topic meanwhile, by whoever waits for it, holds as well."""
         floor = max(self.committed_us, reached_us(self._log, *topics))
-        us = rows.column(TIME).combine_chunks().cast(pa.int64()).to_numpy()
-        return times(np.maximum.accumulate(np.maximum(np.minimum(us, self._now_us), floor)))
-
-
-def _last(committed: pa.Array) -> int:
-    return int(committed.cast(pa.int64())[-1].as_py()) if len(committed) else 0
+        us = np.minimum(rows.column(TIME).cast(pa.int64()).to_numpy(), self._now_us)
+        clamped: Indexes = np.maximum.accumulate(np.maximum(us, floor))
+        return clamped

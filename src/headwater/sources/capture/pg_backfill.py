@@ -36,10 +36,9 @@ import pyarrow as pa
 
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable, TimedOut
-from headwater.sources.capture.pg_changes import Captured
 from headwater.sources.capture.pg_connection import Database
 from headwater.sources.capture.pg_positions import end_text
-from headwater.sources.capture.pg_tables import PgColumn, Types
+from headwater.sources.capture.pg_tables import Captured, PgColumn, Types
 from headwater.sources.capture.source import BackfillChunk, TableInfo
 
 READERS = 2

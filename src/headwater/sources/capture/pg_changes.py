@@ -20,15 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.sources.capture.byte_columns import Bytes, Flags, Indexes, numbers
+from headwater.sources.capture.pg_few import few_changes
 from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_texts
 from headwater.sources.capture.pg_rows import Present, oids_of, table_rows
-from headwater.sources.capture.pg_tables import PgTable, Types
+from headwater.sources.capture.pg_tables import Captured, Types
 from headwater.sources.capture.pgoutput import (
     BEGIN,
     COMMIT,
@@ -54,7 +54,6 @@ from headwater.sources.capture.source import (
     ChangeBatch,
     Changes,
     TableChange,
-    TableInfo,
     changes_schema,
 )
 from headwater.sources.capture.source import (
@@ -64,13 +63,6 @@ from headwater.sources.capture.transaction_rows import transaction_rows
 
 OUR_PREFIX = "headwater."
 """What we emit ourselves; it moves the position on and is no event."""
-
-
-class Captured(msgspec.Struct, frozen=True):
-    """A table that is captured: as the runner knows it, and as the catalog had it then."""
-
-    info: TableInfo
-    table: PgTable
 
 
 Follow = Callable[[Relation], tuple[TableChange, Captured | None] | None]
@@ -140,6 +132,9 @@ class Decoder:
 
     def changes(self, block: Block) -> Iterator[Changes]:
         """What the messages of a block say; a new piece where a table changes its columns."""
+        if self.is_between and (few := self._few(block)):
+            yield few
+            return
         block, self._kept = _cut(joined(self._kept, block))
         described = np.flatnonzero(block.kinds == RELATION)
         tables: tuple[TableChange, ...] = ()
@@ -160,6 +155,14 @@ class Decoder:
             self._relations[relation.oid] = relation
         if len(block.starts) > begin or tables:
             yield self._segment(Block(block.data, block.starts[begin:]), tables)
+
+    def _few(self, block: Block) -> Changes | None:
+        few = few_changes(block, self._captured, self._relations, types=self._types, after=self._after, end=self.end)
+        if few is None:
+            return None
+        self.end = few.end
+        self._xids.append(np.array(few.xids, np.int64))
+        return few.changes
 
     def _segment(self, block: Block, tables: tuple[TableChange, ...]) -> Changes:
         kinds = block.kinds

@@ -15,9 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import NotCapturable
-from headwater.sources.capture.pg_changes import Captured
 from headwater.sources.capture.pg_connection import Database
-from headwater.sources.capture.pg_tables import FULL, PgColumn, PgTable, Types, key_of, read_tables
+from headwater.sources.capture.pg_tables import FULL, Captured, PgColumn, PgTable, Types, key_of, read_tables
 from headwater.sources.capture.pgoutput import Relation
 from headwater.sources.capture.source import TableChange
 

@@ -22,6 +22,11 @@ def end_text(lsn: int) -> str:
     return f"{lsn:0{_LSN_WIDTH}x}"
 
 
+def event_text(lsn: int, order: int) -> str:
+    """The position of an event: the LSN of its commit, and its order in the transaction."""
+    return f"{lsn:0{_LSN_WIDTH}x}/{order:0{_ORDER_WIDTH}x}"
+
+
 def lsn_of(position: str) -> int:
     """The LSN of a position."""
     return int(position[:_LSN_WIDTH], 16)

@@ -98,6 +98,13 @@ class PgTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{quoted(self.namespace)}.{quoted(self.name)}"
 
 
+class Captured(msgspec.Struct, frozen=True):
+    """A table that is captured: as the runner knows it, and as the catalog had it then."""
+
+    info: TableInfo
+    table: PgTable
+
+
 class Types:
     """The types that the catalog has explained so far; asks for those that it has not."""
 

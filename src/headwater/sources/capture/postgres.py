@@ -30,14 +30,14 @@ from headwater.sources.capture.choice import not_captured, nothing_to_capture
 from headwater.sources.capture.open import SourceUrl
 from headwater.sources.capture.pg_backfill import Backfill
 from headwater.sources.capture.pg_bulk import Ahead, Peek, advance
-from headwater.sources.capture.pg_changes import OUR_PREFIX, Captured, Decoder
+from headwater.sources.capture.pg_changes import OUR_PREFIX, Decoder
 from headwater.sources.capture.pg_check import check_server, check_tables
 from headwater.sources.capture.pg_connection import Database, client
 from headwater.sources.capture.pg_follow import Difference, TableFollower
 from headwater.sources.capture.pg_positions import end_text, lsn_of, lsn_sql
 from headwater.sources.capture.pg_present import PresentDatabase
 from headwater.sources.capture.pg_stream import Stream
-from headwater.sources.capture.pg_tables import Types, chosen, info_of, read_tables
+from headwater.sources.capture.pg_tables import Captured, Types, chosen, info_of, read_tables
 from headwater.sources.capture.pgoutput import Relation
 from headwater.sources.capture.replica import ReplicaSource
 from headwater.sources.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableChange, TableInfo

@@ -41,6 +41,8 @@ CHUNK_ROWS = 50_000
 BYTES_MAX = 32 << 20
 FORGET_ROWS = 10_000
 FORGET_S = 5.0
+GATHER_S = 0.02
+"""How long changes gather while programs write more than one at a time: each append syncs files on a disk that they may wait for, too."""
 
 _QUICK_S, _SLOW_S = 0.001, 0.005
 _QUICK_FOR_S = 2.0
@@ -70,6 +72,8 @@ class SQLiteSource:
         self._data_version = self._schema_version = -1
         self._counts: dict[str, int] = {}
         self._active_at = self._forgot_at = 0.0
+        self._is_busy = False
+        """Whether more than one change had come when some were last read."""
 
     # What the runner calls
 
@@ -101,12 +105,15 @@ class SQLiteSource:
     def changes(self, after: str, *, timeout_s: float) -> Changes | None:
         """Up to `CHANGES_ROWS` changes behind a position."""
         number, deadline = int(after), time.monotonic() + timeout_s
+        if self._is_busy and number >= self._boundary:
+            time.sleep(max(0.0, min(self._active_at + GATHER_S, deadline) - time.monotonic()))
         with translated(self._path):
             while True:
                 if number >= self._boundary:
                     self._look()
                 if number < self._boundary:
                     self._active_at = time.monotonic()
+                    self._is_busy = self._boundary - number > 1
                     return self._read(number)
                 now = time.monotonic()
                 if now >= deadline:

@@ -30,6 +30,7 @@ TIME = "committed"
 HISTORY = ".changes"
 EVENT_BYTES_MAX = 256 << 20
 
+_EVERYTHING = (1 << 63) - 1
 _OPTIONAL = ("transaction", "transaction_order")
 
 
@@ -64,7 +65,7 @@ def history_schema(table: TableInfo) -> pa.Schema:
     return pa.schema([key, *(field.with_nullable(field.nullable or field.name in _OPTIONAL) for field in columns)])
 
 
-def key_values(rows: pa.Table, table: TableInfo) -> pa.Array:
+def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
     """The keys of rows that have at least the key columns, as the topics have them."""
     columns = [_one(rows.column(name)) for name in table.key]
     if len(columns) == 1:
@@ -76,28 +77,33 @@ def key_values(rows: pa.Table, table: TableInfo) -> pa.Array:
 def keys_of_changes(changes: pa.Table, table: TableInfo) -> pa.Array:
     """The key of each change: of the row after it, or, where that is gone, before it."""
     after, before = (_one(changes.column(name)) for name in ("after", "before"))
-    gone = after.is_null()
-    columns = [pc.if_else(gone, pc.struct_field(before, name), pc.struct_field(after, name)) for name in table.key]
-    return key_values(pa.Table.from_arrays(columns, names=list(table.key)), table)
+    if not after.null_count:
+        columns = [after.field(name) for name in table.key]
+    else:
+        gone = after.is_null()
+        columns = [pc.if_else(gone, pc.struct_field(before, name), pc.struct_field(after, name)) for name in table.key]
+    return key_values(pa.RecordBatch.from_arrays(columns, names=list(table.key)), table)
 
 
-def events_of_changes(changes: pa.Table, table: TableInfo, committed: pa.Array) -> tuple[pa.Table, pa.Table]:
+def events_of_changes(
+    changes: pa.Table, table: TableInfo, committed: pa.Array
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """What changes are in the table's topic, and in its history; `committed` is when each of them counts as committed."""
     keys = keys_of_changes(changes, table)
     after, before = (_one(changes.column(name)) for name in ("after", "before"))
-    deleted = pc.equal(changes.column("op"), DELETE).combine_chunks()
+    has_deleted = after.null_count > 0
+    deleted = _one(pc.equal(changes.column("op"), DELETE)) if has_deleted else pa.repeat(False, len(after))
     columns = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
-    for name in [field.name for field in after.type]:
-        values = pc.struct_field(after, name)
-        if name in table.key:
-            values = pc.if_else(deleted, pc.struct_field(before, name), values)
-        columns[name] = values
+    columns |= dict(zip((field.name for field in after.type), after.flatten(), strict=True))
+    if has_deleted:
+        for name in table.key:
+            columns[name] = pc.if_else(deleted, pc.struct_field(before, name), columns[name])
     columns |= {TIME: committed, DELETED.name: deleted}
     history = {key_column(table): keys, **{name: _one(changes.column(name)) for name in changes.schema.names}}
     history[TIME] = committed
     if HEADERS.name in changes.schema.names:
         columns[HEADERS.name] = history[HEADERS.name]
-    return pa.table(columns), pa.table(history)
+    return pa.record_batch(columns), pa.record_batch(history)
 
 
 def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed_us: int) -> tuple[pa.Table, pa.Table]:
@@ -143,13 +149,15 @@ def live_keys(log: Log, topic: Topic) -> pa.Array:
 
 def reached_us(log: Log, *topics: str) -> int:
     """The latest event time that any of the topics has been told, by an event or by a heartbeat; 0 where the log does not keep it."""
+    store = log.store
     try:
-        return max((at for name in topics for at in log.reached(name).values() if at is not None), default=0)
+        places = [(name, number) for name in topics for number in range(store.topic(name).partitions)]
+        return max((store.reached(*place, offset=_EVERYTHING) for place in places), default=0)
     except Unsupported:  # Kafka
         return 0
 
 
-def fitted(events: pa.Table, schema: pa.Schema) -> pa.Table:
+def fitted(events: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     """Events with their structs as a topic has them: fields that these lack are null, narrower ones are widened."""
     for at, field in enumerate(events.schema):
         if pa.types.is_struct(field.type) and field.name in schema.names:
@@ -174,4 +182,6 @@ def _struct(column: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
