@@ -25,17 +25,19 @@ class Topic(NamedTuple):
 
 
 PERSONS = Topic(
-    "id BIGINT, name STRING, emailAddress STRING, creditCard STRING, city STRING, state STRING,"
-    " dateTime TIMESTAMP, extra STRING",
+    "id BIGINT NOT NULL, name STRING NOT NULL, emailAddress STRING NOT NULL, creditCard STRING NOT NULL,"
+    " city STRING NOT NULL, state STRING NOT NULL, dateTime TIMESTAMP NOT NULL, extra STRING NOT NULL",
     key="id",
 )
 AUCTIONS = Topic(
-    "id BIGINT, itemName STRING, description STRING, initialBid BIGINT, reserve BIGINT,"
-    " dateTime TIMESTAMP, expires TIMESTAMP, seller BIGINT, category BIGINT, extra STRING",
+    "id BIGINT NOT NULL, itemName STRING NOT NULL, description STRING NOT NULL, initialBid BIGINT NOT NULL,"
+    " reserve BIGINT NOT NULL, dateTime TIMESTAMP NOT NULL, expires TIMESTAMP NOT NULL, seller BIGINT NOT NULL,"
+    " category BIGINT NOT NULL, extra STRING NOT NULL",
     key="id",
 )
 BIDS = Topic(
-    "auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, dateTime TIMESTAMP, extra STRING",
+    "auction BIGINT NOT NULL, bidder BIGINT NOT NULL, price BIGINT NOT NULL, channel STRING NOT NULL,"
+    " url STRING NOT NULL, dateTime TIMESTAMP NOT NULL, extra STRING NOT NULL",
     key="auction",
 )
 TOPICS = {"persons": PERSONS, "auctions": AUCTIONS, "bids": BIDS}

@@ -34,6 +34,7 @@ from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
 from headwater.processing.plan_times import Times, times_of, uses_time_of
 from headwater.processing.plans import analyzed, children, kind, remembering, sequence
+from headwater.processing.pushing import condition_above
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
 
@@ -79,6 +80,13 @@ class Analysed(msgspec.Struct, frozen=True):
     """Whether all state is that of operators which give for each row a few at once."""
     times: Times | None = None
     """What is known of the event times of its result (see `passed`)."""
+    filters: Mapping[str, str] = {}
+    """Of inputs whose rows are looked at before anything else, what is asked of them (see `pushing`)."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each row of the result is made of one row, whatever came before that, and whenever."""
+        return not (self.stateful or self.uses_time)
 
 
 def facts_of_topic(topic: Topic) -> Facts:
@@ -196,7 +204,8 @@ class Analysis:
         schema = _checked_schema(stage, result.drop(*stage.log_columns) if stage.kind == "sink" else result)
         uses_time = made.uses_time or uses_time_of(result)
         _check_late(stage, uses_time=uses_time, operators=operators)
-        columns = self._pruned(stage, facts, folder, result)
+        stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
+        columns, filters = self._pruned(stage, facts, folder, result, is_simple=not (stateful or uses_time))
         times = times_of(stage, result)
         if operators:
             read_once = [topic for topic, count in Counter(_topics(result)).items() if count == 1]
@@ -205,8 +214,7 @@ class Analysis:
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
             return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)
-        stateful = tuple(sorted({kind(node) for node in remembering(result)}))
-        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times)
+        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times, filters=filters)
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
         return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))
@@ -238,41 +246,52 @@ class Analysis:
             ) from None
 
     def _pruned(
-        self, stage: StageNode, facts: Mapping[str, Facts], folder: Path, result: DataFrame
-    ) -> dict[str, tuple[str, ...]]:
-        """The columns that the stage needs of each input."""
+        self, stage: StageNode, facts: Mapping[str, Facts], folder: Path, result: DataFrame, *, is_simple: bool
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+        """The columns that the stage needs of each input, and what it asks of their rows before anything else.
+
+        The times of rows are needed where rows are compared; where some are late, these are counted before anything else.
+        """
         everything = {topic: tuple(fact.schema.names) for topic, fact in facts.items()}
         if stage.function is None or any(fact.is_table for fact in facts.values()):
-            return everything
+            return everything, {}
         needed = {topic: set[str]() for topic in facts}
-        plan = self._optimised(result)
-        for leaf, used in _leaves(plan, ()):
-            topic = _topic(leaf)
+        leaves = [(_topic(node.toString()), above) for node, above in _leaves(self._optimised(result), ())]
+        filters = _filters(leaves) if is_simple else {}
+        for topic, above in leaves:
             if topic == NAME:
                 continue
+            used = _used(above, with_time=not is_simple)
             if topic not in needed or used is None:
-                return everything
+                return everything, filters
             needed[topic] |= used
-        columns = {topic: _kept(facts[topic], names) for topic, names in needed.items()}
+        columns = {topic: _kept(facts[topic], names, with_time=not is_simple) for topic, names in needed.items()}
         try:
             with self._building(folder):
                 frames = [self._frame(folder, topic, fact, columns[topic]) for topic, fact in facts.items()]
                 again = apply(stage, frames)
         except InvalidApp:
-            return everything
-        return columns if again.schema == result.schema else everything
+            return everything, filters
+        return columns if again.schema == result.schema else everything, filters
 
     def _optimised(self, result: DataFrame) -> Any:
         state = self._spark._jsparkSession.sessionState()
         return state.optimizer().execute(analyzed(result))
 
 
-def _leaves(node: Any, above: tuple[Any, ...]) -> Iterator[tuple[str, set[str] | None]]:
-    """Each input of a plan, and the columns that are used of it; None where that cannot be told."""
+def _leaves(node: Any, above: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Each input of a plan, with the nodes above it, the nearest last."""
     if node.nodeName() == _RELATION:
-        yield node.toString(), _used(above)
+        yield node, above
     for child in children(node):
         yield from _leaves(child, (*above, node))
+
+
+def _filters(leaves: Sequence[tuple[str, Sequence[Any]]]) -> dict[str, str]:
+    """What is asked of the rows of inputs that are used once; who uses one twice may ask something else the second time."""
+    often = Counter(topic for topic, _ in leaves)
+    found = {topic: condition_above(above) for topic, above in leaves if often[topic] == 1}
+    return {topic: condition for topic, condition in found.items() if condition is not None}
 
 
 def _topics(result: DataFrame) -> Iterator[str]:
@@ -285,20 +304,22 @@ def _topic(leaf: str) -> str:
     return Path(found[1]).name if found else ""
 
 
-def _used(above: Sequence[Any]) -> set[str] | None:
+def _used(above: Sequence[Any], *, with_time: bool) -> set[str] | None:
+    """The columns that are used of an input; None where that cannot be told."""
     used = set[str]()
     for node in reversed(above):
         if kind(node) not in ("Project", "Filter", "EventTimeWatermark"):
             return None
-        used |= {attribute.name() for attribute in sequence(node.references().toSeq())}
+        if with_time or kind(node) != "EventTimeWatermark":
+            used |= {attribute.name() for attribute in sequence(node.references().toSeq())}
         if kind(node) == "Project":
             return used
     return None
 
 
-def _kept(facts: Facts, used: set[str]) -> tuple[str, ...]:
+def _kept(facts: Facts, used: set[str], *, with_time: bool) -> tuple[str, ...]:
     """The used columns in the topic's order; one at least, because rows are to be counted."""
-    kept = tuple(name for name in facts.schema.names if name in used or name == facts.time)
+    kept = tuple(name for name in facts.schema.names if name in used or (with_time and name == facts.time))
     return kept or (facts.schema.names[0],)
 
 

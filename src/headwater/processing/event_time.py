@@ -35,6 +35,9 @@ FIELDS = {
 LEFT_OUT = pa.field("_left_out", pa.int64())
 """In the result of an operator inside a source: how many late rows it was not given. Null in the rows of the result."""
 
+_WIDEST = 16
+"""So many bytes has a value of the widest type, a decimal."""
+
 MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
 
@@ -52,8 +55,13 @@ def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | Non
 
 def telling_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
     """A row that is no event and only tells the watermark: of a batch in which nothing but time has gone on."""
-    columns = [_moments(watermark, 1) if field.name == PASSED else pa.nulls(1, field.type) for field in schema]
+    columns = [_moments(watermark, 1) if field.name == PASSED else _nothing(field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def may_be_null(field: pa.Field) -> pa.Field:
+    """A column as rows have it among which there may be such a one: one with elements of its own can be null then."""
+    return field.with_nullable(field.nullable or pa.types.is_nested(field.type))
 
 
 def without_late(frame: DataFrame, time: str | None) -> DataFrame:
@@ -111,6 +119,15 @@ def counted_left_out(frame: DataFrame, *, count_as: str) -> DataFrame:
 def _too_late(time: str) -> Column:
     """Whether a row is late, or has no event time at all: no window or watermark has a place for it. Null of what is no event."""
     return F.col(LATE) | (F.col(LATE).isNotNull() & F.col(f"`{time}`").isNull())
+
+
+def _nothing(field: pa.Field) -> pa.Array:
+    """What a column has in a row that is no event."""
+    if field.nullable:
+        return pa.nulls(1, field.type)
+    zeros = pa.py_buffer(bytes(_WIDEST))
+    is_long = pa.types.is_string(field.type) or pa.types.is_binary(field.type)
+    return pa.Array.from_buffers(field.type, 1, [None, zeros, zeros] if is_long else [None, zeros])
 
 
 def _moments(watermark: int, count: int) -> pa.Array:

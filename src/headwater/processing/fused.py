@@ -181,13 +181,15 @@ class Fused(NamedTuple):
         return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
 
     def _check_placed(self, keys: pa.DictionaryArray, numbers: Any, roots: Sequence[Root]) -> None:
-        """`numbers` are the roots that rows were read in."""
-        placed = partitions_of(key_bytes(keys.dictionary), self.roots)[keys.indices.to_numpy()]
-        wrong = np.flatnonzero(placed != numbers)
+        """`numbers` are the roots that rows were read in; of a single root each key is looked at once."""
+        placed = partitions_of(key_bytes(keys.dictionary), self.roots)
+        is_one = len(roots) == 1
+        wrong = np.flatnonzero(placed != roots[0].number if is_one else placed[keys.indices.to_numpy()] != numbers)
         if len(wrong):
+            key = keys.dictionary[int(wrong[0])] if is_one else keys[int(wrong[0])]
             topic = next(wanted.topic for root in roots for wanted in root.ranges)
             raise Unsupported(
-                f"The event with {self.placed_by}={keys[int(wrong[0])].as_py()!r} is in a partition of topic {topic!r} where that key "
+                f"The event with {self.placed_by}={key.as_py()!r} is in a partition of topic {topic!r} where that key "
                 f"does not belong, so operator {self.uid!r} cannot run inside the source.",
                 advice="The topic was copied from a log that places keys by other rules. Have a stage write it into a topic "
                 "of this log, with the same key, and read that.",

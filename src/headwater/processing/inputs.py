@@ -141,7 +141,7 @@ class Inputs:
             assert facts.time is not None
             count, keeps = f"{LATE_ROWS} {number}", facts.is_table
             frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
-        else:
+        elif not plan.analysed.is_simple:
             frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
 
@@ -166,9 +166,11 @@ class Inputs:
             options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
         if plan.anew is not None:
             options["schemaVersion"] = str(plan.facts[topic].schema_version)
-        condition = skips.condition(topic)
+        condition, where = skips.condition(topic), plan.analysed.filters.get(topic)
         if condition:
             options["filter"] = condition
+        if where:
+            options["where"] = where
         return options
 
     def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:

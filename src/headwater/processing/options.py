@@ -23,7 +23,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator", "capture", "schemaVersion",
+    "operator", "capture", "schemaVersion", "where",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -39,7 +39,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     watermark; the one in which tasks tell how far event time has come, where the log does not keep it; and the offsets that another query
     has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source;
     `capture` the stage of a capture whose topics are read, to ends at which its transactions are whole (see `whole`); `schema_version`
-    the one that all columns of the topic were planned by: where it has another, the stream goes no further.
+    the one that all columns of the topic were planned by: where it has another, the stream goes no further; `where` what the stage asks
+    of each row before anything else (see `pushing`).
     """
 
     log: str
@@ -60,6 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     operator: str | None = None
     capture: str | None = None
     schema_version: str | None = None
+    where: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -100,6 +102,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         operator=said.get("operator"),
         capture=said.get("capture"),
         schema_version=said.get("schemaVersion"),
+        where=said.get("where"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

@@ -23,6 +23,7 @@ from headwater.processing.maxima import Maxima
 from headwater.processing.offsets import Offsets, cut
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import Options, Use, read_options
+from headwater.processing.pushing import Where
 from headwater.processing.reading import (
     Passing,
     Range,
@@ -191,6 +192,7 @@ class Query:
         return self._selecting(self._read.append(FIELDS[REACHED]))
 
     def _selecting(self, schema: pa.Schema) -> Selection:
-        return Selection(
-            schema, self.subscription.condition(), lateness_us=self.options.lateness_us, maxima=self.maxima
-        )
+        options = self.options
+        where = None if options.where is None else Where(options.where)
+        condition = self.subscription.condition()
+        return Selection(schema, condition, where, lateness_us=options.lateness_us, maxima=self.maxima)

@@ -32,6 +32,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
 from headwater.processing.event_time import FIELDS, LATE, REACHED, column_of
 from headwater.processing.maxima import Maxima
+from headwater.processing.pushing import Where
 from headwater.processing.subscription import missed
 from headwater.processing.types import conform
 
@@ -109,12 +110,15 @@ class Selection:
         self,
         schema: pa.Schema,
         condition: Condition | None,
+        where: Where | None,
         *,
         lateness_us: int | None = None,
         maxima: Maxima | None = None,
     ) -> None:
-        """`lateness_us` counts for `_late` instead of the topic's own; `maxima` are told at the end of a range."""
+        """`where` asks columns of `schema`. `lateness_us` counts for `_late` instead of the topic's own; `maxima` are told at the end of
+        a range."""
         self.schema = schema
+        self._where = where
         self.maxima = maxima
         self._lateness_us = lateness_us
         self._of_time = [name for name in schema.names if name in FIELDS]
@@ -150,6 +154,8 @@ class Selection:
 
     def of_batch(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
         """What is selected of rows that have the columns of `names`."""
+        if self._where is not None and batch.num_rows:
+            batch = batch.filter(self._where.mask(batch))
         if self._filter is not None and batch.num_rows:
             batch = batch.filter(self._filter.mask(batch))
         return conform(batch, self.schema, topic=topic)

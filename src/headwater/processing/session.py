@@ -53,6 +53,8 @@ LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.python.daemon.module": "headwater.processing.daemon",
 }
+JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Every value that comes from Python is looked at through Arrow: without these by two checks, of what Spark has checked before."""
 
 
 def make_session(
@@ -76,7 +78,7 @@ def make_session(
         check_reachable(log, master)
     check_java()
     quiet = resources.files("headwater.processing") / "log4j2.properties"
-    settings = SETTINGS | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet}"}
+    settings = SETTINGS | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet} {JAVA_OPTIONS}"}
     if is_local(master):
         os.environ.setdefault("PYSPARK_PYTHON", worker_python())
         settings |= LOCAL_SETTINGS

@@ -196,11 +196,17 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         return paced
 
     def _numbered(self, begin: Offsets, offsets: Offsets) -> Offsets:
-        """The offsets, with the next version of the state of an operator inside the source, where they go on."""
-        if self._query.fused is None or offsets == begin:
+        """The offsets, with what Spark cannot know where not all events become rows: how many were read in all.
+
+        Where an operator is inside the source, with the next version of its state.
+        """
+        is_fused = self._query.fused is not None
+        if offsets == begin or not (is_fused or self._query.options.where):
             return offsets
         events = sum(offsets.places[at] - offset for at, offset in begin.places.items())
-        counted = {VERSION: begin.more.get(VERSION, -1) + 1, EVENTS: begin.more.get(EVENTS, 0) + events}
+        counted = {EVENTS: begin.more.get(EVENTS, 0) + events}
+        if is_fused:
+            counted[VERSION] = begin.more.get(VERSION, -1) + 1
         return msgspec.structs.replace(offsets, more={**offsets.more, **counted})
 
     def _read_again(self, at: At, start: int, end: int, running: int) -> int:

@@ -21,7 +21,7 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, SchemaMoved, TopicNotFound
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.condition import Condition, parse_condition
-from headwater.processing.event_time import FIELDS, PASSED
+from headwater.processing.event_time import FIELDS, PASSED, may_be_null
 from headwater.processing.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
 from headwater.processing.options import Options
 from headwater.processing.watermark import reached_at, watermark_at
@@ -199,10 +199,9 @@ class Subscription:
         except InvalidInput as error:
             raise InvalidInput(f"Option columns: {error.what}", advice=error.advice) from None
         schema = pa.schema([FIELDS.get(name) or found.field(name) for name in names])
-        if DELETED.name not in names and PASSED not in names:
-            return schema
-        # A deletion has its key and nothing else, and a row that only tells the watermark has not even that.
-        return pa.schema([field.with_nullable(True) for field in schema])
+        if DELETED.name in names:  # a deletion has its key and nothing else
+            return pa.schema([field.with_nullable(True) for field in schema])
+        return pa.schema(map(may_be_null, schema)) if PASSED in names else schema
 
     def _place(self, where: Place, at: At, bound: Bounds) -> int:
         if where == EARLIEST:
