@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
+from headwater import launch
 from headwater.model.errors import AppFailed, InvalidApp
 from headwater.testing.servers.packaged import RedisServer
 from headwater.testing.servers.server import free_port
@@ -146,6 +147,39 @@ def test_columns_that_come_while_it_runs_come_with_their_values(
         eventually(lambda: newest_in(files) == bare(expected), "the files")
         assert verified(f"{log.url}#users", table.url).is_equal
         assert [(stage.restarts, stage.error) for stage in app.status().stages] == [(0, None)] * 3
+    finally:
+        app.stop()
+    log.close()
+
+
+def test_columns_that_come_while_it_is_planned_again_are_not_lost(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at a topic's columns and the plan of what is read."""
+    log = hw.open_log(str(tmp_path / "log"))
+    app = hw.App("shop", log=log.url, spark=spark)
+    app.sink(app.table("users", schema=SCHEMA, key="id"), to="copies", name="to.topic")
+    app.start()
+    columns = [SCHEMA]
+
+    def add_column(name: str) -> None:
+        columns.append(f"{name} STRING")
+        log.alter_topic("users", schema=", ".join(columns))
+
+    def make_late(*arguments: Any) -> None:
+        made(*arguments)
+        if len(columns) == 2:
+            add_column("place")
+
+    made = launch.make_output
+    monkeypatch.setattr(launch, "make_output", make_late)
+    try:
+        log.append("users", [row(1)])
+        eventually(lambda: len(log.read("copies")) == 1, "the first row")
+        add_column("note")
+        eventually(lambda: len(columns) == 3, "the second column")
+        log.append("users", [last := {**row(1), "note": "a note", "place": "here"}])
+        eventually(lambda: bare(log.read("copies").to_pylist()) == bare([last]), "both columns")
     finally:
         app.stop()
     log.close()

@@ -80,6 +80,8 @@ class Analysed(msgspec.Struct, frozen=True):
     """Whether all state is that of operators which give for each row a few at once."""
     times: Times | None = None
     """What is known of the event times of its result (see `passed`)."""
+    versions: Mapping[str, int | None] = {}
+    """Of inputs that are in the log, the schema that `columns` are of."""
     filters: Mapping[str, str] = {}
     """Of inputs whose rows are looked at before anything else, what is asked of them (see `pushing`)."""
 
@@ -214,7 +216,8 @@ class Analysis:
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
             return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)
-        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times, filters=filters)
+        versions = {topic: fact.schema_version for topic, fact in facts.items()}
+        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times, versions=versions, filters=filters)
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
         return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))

@@ -165,7 +165,7 @@ class Inputs:
         if topic in plan.stop:
             options |= {"stopOffsets": plan.stop[topic], "maxOffsetsPerTrigger": str(REPLAY_EVENTS)}
         if plan.anew is not None:
-            options["schemaVersion"] = str(plan.facts[topic].schema_version)
+            options["schemaVersion"] = str(plan.analysed.versions[topic])
         condition, where = skips.condition(topic), plan.analysed.filters.get(topic)
         if condition:
             options["filter"] = condition
