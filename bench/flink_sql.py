@@ -25,8 +25,8 @@ def tables(files: Path) -> list[str]:
 def _table(name: str, schema: str, folder: Path) -> str:
     columns = []
     for column in schema.split(","):
-        name_of, kind = column.split()
-        columns.append(f"`{name_of}` {_TYPES.get(kind, kind)}")
+        name_of, kind, *more = column.split()
+        columns.append(" ".join([f"`{name_of}`", _TYPES.get(kind, kind), *more]))
     return (
         f"CREATE TABLE {name} ({', '.join(columns)}, `proctime` AS PROCTIME(),"
         f" WATERMARK FOR `{TIME}` AS `{TIME}` - INTERVAL '{_LATENESS_S}' SECOND)"
