@@ -99,8 +99,10 @@ class NexmarkRig(StateRig):
             stack.callback(launch.close)
             runner = launch.start()
             stack.callback(runner.stop)
-            result = runner.inputs.result(runner.stages[0].plan, Skips(self.folder / "skips.json"))
-            return self._batches_s(result.writeStream.format("noop").outputMode(query.mode))
+            plan = runner.stages[0].plan
+            result = runner.inputs.result(plan, Skips(self.folder / "skips.json"))
+            # An operator inside a source looks for its query's checkpoint.
+            return self._batches_s(result.writeStream.format("noop").outputMode(query.mode), Path(plan.checkpoint))
 
     def spark_s(self, name: str, house: House) -> float:
         """The same by Spark alone, over the files."""
@@ -129,6 +131,6 @@ class NexmarkRig(StateRig):
         frame = frame if log else frame.drop("_appended")
         return frame.withWatermark(TIME, LATENESS)
 
-    def _batches_s(self, writer: DataStreamWriter) -> float:
-        stream, _ = self._run(writer)
+    def _batches_s(self, writer: DataStreamWriter, checkpoint: Path | None = None) -> float:
+        stream, _ = self._run(writer, checkpoint)
         return sum(int(batch["durationMs"]["triggerExecution"]) for batch in stream.recentProgress) / 1000
