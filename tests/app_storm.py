@@ -122,7 +122,7 @@ class Life:
         self._folder = folder
         with (folder / "driver.txt").open("ab") as output:
             self.driver = subprocess.Popen(
-                [sys.executable, __file__, str(folder)],
+                ["env", "--default-signal=INT", sys.executable, __file__, str(folder)],
                 start_new_session=True,
                 env=environment(folder),
                 stdin=subprocess.DEVNULL,

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 
 import headwater as hw
 from children import NOBODY, in_child, let_others_in
-from commands import Command, refused
+from commands import Command, refused, start
 from headwater.log.mirror import Mirror
 from headwater.log.mirror_topic import CopiedTopic
 from headwater.log.store import Write
@@ -30,7 +28,6 @@ from headwater.testing.simprocess import Crashed
 from log_pairs import KINDS, every_pair
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, at TIMESTAMP"
-SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 files_only = pytest.mark.parametrize("logs", [("file", "file")], indirect=True, ids=["file"])
@@ -334,14 +331,7 @@ def test_the_command_follows_until_it_is_interrupted(tmp_path: Path) -> None:
     with hw.open_log(tmp_path / "data") as log:
         log.create_topic("t", "n INT", partitions=1)
         log.append("t", [{"n": 1}])
-        command_line = [sys.executable, "-m", "headwater.cli.main", "mirror", "data", "copy", "--follow"]
-        with subprocess.Popen(
-            command_line,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(SOURCE)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as running:
+        with start("mirror", str(tmp_path / "data"), str(tmp_path / "copy"), "--follow") as running:
             assert running.stdout is not None and running.stderr is not None
             assert json.loads(running.stdout.readline()) == {"topics": 1, "events": 1, "behind": 0}
             log.append("t", [{"n": 2}, {"n": 3}])
