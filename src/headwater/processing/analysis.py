@@ -207,17 +207,17 @@ class Analysis:
         uses_time = made.uses_time or uses_time_of(result)
         _check_late(stage, uses_time=uses_time, operators=operators)
         stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
-        columns, filters = self._pruned(stage, facts, folder, result, is_simple=not (stateful or uses_time))
-        times = times_of(stage, result)
+        found = Analysed(schema, {}, stateful, operators, uses_time, times=times_of(stage, result))
+        columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
             read_once = [topic for topic, count in Counter(_topics(result)).items() if count == 1]
             is_sound = not uses_time or len(facts) == 1
             fused = {uid: topic for uid, topic in fusion.found.items() if topic in read_once and is_sound}
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
-            return Analysed(schema, columns, operators, operators, uses_time, fused, is_prompt, times)
+            return msgspec.structs.replace(found, columns=columns, fused=fused, is_prompt=is_prompt)
         versions = {topic: fact.schema_version for topic, fact in facts.items()}
-        return Analysed(schema, columns, stateful, uses_time=uses_time, times=times, versions=versions, filters=filters)
+        return msgspec.structs.replace(found, columns=columns, versions=versions, filters=filters)
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
         return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))
