@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,51 @@ def test_columns_that_come_while_it_is_planned_again_are_not_lost(
     log.close()
 
 
+def test_a_copy_in_a_topic_has_the_key_of_what_is_copied(tmp_path: Path, spark: SparkSession) -> None:
+    """Of a table, declared or captured, of a view's changes, or as it was told: what comes of one row keeps its order. A topic that is
+    there already, with another key or without one, is taken as it is."""
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("CREATE TABLE orders (order_id INTEGER PRIMARY KEY, amount REAL)")
+        database.executemany("INSERT INTO orders VALUES (?, ?)", [(n, n / 2) for n in range(100)])
+        database.commit()
+    log = hw.open_log(str(tmp_path / "log"))
+    log.create_topic("users", SCHEMA, key="id", compact=True)
+    log.create_topic("keyless", SCHEMA)
+    log.create_topic("by_name", SCHEMA, key="name")
+    for turn in range(2):
+        for n in range(turn * 500, turn * 500 + 500, 50):
+            log.append("users", [row(m, key=m % 7) for m in range(n, n + 50)])
+        app = hw.App("shop", log=log.url, spark=spark)
+        users = app.table("users", schema=SCHEMA, key="id")
+        app.view(users, key="name")(per_name)
+        app.sink(users, to="copies", name="copied")
+        app.sink(users, to="named", key="name", name="as_told")
+        app.sink(per_name, to="counts", name="counted")
+        app.sink(app.table("orders", source=f"sqlite:///{tmp_path}/shop.db"), to="bought")
+        app.sink(users, to="keyless", name="without")
+        app.sink(users, to="by_name", name="otherwise")
+        app.run(available_now=True)
+    keys = {"copies": "id", "named": "name", "counts": "key", "bought": "order_id", "keyless": None, "by_name": "name"}
+    assert {topic: log.topic(topic).key for topic in keys} == keys
+    assert log.read("bought").num_rows == 100
+    for topic in ("copies", "named", "by_name"):
+        check_order(log, topic)
+    log.close()
+
+
+def check_order(log: hw.Log, topic: str) -> None:
+    """Every row once, those of a key in one partition and in the order in which they came."""
+    rows = log.read(topic, columns=["id", "name", "n", "_partition", "_offset"]).to_pylist()
+    assert sorted(one["n"] for one in rows) == list(range(1000))
+    of_key: dict[str, list[tuple[int, int, int]]] = {}
+    for one in rows:
+        of_key.setdefault(one[log.topic(topic).key], []).append((one["_partition"], one["_offset"], one["n"]))
+    for places in of_key.values():
+        assert len({partition for partition, _, _ in places}) == 1
+        if topic == "copies":  # of another key, rows come from several partitions
+            assert [n for _, _, n in sorted(places)] == sorted(n for _, _, n in places)
+
+
 def bare(rows: dict[str, dict[str, Any]] | list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The last row of each key, without what is null."""
     each = rows.values() if isinstance(rows, dict) else rows
@@ -192,9 +238,8 @@ def bare(rows: dict[str, dict[str, Any]] | list[dict[str, Any]]) -> dict[str, di
 
 
 def newest_in_topic(log: hw.Log) -> dict[str, dict[str, Any]]:
-    """The same of the topic of copies, which has no key: rows of one may be in any partition. A key's last one has the most columns."""
-    rows = log.read("copies").to_pylist()
-    return bare(sorted(rows, key=lambda one: sum(value is not None for value in one.values())))
+    """The same of the topic of copies: rows of one key are in one partition."""
+    return bare(log.read("copies").to_pylist())
 
 
 def newest_in(files: Path) -> dict[str, dict[str, Any]]:

@@ -275,6 +275,7 @@ class App:
     ) -> None:
         """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
 
+        A topic that is made for it has the key of what is copied, unless `key` names another column: what comes of one row keeps its order.
         A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
         A URL such as "postgresql://…?table=users", "redis://…" or "sqlite:///…" is a system that holds the newest row of each key, kept in
         step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most (250,000) are one

@@ -16,6 +16,7 @@ from headwater.processing.graph import StageNode, TopicNode
 from headwater.sinks.files import is_folder
 from headwater.sinks.sink import is_target
 from headwater.sources.capture.supervised import CapturedTable
+from headwater.views.changes import CHANGES_KEY
 
 if TYPE_CHECKING:
     from headwater.processing.analysis import Analysed
@@ -71,17 +72,24 @@ def writes_topic(stage: StageNode) -> bool:
 
 
 def make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
-    """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused."""
+    """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused.
+
+    A copy has the key of what it copies, unless another was named: what comes of one row keeps its order. A topic that is there is taken
+    with the key it has.
+    """
     if not writes_topic(stage):
         return
+    named = stage.key[0] if stage.key else None
+    is_copy = stage.kind == "sink" and named is None
     if stage.to not in log.topics():
         settings = {name: value for name, value in stage.settings.items() if name not in ("lateness_us", "events_max")}
+        settings["key"] = _copied_key(log, stage.inputs[0]) if is_copy else named
         log.create_topic(stage.to, analysed.schema, exist_ok=True, **settings)
         return
     there = log.topic(stage.to)
-    if there.key != (stage.key[0] if stage.key else None):
+    if there.key != named and not is_copy:
         raise InvalidApp(
-            f"{stage.place} writes topic {stage.to!r} with key {stage.key[0] if stage.key else None!r}, and its key is {there.key!r}.",
+            f"{stage.place} writes topic {stage.to!r} with key {named!r}, and its key is {there.key!r}.",
             advice="A topic's key is for ever; write to another topic.",
         )
     try:
@@ -89,3 +97,8 @@ def make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
             log.alter_topic(stage.to, schema=analysed.schema)
     except HeadwaterError as error:
         raise InvalidApp(f"{stage.place} does not fit topic {stage.to!r}: {error.what}", advice=error.advice) from None
+
+
+def _copied_key(log: Log, topic: str) -> str | None:
+    """The key of a topic; what is not in the log yet are the changes of a view, which is made after the topics."""
+    return log.topic(topic).key if topic in log.topics() else CHANGES_KEY

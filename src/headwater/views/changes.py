@@ -22,6 +22,9 @@ from headwater.views.definition import ViewDefinition
 KEY = "_key"
 """The column with the key's text, beside the view's own columns."""
 
+CHANGES_KEY = "key"
+"""The column with it in the topic of changes, whose key it is."""
+
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
 
 
@@ -44,7 +47,7 @@ def changes_schema(definition: ViewDefinition) -> pa.Schema:
     row = pa.struct([field.with_nullable(True) for field in definition.schema])
     return pa.schema(
         [
-            pa.field("key", pa.string(), nullable=False),
+            pa.field(CHANGES_KEY, pa.string(), nullable=False),
             pa.field("op", pa.string(), nullable=False),
             pa.field("old", row),
             pa.field("new", row),

@@ -31,6 +31,7 @@ from headwater.log.topic import Durability
 from headwater.model.errors import EventsMissed, InvalidInput
 from headwater.views.catalog import Catalog, CatalogEntry
 from headwater.views.changes import (
+    CHANGES_KEY,
     DELETE,
     KEY,
     Delta,
@@ -93,7 +94,7 @@ class Maintainer:
         self._topic = log.create_topic(
             definition.changes,
             changes_schema(definition),
-            key="key",
+            key=CHANGES_KEY,
             partitions=1,
             compact=compact,
             durability=durability,
