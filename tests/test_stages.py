@@ -15,8 +15,8 @@ from children import Child, in_child
 from headwater.log import commit
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
-from headwater.log.stage import Stage
-from headwater.model.errors import Damaged, Fenced
+from headwater.log.stage import Stage, check_query
+from headwater.model.errors import CheckpointConflict, Damaged, Fenced
 from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.crash_worker import _AnywhereDisk, _PointDisk
@@ -47,6 +47,17 @@ def make_topics(folder: Path, disk: RealDisk | None = None) -> None:
 
 def rows_of(epoch: int) -> list[dict[str, object]]:
     return [{"n": 10 * epoch + number, "k": f"k{number}"} for number in range(epoch % 4 + 1)]
+
+
+def test_a_query_that_cannot_go_on_is_told_before_it_takes_the_stage() -> None:
+    """Another one, or one that has not begun; a stage that has written nothing takes any."""
+    last = hw.Marker(query="q", epoch=4, stage="s")
+    for query in (None, "q", "another"):
+        check_query("s", None, query)
+    check_query("s", last, "q")
+    for query, word in [(None, "no batch yet"), ("another", "'another'")]:
+        with refused(CheckpointConflict, "'s'", "epoch 4 of query 'q'", word, "--accept-new-checkpoint STAGE=marker"):
+            check_query("s", last, query)
 
 
 def run_stage(folder: Path, disk: RealDisk, *, epochs: int = EPOCHS) -> None:

@@ -1,4 +1,5 @@
-"""Stages that are started again in the background, whatever they died of: an error, or a task that an earlier run left behind."""
+"""Stages that are started again in the background, whatever they died of: an error, or a task that an earlier run left behind; and an
+application that is started a second time, elsewhere, which they do not notice."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.processing.failure import is_about_data
 from headwater.processing.runner import OVERTAKEN_MAX
+from waiting import wait_until
 
 TASK_FAILURES_MAX = 4
 """So often the Spark of these tests runs a task, before its query fails."""
@@ -95,6 +97,59 @@ def test_a_stage_that_two_run_is_left_by_one(spark: SparkSession, tmp_path: Path
         assert (stage.state, stage.restarts) == ("failed", OVERTAKEN_MAX - 1)
         assert "[fenced]" in (stage.error or "") and "stop this one" in (stage.error or "")
         assert log.read("overtaken").num_rows == 0
+
+
+def copied(words: DataFrame) -> DataFrame:
+    return words.select("n")
+
+
+def counted(words: DataFrame) -> DataFrame:
+    return words.groupBy("n").count()
+
+
+def declare_whole(app: hw.App, folder: Path) -> hw.App:
+    """A stage of each kind: a stream, a view, a sink to a table and one to files."""
+    words = app.topic("words", schema="n BIGINT", key="n", partitions=1)
+    app.stream(words, to="copied", key="n")(copied)
+    app.view(words, key="n")(counted)
+    app.sink(words, to=f"sqlite:///{folder}/outside.db", name="outside")
+    app.sink(words, to=f"{folder}/files", name="files")
+    return app
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_who_is_started_by_mistake_stops_nobody(spark: SparkSession, tmp_path: Path) -> None:
+    """With another folder for its state it is refused by what was written last, before it opens anything; the first one does not notice."""
+    first = declare_whole(hw.App("shop", log=tmp_path / "log", spark=spark), tmp_path)
+    beside = declare_whole(hw.App("shop", log=tmp_path / "log", spark=spark, state=tmp_path / "beside"), tmp_path)
+    with hw.open_log(tmp_path / "log") as log:
+        first.start()
+        try:
+            log.append("words", [{"n": n} for n in range(3)])
+            wait_until(lambda: have_read(first, 3), seconds=600)
+            numbers = {name: log.store.stage_state(name).number for name in log.stages()}
+            refused = beside.run(available_now=True, check=False).stages
+            assert numbers == {name: log.store.stage_state(name).number for name in log.stages()}
+            assert {stage.state for stage in refused} == {"failed"} and len(refused) == 4
+            for stage in refused:
+                assert f"[checkpoint_conflict] Stage 'shop.{stage.name}' has last written epoch " in (stage.error or "")
+                assert "deleted, or it belongs to another application" in (stage.error or "")
+            log.append("words", [{"n": n} for n in range(3, 5)])
+            wait_until(lambda: have_read(first, 5), seconds=600)
+            with first.views["counted"] as view:
+                assert {row["n"]: row["count"] for row in view.rows().to_pylist()} == dict.fromkeys(range(5), 1)
+        finally:
+            first.stop()
+        assert sorted(log.read("copied").column("n").to_pylist()) == list(range(5))
+
+
+def have_read(app: hw.App, events: int) -> bool:
+    """Whether every stage has, and none of them was ever started again."""
+    status = app.status()
+    assert status is not None
+    assert [(stage.error, stage.restarts) for stage in status.stages] == [(None, 0)] * 4
+    return all(stage.events == events for stage in status.stages)
 
 
 def is_cured(app: hw.App) -> bool:

@@ -27,7 +27,7 @@ from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
 from headwater.processing.graph import Graph, StageNode
-from headwater.restarts import Restart, begin_again, check_restart, checked_restarts
+from headwater.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
 from headwater.sink_stages import TargetWriter, check_partitioned, shape_of
 from headwater.sink_transactions import TransactionWriter
 from headwater.sinks.files import FileSink, is_folder
@@ -251,10 +251,11 @@ class Launch:
         starts = self._settings.state / "starts" / f"{name}.json"
         elsewhere = self._settings.operators
         operators = f"{checkpoint}/operators" if elsewhere is None else f"{elsewhere}/{name}"
+        named = f"{self._graph.name}.{name}"
         if restart is not None:
-            named = f"{self._graph.name}.{name}"
             self._notes.append(begin_again(log, stage, named, restart, checkpoint=checkpoint, starts=starts))
             StateFolder(operators).remove_all()
+        check = partial(check_checkpoint, log, stage, named, checkpoint)
         return Plan(
             stage=stage,
             analysed=analysed,
@@ -265,7 +266,8 @@ class Launch:
             start=json.loads(starts.read_text()) if starts.exists() else {},
             write=self._writer(log, stage, analysed, str(checkpoint))
             if view is None
-            else views.writer(stage, view, str(checkpoint)),
+            else views.writer(stage, view, str(checkpoint), check=check),
+            check=check,
             anew=partial(self._plan_anew, log, views, stage, analysis) if self._takes_all(stage) else None,
             reopens=writes_topic(stage),
         )

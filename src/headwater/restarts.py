@@ -9,16 +9,18 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headwater.log.log import Log
-from headwater.model.errors import InvalidApp
+from headwater.log.stage import check_query
+from headwater.model.errors import InvalidApp, NotFound
 from headwater.model.marker import Marker
 from headwater.processing.graph import StageNode
 from headwater.sink_stages import ledger_of
 from headwater.sinks.files import FileSink
-from headwater.sinks.sink import is_target
+from headwater.sinks.sink import Sink, is_target
 
 if TYPE_CHECKING:
     from headwater.processing.analysis import Analysed
@@ -56,13 +58,35 @@ def check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> Non
         )
 
 
+def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) -> None:
+    """Refuses a checkpoint by which a stage has not written what it wrote last; `CheckpointConflict`.
+
+    Nothing is opened for it: an application that was started by mistake, with another folder `state`, takes nothing from the one that runs.
+    """
+    from headwater.processing.marker import query_of
+    from headwater.processing.reading import is_local
+
+    query: str | None = None
+    with suppress(NotFound):
+        query = query_of(str(checkpoint))
+    ledger = ledger_of(stage, name)
+    if ledger is None:
+        by_task = stage.kind != "view" and not is_local(log)
+        for each in (name, *(_tasks(log, name) if by_task else ())):
+            check_query(each, log.store.stage_state(each).last, query)
+        return
+    try:
+        check_query(name, ledger.last, query)
+    finally:
+        _close(ledger)
+
+
 def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, checkpoint: Path, starts: Path) -> str:
     """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
     ledger = ledger_of(stage, name)
     try:
         last = log.stage(name).last if ledger is None else ledger.last
-        own = re.compile(rf"{re.escape(name)}\.\d+")  # on Kafka each task has a stage of its own
-        tasks = [each for each in log.stages() if own.fullmatch(each)]
+        tasks = _tasks(log, name)
         if restart == "marker" and last is None:
             raise _no_marker(stage, by_task=bool(tasks))
         starts.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +100,8 @@ def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, chec
         else:
             ledger.accept_new_checkpoint()
     finally:
-        if ledger is not None and not isinstance(ledger, FileSink):
-            ledger.close()
+        if ledger is not None:
+            _close(ledger)
     behind = f"behind what it wrote last ({last})"
     return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
 
@@ -96,6 +120,17 @@ def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | Non
             places = {number: done.get((topic, number), span.start) for number, span in spans.items()}
         begin[topic] = places_text(topic, places)
     return begin
+
+
+def _tasks(log: Log, name: str) -> list[str]:
+    """The stages of a stage's tasks: on Kafka each task has one of its own."""
+    own = re.compile(rf"{re.escape(name)}\.\d+")
+    return [each for each in log.stages() if own.fullmatch(each)]
+
+
+def _close(ledger: FileSink | Sink) -> None:
+    if not isinstance(ledger, FileSink):
+        ledger.close()
 
 
 def _no_marker(stage: StageNode, *, by_task: bool) -> InvalidApp:

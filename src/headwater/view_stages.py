@@ -11,11 +11,13 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.log.log import Log
+from headwater.model.errors import CheckpointConflict
 from headwater.processing.graph import Graph, StageNode
 from headwater.views.catalog import Catalog, plan_view
 from headwater.views.catalog import Plan as ViewPlan
@@ -63,11 +65,19 @@ class ViewStages:
         )
         return plan_view(self._log, definition)
 
-    def writer(self, stage: StageNode, plan: ViewPlan, checkpoint: str) -> Callable[[], WriteBatch]:
-        """What maintains the view, made anew for each run of its query; the first one here, so that what it refuses is told early."""
+    def writer(
+        self, stage: StageNode, plan: ViewPlan, checkpoint: str, *, check: Callable[[], None]
+    ) -> Callable[[], WriteBatch]:
+        """What maintains the view, made anew for each run of its query; the first one here, so that what it refuses is told early.
+
+        Where `check` refuses the checkpoint none is made: whoever maintains the view goes on, and the stage is told when it is started.
+        """
         from headwater.processing.marker import marker_of
 
-        made = [self._maintainer(stage, plan)]
+        made = list[Maintainer]()
+        with suppress(CheckpointConflict):
+            check()
+            made.append(self._maintainer(stage, plan))
         lock = self._locks[stage.name]
 
         def maintaining() -> WriteBatch:

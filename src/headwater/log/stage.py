@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Positions = dict[str, dict[int, range]]
 """Where events stand: topic, partition, offsets."""
 
+_FOREIGN = "The checkpoint was deleted, or it belongs to another application"
+
 
 class StageState(msgspec.Struct, frozen=True):
     """What a log knows of a stage: its fencing number, its newest marker, and where that one's events stand."""
@@ -120,7 +122,7 @@ def is_new(name: str, last: Marker | None, marker: Marker, *, gaps: bool = False
     if last is None:
         return True
     if marker.query != last.query:
-        why = "The checkpoint was deleted, or it belongs to another application"
+        why = _FOREIGN
     elif marker.epoch == last.epoch and marker.ends == last.ends:
         return False
     elif marker.epoch == last.epoch + 1 or (gaps and marker.epoch > last.epoch):
@@ -131,8 +133,23 @@ def is_new(name: str, last: Marker | None, marker: Marker, *, gaps: bool = False
         why = "The checkpoint is older than what was written: an early copy of it, or one that a power loss took back"
     else:
         why = "Batches in between are missing here: the log was restored from a backup, or they were written elsewhere"
-    raise CheckpointConflict(
-        f"Stage {name!r} has last written {last}, and {marker} does not follow it. {why}.",
+    raise _conflict(name, last, f"{marker} does not follow it", why)
+
+
+def check_query(name: str, last: Marker | None, query: str | None) -> None:
+    """Refuses a query, or one that is to begin, whose every batch `is_new` would refuse after the last one; `CheckpointConflict`.
+
+    To be asked before the stage is opened: that stops whoever runs it.
+    """
+    if last is not None and query is None:
+        raise _conflict(name, last, "a checkpoint that has no batch yet does not go on from there", _FOREIGN)
+    if last is not None and query != last.query:
+        raise _conflict(name, last, f"query {query!r} does not go on from there", _FOREIGN)
+
+
+def _conflict(name: str, last: Marker, what: str, why: str) -> CheckpointConflict:
+    return CheckpointConflict(
+        f"Stage {name!r} has last written {last}, and {what}. {why}.",
         advice="Nothing was written. Put the checkpoint back that belongs to the last marker; or begin a new one where that "
         "marker ends: `headwater run … --accept-new-checkpoint STAGE=marker` (or `STAGE=earliest`, `STAGE=latest`), in Python "
         "`stage.accept_new_checkpoint()`.",

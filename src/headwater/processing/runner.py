@@ -83,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The checkpoint that says which operators are inside sources, where that is another one."""
     anew: Callable[[], Plan] | None = None
     """Makes it again, where the stage is to have all columns of its input and that got others."""
+    check: Callable[[], None] | None = None
+    """Refuses a checkpoint that is not the stage's, before anything is opened."""
     reopens: bool = False
     """Whether each run of the query opens the stage anew, so that one which was overtaken can go on."""
 
@@ -267,6 +269,8 @@ class _Supervised:
             if self._is_outdated and self.plan.anew is not None:
                 self.plan = self.plan.anew()
             self._is_outdated = False
+            if self.plan.check is not None:
+                self.plan.check()
             note_beginning(self._runner.log, self.plan.checkpoint, self.inputs, self.plan.start)
             result = self._runner.inputs.result(self.plan, self._skips)
             write = None if self.plan.write is None else self._noting(self.plan.write())
