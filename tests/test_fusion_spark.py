@@ -1,4 +1,6 @@
-"""An operator inside a source, in an application on Spark: its topic gets more partitions, its state is lost and rebuilt."""
+"""An operator inside a source, in an application on Spark: its topic gets more partitions, its state is lost and rebuilt.
+
+And why another operator is not inside one."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
+from headwater.processing.analysis import Analysis, Facts
 from headwater.processing.state_list import find_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,7 +48,7 @@ def test_what_is_fused_goes_on_from_its_state(tmp_path: Path, spark: SparkSessio
     """`plan` says what is; keys that move to another partition keep their state; a lost state is rebuilt as it was."""
     random, app = Random(3), make(tmp_path, spark)
     assert "top_n-1 runs inside the source of bids" in app.plan()
-    assert "totals-1 runs inside" not in app.plan()
+    assert "totals-1 is not fused: its input is not just columns of a topic" in app.plan()
     assert "reads bids: who, lot, price\n" in app.plan(), "and nothing that no operator needs"
     checkpoint = tmp_path / "log/apps/auction/checkpoints/winners"
     with hw.open_log(tmp_path / "log") as log:
@@ -68,6 +71,75 @@ def test_what_is_fused_goes_on_from_its_state(tmp_path: Path, spark: SparkSessio
         "00000-of-00002.topic",
         "00001-of-00002.topic",
     ]
+
+
+def inside(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids, by=["lot", "who"], n="count", uid="inside")
+
+
+def by_lot(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids, by="lot", n="count", uid="by_lot")
+
+
+def nullable(asks: DataFrame) -> DataFrame:
+    return hw.totals(asks, by="who", n="count", uid="nullable")
+
+
+def chosen(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids.where("lot > 3"), by="who", n="count", uid="chosen")
+
+
+def by_rate(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids, by=["who", "rate"], n="count", uid="by_rate")
+
+
+def twice(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids, by="who", n="count", uid="twice").unionByName(bids.selectExpr("who", "1L AS n"))
+
+
+def timed(bids: DataFrame, asks: DataFrame) -> DataFrame:
+    return hw.sliding(bids, by="who", over="1 minute", at="at", n="count", uid="timed")
+
+
+def looked_up(bids: DataFrame, lots: Any) -> DataFrame:
+    return hw.lookup(bids, lots, on="lot", at="at", uid="looked_up")
+
+
+APART = {
+    "by_lot": "the key of bids is who, the operator's is (lot)",
+    "nullable": "asks has no key that is NOT NULL and of a type that can be hashed here",
+    "chosen": "its input is not just columns of a topic",
+    "by_rate": "rate of its key can be hashed by Spark only",
+    "twice": "the stage reads bids 2 times",
+    "timed": "the stage works by event time over 2 inputs",
+    "looked_up": "it has 2 inputs",
+}
+
+
+def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark: SparkSession) -> None:
+    """One reason for each rule; on a log that is no folder there is one for all."""
+    app = hw.App("auction", log=str(tmp_path / "log"), spark=spark)
+    bids = app.topic("bids", schema="who STRING NOT NULL, lot INT, rate DOUBLE, at TIMESTAMP", key="who", time="at")
+    asks = app.topic("asks", schema="who STRING, lot INT", key="who")
+    lots = app.table("lots", schema="lot INT NOT NULL, name STRING, since TIMESTAMP", key="lot", time="since")
+    for function in (inside, by_lot, chosen, by_rate, twice):
+        app.stream(bids)(function)
+    app.stream(asks)(nullable)
+    app.stream(bids, asks)(timed)
+    app.stream(bids, lots)(looked_up)
+    told = dict(line.strip().split(" is not fused: ") for line in app.plan().splitlines() if " is not fused: " in line)
+    assert {uid.rpartition(" ")[2]: why for uid, why in told.items()} == APART
+    assert "inside runs inside the source of bids" in app.plan()
+
+    def facts(topic: str) -> Facts:
+        node = app.graph.topics[topic]
+        assert node.schema is not None
+        return Facts(node.schema, node.settings.get("time"), is_table=node.is_table)
+
+    elsewhere = Analysis(spark, app.graph, facts, is_local=False).run()
+    assert {uid: why for stage in elsewhere.values() for uid, why in stage.apart.items()} == dict.fromkeys(
+        ["inside", *APART], "the log is not a folder"
+    )
 
 
 def brute_force(events: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:

@@ -99,9 +99,9 @@ class Prints:
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def fuse(self, operator: Operator, each: Input, state: str, uid: str, fingerprint: str) -> DataFrame:
+    def fuse(self, operator: Operator, inputs: Sequence[Input], state: str, uid: str, fingerprint: str) -> DataFrame:
         self.found.append(fingerprint)
-        return each.frame
+        return inputs[0].frame
 
 
 @pytest.mark.parametrize(

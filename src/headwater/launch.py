@@ -362,8 +362,9 @@ def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
     reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
     state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
     fused = [f"{uid} runs inside the source of {topic}, without a shuffle" for uid, topic in analysed.fused.items()]
+    apart = [f"{uid} is not fused: {why}" for uid, why in analysed.apart.items()]
     gives = to_ddl(analysed.schema) if stage.capture is None else "whole transactions of its source"
-    return [f"gives {gives}", f"reads {reads}", state, *fused]
+    return [f"gives {gives}", f"reads {reads}", state, *fused, *apart]
 
 
 def check_partitions(count: Any) -> int:

@@ -76,6 +76,8 @@ class Analysed(msgspec.Struct, frozen=True):
     uses_time: bool = False
     fused: Mapping[str, str] = {}
     """Of the operators those that can run inside a source, with the topic it reads."""
+    apart: Mapping[str, str] = {}
+    """Of the operators those that cannot, with the reason."""
     is_prompt: bool = False
     """Whether all state is that of operators which give for each row a few at once."""
     times: Times | None = None
@@ -210,14 +212,25 @@ class Analysis:
         found = Analysed(schema, {}, stateful, operators, uses_time, times=times_of(stage, result))
         columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
-            read_once = [topic for topic, count in Counter(_topics(result)).items() if count == 1]
-            is_sound = not uses_time or len(facts) == 1
-            fused = {uid: topic for uid, topic in fusion.found.items() if topic in read_once and is_sound}
+            apart = self._apart(fusion, found, result, inputs=len(facts))
+            fused = {uid: topic for uid, topic in fusion.found.items() if uid not in apart}
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
-            return msgspec.structs.replace(found, columns=columns, fused=fused, is_prompt=is_prompt)
+            return msgspec.structs.replace(found, columns=columns, fused=fused, apart=apart, is_prompt=is_prompt)
         versions = {topic: fact.schema_version for topic, fact in facts.items()}
         return msgspec.structs.replace(found, columns=columns, versions=versions, filters=filters)
+
+    def _apart(self, fusion: Fusion, found: Analysed, result: DataFrame, *, inputs: int) -> dict[str, str]:
+        """The operators that cannot run inside a source, by themselves or for the sake of the whole stage, with the reason."""
+        if not self._is_local:
+            return dict.fromkeys(found.operators, "the log is not a folder")
+        apart, often = dict(fusion.apart), Counter(_topics(result))
+        for uid, topic in fusion.found.items():
+            if often[topic] != 1:
+                apart[uid] = f"the stage reads {topic} {often[topic]} times"
+            elif found.uses_time and inputs > 1:
+                apart[uid] = f"the stage works by event time over {inputs} inputs"
+        return apart
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
         return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))

@@ -58,34 +58,55 @@ class Fusion:
     """The inputs of a stage whose function is being called, and what is fused with them.
 
     `wanted` are the operators that are to be; without it they are only noted, in `found`, with their topics.
+    `apart` says of the others why they are not.
     """
 
     def __init__(self, origins: Iterable[Origin], *, checkpoint: str = "", wanted: Sequence[str] | None = None) -> None:
         self._origins = [(analyzed(each.frame), each) for each in origins]
         self._checkpoint, self._wanted = checkpoint, wanted
         self.found: dict[str, str] = {}
+        self.apart: dict[str, str] = {}
 
-    def fuse(self, operator: Operator, each: Input, state: str, uid: str, fingerprint: str) -> DataFrame | None:
+    def fuse(
+        self, operator: Operator, inputs: Sequence[Input], state: str, uid: str, fingerprint: str
+    ) -> DataFrame | None:
         """The operator's result, made by a source; None where it is to be made by Spark."""
         if self._wanted is not None and uid not in self._wanted:
             return None
-        taken = self._taken(each.frame)
-        if taken is None or taken.origin.placed_by is None:
+        taken = self._sound(inputs)
+        if isinstance(taken, str):
+            self.apart[uid] = taken
             return None
         origin = taken.origin
-        schema, key = to_arrow(each.frame.schema), [taken.names[name] for name in each.key]
-        if origin.placed_by not in key or not all(is_hashable(schema.field(name).type) for name in each.key):
-            return None
         self.found[uid] = origin.topic
         if self._wanted is None:
             return None
-        assert origin.make is not None
+        assert origin.make is not None and origin.placed_by is not None
+        [each] = inputs
+        schema, key = to_arrow(each.frame.schema), [taken.names[name] for name in each.key]
         columns = [taken.names[name] for name in schema.names]
         time = None if origin.time is None else to_arrow(origin.frame.schema).field(origin.time)
         fused = Fused(
             operator, schema, columns, key, origin.placed_by, origin.roots, state, uid, fingerprint, self._checkpoint, time,
         )  # fmt: skip
         return origin.make(fused.read.names, {"operator": fused.to_option()})
+
+    def _sound(self, inputs: Sequence[Input]) -> _Taken | str:
+        """What an operator takes of its input; or why it cannot be inside the source of that."""
+        if len(inputs) > 1:
+            return f"it has {len(inputs)} inputs"
+        [each] = inputs
+        taken = self._taken(each.frame)
+        if taken is None:
+            return "its input is not just columns of a topic"
+        topic, placed = taken.origin.topic, taken.origin.placed_by
+        if placed is None:
+            return f"{topic} has no key that is NOT NULL and of a type that can be hashed here"
+        key, schema = {taken.names[name]: name for name in each.key}, to_arrow(each.frame.schema)
+        if placed not in key:
+            return f"the key of {topic} is {placed}, the operator's is ({', '.join(key)})"
+        unhashed = [column for column, name in key.items() if not is_hashable(schema.field(name).type)]
+        return f"{unhashed[0]} of its key can be hashed by Spark only" if unhashed else taken
 
     def _taken(self, frame: DataFrame) -> _Taken | None:
         """What a DataFrame takes of an input; None where it does anything else."""

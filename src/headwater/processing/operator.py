@@ -78,7 +78,9 @@ class Input(NamedTuple):
 class Fuses(Protocol):
     """What puts operators into sources (see `fusion`)."""
 
-    def fuse(self, operator: Operator, each: Input, state: str, uid: str, fingerprint: str) -> DataFrame | None:
+    def fuse(
+        self, operator: Operator, inputs: Sequence[Input], state: str, uid: str, fingerprint: str
+    ) -> DataFrame | None:
         """The operator's result, made by the source of its input; None where it is to be made here."""
 
 
@@ -152,8 +154,8 @@ def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = No
     known = fingerprint_of(operator.name, operator.settings, [_remembered(operator, each) for each in inputs])
     kept = _Kept(stage.state, stage.uid(operator.name, uid), known, stage.partitions)
     stage.is_prompt &= getattr(operator, "is_prompt", False)
-    if len(inputs) == 1 and stage.fusion is not None:
-        fused = stage.fusion.fuse(operator, inputs[0], kept.url, kept.uid, known)
+    if stage.fusion is not None:
+        fused = stage.fusion.fuse(operator, inputs, kept.url, kept.uid, known)
         if fused is not None:
             return fused
     return _spread(operator, inputs, stage.partitions, tasks=stage.tasks, kept=kept, beats=stage.beats())
