@@ -22,12 +22,11 @@ from bench.harness import Options
 from bench.pipeline_events import KEY, SCHEMA, TIME, USERS, make_events
 from bench.pipeline_rig import CORES, TOPIC, Rig
 from headwater.processing.beats import NAME as BEATS
-from headwater.processing.event_time import LATE, counted_left_out
 from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.operator import Building, Input, Time, building, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
-from headwater.processing.status import LATE_ROWS, StageStatus
+from headwater.processing.status import StageStatus
 
 PARTITIONS = 4
 EVENTS, EVENTS_QUICK = 4_000_000, 200_000
@@ -59,14 +58,13 @@ class StateRig(Rig):
     ) -> tuple[DataStreamWriter, Path]:
         """A function with one operator, which runs inside the source of a topic, to a sink that does nothing; and its checkpoint.
 
-        One by event time is given no late rows, and these are counted, as in an application.
+        One by event time is given no late rows, and these are told of, as in an application.
         """
         checkpoint, state = self.new_checkpoint(), tempfile.mkdtemp(dir=self.folder)
         frame = self.stream(url, topic, columns)
 
         def make(names: Sequence[str], more: Mapping[str, str]) -> DataFrame:
-            found = self.stream(url, topic, ",".join(names), **more)
-            return counted_left_out(found, count_as=LATE_ROWS) if LATE in names else found
+            return self.stream(url, topic, ",".join(names), lateRows=f"{state}/late", **more)
 
         with hw.open_log(url) as log:
             found = log.topic(topic)

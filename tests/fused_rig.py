@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import headwater as hw
 from headwater.processing.aggregate import aggregates_of
 from headwater.processing.dedupe import Dedupe
 from headwater.processing.fused import Fused
+from headwater.processing.late_rows import LateRows
 from headwater.processing.offsets import EVENTS, VERSION
 from headwater.processing.operator import Operator
 from headwater.processing.sliding import Sliding
@@ -104,8 +106,9 @@ class FusedRun:
         )  # fmt: skip
         self.folder = folder
         (folder / "given").mkdir(exist_ok=True)
+        shutil.rmtree(folder / "late", ignore_errors=True)
         options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
-        names = {"columns": ",".join(fused.read.names), "operator": fused.to_option()}
+        names = {"columns": ",".join(fused.read.names), "operator": fused.to_option(), "lateRows": str(folder / "late")}
         self._source = HeadwaterSource({**options, **names})
         self._plain = HeadwaterSource({**options, "columns": ",".join([*work.topic.names, "_late", "_watermark"])})
 
@@ -135,23 +138,38 @@ class FusedRun:
                 assert {**apart, **_numbers(end)} == end, "the watermark is that which Spark would have"
             if end == start:
                 return False
+            if random.random() < 0.5:
+                reader.reportLatestOffset()  # begins with the batch
             _write(self.folder / "offsets", json.dumps([*planned, end]))
         else:
             end = planned[number]
         rows: list[Any] = []
         for _ in range(random.choice([1, 1, 2])):
             rows = self._run(reader, start, end, random)
-        _write(self.folder / "given" / str(number), json.dumps(rows))
+        _write(self.folder / "given" / str(number), json.dumps([rows, self._late(start, end)]))
         return True
 
     def given(self) -> list[list[dict[str, Any]]]:
         """What each batch gave."""
-        return [json.loads((self.folder / "given" / str(number)).read_text()) for number in range(self.done + 1)]
+        return [rows for rows, _ in self._done()]
+
+    def late(self) -> int:
+        """How many late rows were told of."""
+        return sum(late for _, late in self._done())
 
     def planned(self) -> list[Any]:
         """Up to where each batch goes."""
         path = self.folder / "offsets"
         return json.loads(path.read_text()) if path.exists() else []
+
+    def _done(self) -> list[tuple[list[dict[str, Any]], int]]:
+        return [json.loads((self.folder / "given" / str(number)).read_text()) for number in range(self.done + 1)]
+
+    def _late(self, start: Any, end: Any) -> int:
+        spans = {
+            (TOPIC, int(number)): (start[TOPIC].get(number, 0), offset) for number, offset in end.get(TOPIC, {}).items()
+        }
+        return LateRows(str(self.folder / "late")).take(spans)
 
     def _run(self, reader: StreamReader, start: Any, end: Any, random: Random) -> list[Any]:
         """A batch once: by what was fetched while it was planned, or by tasks, of which some ran before in vain."""

@@ -32,9 +32,6 @@ FIELDS = {
     REACHED: pa.field(REACHED, pa.timestamp("us", tz="UTC")),
     PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
 }
-LEFT_OUT = pa.field("_left_out", pa.int64())
-"""In the result of an operator inside a source: how many late rows it was not given. Null in the rows of the result."""
-
 _WIDEST = 16
 """So many bytes has a value of the widest type, a decimal."""
 
@@ -74,19 +71,30 @@ def only_late(frame: DataFrame, time: str | None) -> DataFrame:
     return frame.where(F.lit(False)) if time is None else frame.where(_too_late(time)).drop(LATE)
 
 
-def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str, drops: bool = True) -> DataFrame:
+def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str | None, drops: bool = True) -> DataFrame:
     """A stream with `_late` and `_watermark` as Spark's stateful operators want it: without both, and without what is late.
 
-    How many rows that is stands in the query's progress, under `count_as`. With `drops=False` late rows stay.
+    How many rows that is stands in the query's progress, under `count_as`; without that whoever reads them tells it (see `late_rows`).
+    With `drops=False` late rows stay.
     """
     late = _too_late(time) if drops else F.col(LATE)
-    # Spark moves no condition below what it counts; below the watermark it would, and then see only the rows that are let through.
-    counted = frame.withWatermark(PASSED, "0 seconds").observe(count_as, F.count_if(late).alias("rows"))
-    kept = counted.where(~late if drops else F.col(LATE).isNotNull()).drop(LATE, PASSED)
+    passes = ~late if drops else F.col(LATE).isNotNull()
+    frame = frame.withWatermark(PASSED, "0 seconds")
+    if count_as is not None:
+        frame = frame.observe(count_as, F.count_if(late).alias("rows"))
+    kept = frame.where(passes.eqNullSafe(_always())).drop(LATE, PASSED)
     columns: list[Any] = [F.col(f"`{name}`") for name in kept.columns if name != time]
     marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
     columns.insert(kept.columns.index(time), marked)
     return kept.select(*columns)
+
+
+def late_among(rows: pa.RecordBatch, time: str | None) -> int:
+    """How many of some rows with `_late` are late, or have no event time."""
+    late = rows.column(LATE)
+    if time is not None and time in rows.schema.names and rows.column(time).null_count:
+        late = pc.or_(late, pc.is_null(rows.column(time)))
+    return pc.sum(late).as_py() or 0
 
 
 def leave_out_late(rows: pa.Table, time: str) -> tuple[pa.Table, int]:
@@ -96,29 +104,15 @@ def leave_out_late(rows: pa.Table, time: str) -> tuple[pa.Table, int]:
     return rows.filter(pc.invert(late)) if count else rows, count
 
 
-def telling_left_out(result: pa.Table, count: int) -> pa.Table:
-    """A result with one row more, that tells how many rows were left out; without it where none were."""
-    told = result.append_column(LEFT_OUT, pa.nulls(result.num_rows, LEFT_OUT.type))
-    if not count:
-        return told
-    columns = [*(pa.nulls(1, field.type) for field in result.schema), pa.array([count], LEFT_OUT.type)]
-    return pa.concat_tables([told, pa.Table.from_arrays(columns, schema=told.schema)])
-
-
-def told_left_out(schema: pa.Schema) -> pa.Schema:
-    """The columns of such a result."""
-    return pa.schema([*(field.with_nullable(True) for field in schema), LEFT_OUT])
-
-
-def counted_left_out(frame: DataFrame, *, count_as: str) -> DataFrame:
-    """A stream of such results without what they tell; that stands in the query's progress, as `with_time` has it there."""
-    counted = frame.observe(count_as, F.sum(LEFT_OUT.name).alias("rows"))
-    return counted.where(F.col(LEFT_OUT.name).isNull()).drop(LEFT_OUT.name)
-
-
 def _too_late(time: str) -> Column:
     """Whether a row is late, or has no event time at all: no window or watermark has a place for it. Null of what is no event."""
     return F.col(LATE) | (F.col(LATE).isNotNull() & F.col(f"`{time}`").isNull())
+
+
+def _always() -> Column:
+    """True, and nothing that Spark could know before: below a watermark it moves conditions, this one's and those of the stage's function,
+    and that would be the watermark of the rows that are let through; but neither moves one that it cannot know, nor another past it."""
+    return F.spark_partition_id() >= 0
 
 
 def _nothing(field: pa.Field) -> pa.Array:

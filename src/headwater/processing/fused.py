@@ -10,7 +10,7 @@ topic that was copied from elsewhere may have been partitioned by other rules, a
 
 In a stage that works by event time, late rows are left out where they are read, by the same `_late` that Spark would filter by, and
 the watermarks are those in the source's offsets: the operator sees, batch by batch, what it would see behind Spark. How many rows were
-left out is told in a row of its own, which is counted and taken away above the source (see `event_time`).
+left out is told in a file (see `late_rows`).
 
 Versions of the state are numbered by the source's own offsets, which Spark writes into the checkpoint before a batch: `.version` grows
 by one with every batch. So a batch that is run again, in whatever process, finds the same version before it and writes the same one.
@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
-from headwater.processing.event_time import FIELDS, LATE, leave_out_late, telling_left_out, told_left_out
+from headwater.processing.event_time import FIELDS, LATE, leave_out_late
 from headwater.processing.hashing import hashes_of
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
@@ -98,7 +98,7 @@ class Fused(NamedTuple):
     @property
     def gives(self) -> StructType:
         """The DataFrame that the source gives."""
-        return to_spark(self.operator.schema if self.time is None else told_left_out(self.operator.schema))
+        return to_spark(self.operator.schema)
 
     def to_option(self) -> str:
         """As an option of a source, which is a text."""
@@ -120,13 +120,22 @@ class Fused(NamedTuple):
         return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
 
     def give(
-        self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]], schema: pa.Schema
+        self,
+        roots: Sequence[Root],
+        read: Callable[[Root], Iterable[pa.RecordBatch]],
+        schema: pa.Schema,
+        tell: Callable[[Range, int], None],
     ) -> Iterator[pa.RecordBatch]:
-        """What the operator makes of the rows that are read of roots, as `schema` has it; all their states are saved before."""
+        """What the operator makes of the rows that are read of roots, as `schema` has it; all their states are saved before.
+
+        `tell` is told how many rows were late.
+        """
         given, begun, query = list[pa.Table](), list[Callable[[], None]](), query_of(self.checkpoint)
         for root, table, late in self._inputs(roots, read):
             result, finish = self._worked(root, table, query)
-            given.append((result if self.time is None else telling_left_out(result, late)).cast(schema))
+            given.append(result.cast(schema))
+            if late:
+                tell(root.ranges[0], late)
             begun.append(finish)
         # Threads only wait: where they compute beside this one, each takes the interpreter from the other for milliseconds.
         saved = [_threads(os.getpid()).submit(finish) for finish in begun]

@@ -20,14 +20,15 @@ from headwater.log.log import Log
 from headwater.model.schema import DELETED
 from headwater.processing.analysis import Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
-from headwater.processing.event_time import LATE, PASSED, counted_left_out, only_late, with_time, without_late
+from headwater.processing.event_time import LATE, PASSED, only_late, with_time, without_late
 from headwater.processing.fusion import Fusion, Origin, chosen, placed_by
+from headwater.processing.late_rows import LateRows
 from headwater.processing.maxima import maxima_of
 from headwater.processing.operator import Building, building
 from headwater.processing.options import columns_text
 from headwater.processing.poison import Skips
 from headwater.processing.reading import is_local
-from headwater.processing.status import LATE_ROWS
+from headwater.processing.status import LATE_ROWS, spans_in
 from headwater.processing.table import Table
 from headwater.processing.whole import whole_options
 
@@ -48,7 +49,7 @@ class Inputs:
         self._spark = spark
         self._log = log
         self._folder = folder
-        self._paces: dict[str, str] = {}
+        self._told: dict[str, str] = {}
         self.close()
 
     def close(self) -> None:
@@ -66,9 +67,9 @@ class Inputs:
         if plan.stage.capture is not None:
             options = whole_options(self._log, plan.stage.capture, plan.stage.inputs, plan.start)
             return self._spark.readStream.format("headwater").options(**options).load()
+        pace = self._new_folder(plan)
         if not plan.analysed.operators:
             return apply(plan.stage, self.frames(plan, skips))
-        pace = self._new_pace(plan)
         options = {"pace": pace, "partitions": str(plan.state_partitions)}
         frames = self.frames(plan, skips, pace=pace)
         stage = Building(
@@ -81,13 +82,23 @@ class Inputs:
         with building(stage):
             return apply(plan.stage, frames)
 
-    def _new_pace(self, plan: Plan) -> str:
+    def late_in(self, plan: Plan, progress: Mapping[str, Any]) -> int:
+        """How many late rows tasks have told of, in a batch that is done; asked again, none."""
+        if plan.checkpoint not in self._told:
+            return 0
+        spans = spans_in(progress)
+        return sum(LateRows(self._late_rows(plan, number)).take(spans) for number in range(len(plan.stage.inputs)))
+
+    def _late_rows(self, plan: Plan, number: int) -> str:
+        return f"{self._told[plan.checkpoint]}/late-{number}"
+
+    def _new_folder(self, plan: Plan) -> str:
         """An empty folder: a reader that an earlier run of the query left behind writes into another one."""
-        if before := self._paces.pop(plan.checkpoint, None):
+        if before := self._told.pop(plan.checkpoint, None):
             shutil.rmtree(before, ignore_errors=True)
         self._folder.mkdir(parents=True, exist_ok=True)
-        pace = self._paces[plan.checkpoint] = tempfile.mkdtemp(dir=self._folder, prefix=f"{plan.stage.name}.")
-        return pace
+        folder = self._told[plan.checkpoint] = tempfile.mkdtemp(dir=self._folder, prefix=f"{plan.stage.name}.")
+        return folder
 
     def _tasks(self, partitions: int) -> int:
         """How many tasks work on the partitions of a state: more than there are processors cost time and bring nothing.
@@ -115,10 +126,9 @@ class Inputs:
     ) -> DataFrame:
         """An input of a stage with an operator inside its source."""
         options = self._options(plan, number, columns, skips, pace)
-        frame = self._spark.readStream.format("headwater").options(**options, **more).load()
-        if LATE not in columns:
-            return frame
-        return counted_left_out(frame, count_as=f"{LATE_ROWS} {number}")
+        if LATE in columns:
+            options["lateRows"] = self._late_rows(plan, number)
+        return self._spark.readStream.format("headwater").options(**options, **more).load()
 
     def _frame(
         self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
@@ -132,6 +142,8 @@ class Inputs:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
             frame = without_late(self._spark.read.format("headwater").options(**options).load(), facts.time)
             return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
+        if PASSED in names and is_local(self._log):
+            options["lateRows"] = self._late_rows(plan, number)
         frame = self._spark.readStream.format("headwater").options(**options).load()
         if facts.is_table:
             frame = _with_times(frame, facts)
@@ -139,8 +151,9 @@ class Inputs:
             return only_late(frame, facts.time)
         if PASSED in names:
             assert facts.time is not None
-            count, keeps = f"{LATE_ROWS} {number}", facts.is_table
-            frame = with_time(frame, facts.time, lateness_us=facts.lateness_us, count_as=count, drops=not keeps)
+            count = None if is_local(self._log) else f"{LATE_ROWS} {number}"
+            lateness_us, drops = facts.lateness_us, not facts.is_table
+            frame = with_time(frame, facts.time, lateness_us=lateness_us, count_as=count, drops=drops)
         elif not plan.analysed.is_simple:
             frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame

@@ -23,7 +23,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator", "capture", "schemaVersion", "where",
+    "operator", "capture", "schemaVersion", "where", "lateRows",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source;
     `capture` the stage of a capture whose topics are read, to ends at which its transactions are whole (see `whole`); `schema_version`
     the one that all columns of the topic were planned by: where it has another, the stream goes no further; `where` what the stage asks
-    of each row before anything else (see `pushing`).
+    of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late.
     """
 
     log: str
@@ -62,6 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     capture: str | None = None
     schema_version: str | None = None
     where: str | None = None
+    late_rows: str | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -103,6 +104,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         capture=said.get("capture"),
         schema_version=said.get("schemaVersion"),
         where=said.get("where"),
+        late_rows=said.get("lateRows"),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

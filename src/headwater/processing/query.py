@@ -19,6 +19,7 @@ from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.event_time import FIELDS, PASSED, REACHED, telling_row
 from headwater.processing.fused import Fused, Root, Roots
+from headwater.processing.late_rows import LateRows
 from headwater.processing.maxima import Maxima
 from headwater.processing.offsets import Offsets, cut
 from headwater.processing.opened import log_for_reading
@@ -169,7 +170,7 @@ class Query:
             elif isinstance(wanted, (Root, Roots)):
                 assert self.fused is not None
                 roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
-                yield from self.fused.give(roots, lambda root: self.rows(root.ranges), self._gives)
+                yield from self.fused.give(roots, lambda root: self.rows(root.ranges), self._gives, self._tell_late)
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
@@ -195,4 +196,9 @@ class Query:
         options = self.options
         where = None if options.where is None else Where(options.where)
         condition = self.subscription.condition()
-        return Selection(schema, condition, where, lateness_us=options.lateness_us, maxima=self.maxima)
+        tell = None if self.fused is not None or options.late_rows is None else self._tell_late
+        return Selection(schema, condition, where, lateness_us=options.lateness_us, maxima=self.maxima, tell_late=tell)
+
+    def _tell_late(self, wanted: Range, count: int) -> None:
+        if self.options.late_rows is not None:
+            LateRows(self.options.late_rows).tell((wanted.topic, wanted.partition), wanted.start, wanted.end, count)

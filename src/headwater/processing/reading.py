@@ -11,7 +11,7 @@ same rows in the same order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
-from headwater.processing.event_time import FIELDS, LATE, REACHED, column_of
+from headwater.processing.event_time import FIELDS, LATE, REACHED, column_of, late_among
 from headwater.processing.maxima import Maxima
 from headwater.processing.pushing import Where
 from headwater.processing.subscription import missed
@@ -114,10 +114,12 @@ class Selection:
         *,
         lateness_us: int | None = None,
         maxima: Maxima | None = None,
+        tell_late: Callable[[Range, int], None] | None = None,
     ) -> None:
-        """`where` asks columns of `schema`. `lateness_us` counts for `_late` instead of the topic's own; `maxima` are told at the end of
-        a range."""
+        """`where` asks columns of `schema`. `lateness_us` counts for `_late` instead of the topic's own; at the end of a range `maxima` are
+        told, and `tell_late` how many rows of it are late."""
         self.schema = schema
+        self.tell_late = tell_late
         self._where = where
         self.maxima = maxima
         self._lateness_us = lateness_us
@@ -168,13 +170,19 @@ def is_local(log: Log) -> bool:
 
 def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
     """The rows of ranges, one after the other."""
-    selected = (
-        selection.of_chunk(chunk, watermark=wanted.watermark)
-        for wanted in ranges
-        for chunk in (_with_running(wanted, log, selection.maxima) if selection.needs_running else _chunks(wanted, log))
-    )
-    batches = (batch for batch in selected if batch.num_rows)
+    batches = (batch for wanted in ranges for batch in _selected(wanted, log, selection) if batch.num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
+
+
+def _selected(wanted: Range, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+    late, tell = 0, selection.tell_late
+    for chunk in _with_running(wanted, log, selection.maxima) if selection.needs_running else _chunks(wanted, log):
+        batch = selection.of_chunk(chunk, watermark=wanted.watermark)
+        if tell is not None:
+            late += late_among(batch, None if DELETED.name in batch.schema.names else chunk.topic.time)
+        yield batch
+    if tell is not None:
+        tell(wanted, late)
 
 
 def read_woven(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:

@@ -341,10 +341,11 @@ class _Supervised:
             return
         self._has_told = True
         kept = self._rows_kept(query, int(newest["batchId"]))
+        late_in = partial(self._runner.inputs.late_in, self.plan)
         if int(newest["batchId"]) > self.status.epoch + 1:
             for progress in query.recentProgress:
-                self.status.follow(progress, rows_kept=kept)
-        self.status.follow(newest, rows_kept=kept)
+                self.status.follow(progress, rows_kept=kept, late_in=late_in)
+        self.status.follow(newest, rows_kept=kept, late_in=late_in)
         self._ends |= ends_in(newest)
         self.reached |= reached_in(newest)
         if self.status.epoch > self._failed_at:

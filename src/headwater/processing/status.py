@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,16 +63,22 @@ class StageStatus(msgspec.Struct, kw_only=True):
             where=stage.where,
         )
 
-    def follow(self, progress: Mapping[str, Any], *, rows_kept: int = 0) -> None:
+    def follow(
+        self,
+        progress: Mapping[str, Any],
+        *,
+        rows_kept: int = 0,
+        late_in: Callable[[Mapping[str, Any]], int] = lambda _: 0,
+    ) -> None:
         """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new.
 
-        `rows_kept` are those of our operators, of which Spark knows nothing.
+        `rows_kept` are those of our operators, of which Spark knows nothing, and `late_in` knows of rows that it did not count.
         """
         duration = progress.get("durationMs") or {}
         if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
             self.epoch = int(progress["batchId"])
             self.events += sum(_events(source) for source in progress.get("sources") or [])
-            self.late += _late(progress)
+            self.late += _late(progress) + late_in(progress)
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
@@ -192,6 +198,15 @@ def ends_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
     return {
         at: offset for source in progress.get("sources") or [] for at, offset in _places(source["endOffset"]).items()
     }
+
+
+def spans_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
+    """From where to where a batch has read, by topic and partition."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for source in progress.get("sources") or []:
+        starts = _places(source.get("startOffset"))
+        found |= {at: (starts.get(at, 0), end) for at, end in _places(source["endOffset"]).items()}
+    return found
 
 
 def reached_in(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
