@@ -7,7 +7,7 @@
 The footer says whose state it is (operator, fingerprint, query), which version, where the parts of its own runs are and their checksums,
 and of which runs each table consists: those in this file, and those in files of earlier versions, which stay as long as a version that
 may be needed names them. A file is written under another name and renamed when it is on disk; one that exists is never changed, only
-replaced by the same, when Spark runs a batch again.
+replaced, when Spark runs a batch again: by the same, or, where that was begun ahead and never written down, by what the batch became.
 
 A folder is one of this machine, whose files are mapped (small ones read), or one of any file system that pyarrow knows by URL, from
 which parts are read as they are needed. A checksum is compared when a process needs a part for the first time.

@@ -8,13 +8,15 @@ A partition that the query has not seen before (a new topic that matches, a topi
 as its end and is read from there in the next. So where its reading began stands in the checkpoint, and a batch that is run
 again reads the same. One that was split off waits until its parent was read up to the fence, so every key keeps its order.
 
-The rows of a small batch are read where it is planned, and handed to Spark with the plan (see `fetched`).
+The rows of a small batch are read where it is planned, and handed to Spark with the plan (see `fetched`); in a log in a folder while
+Spark still writes down that it will come (see `ahead`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,6 +33,7 @@ from headwater.log.frame import NO_TIME
 from headwater.log.split import is_held
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
+from headwater.processing.ahead import Ahead
 from headwater.processing.beats import Pace
 from headwater.processing.border import crossing
 from headwater.processing.event_time import PASSED
@@ -43,6 +46,8 @@ from headwater.processing.reading import Passing, Range, is_local, reached_in
 from headwater.processing.subscription import Subscription, taken_back
 from headwater.processing.whole import whole_ends
 
+_Batch = tuple[Sequence[InputPartition], list[pa.RecordBatch] | None]
+
 FETCH_BYTES_MAX = 4 << 20
 """So large, or smaller, is a batch that is read where it is planned."""
 
@@ -53,6 +58,8 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def __init__(self, query: Query) -> None:
         self._query = query
         self._target: Mapping[At, int] | None = None
+        self._next: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._ahead = Ahead[_Batch]()
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: `startingOffsets`, without it the present end."""
@@ -78,57 +85,28 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                 self._target = self._ends() if stop is None else Offsets.from_json(json.loads(stop)).places
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The ends, so that Spark's progress shows the lag."""
+        """The ends, so that Spark's progress shows the lag.
+
+        Spark asks right behind `latestOffset`, and comes back for the batch when it has written down that there is one.
+        """
         with crossing():
-            return to_json(self._ends())
+            ends = to_json(self._ends())
+            if self._next is not None and is_local(self._query.log):
+                asked, self._next = self._next, None
+                self._ahead.begin(asked, partial(self._batch, *asked))
+            return ends
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes."""
         with crossing():
-            before = Offsets.from_json(start)
-            topics = self._subscription.checked(before)
-            if self._query.options.capture is not None:
-                return self._whole(before, topics).to_json()
-            bounds = self._subscription.bounds(topics)
-            self._subscription.check_as_planned()
-            places = dict(before.places)
-            lags: dict[At, int] = {}
-            for at, bound in bounds.items():
-                end = bound.end if self._target is None else min(bound.end, self._target.get(at, -1))
-                if at in before.places:
-                    if before.places[at] > bound.end:
-                        raise taken_back(at, before.places[at], bound.end)
-                    lags[at] = 0 if _is_held(topics, at, before) else end - before.places[at]
-                elif end >= 0:
-                    places[at] = bound.first
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
-            for at, count in share(lags, most).items():
-                places[at] += count
-            return self._paced(before, self._offsets(places, before, self._subscription.read_with(topics)), topics)
+            end = self._latest(start, limit)
+        self._next = None if end == start else (start, end)
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch."""
         with crossing():
-            before, after = Offsets.from_json(start), Offsets.from_json(end)
-            topics = {topic.name: topic for topic in self._subscription.checked(after)}
-            bounds = self._subscription.bounds(topics.values())
-            watermark, reached = after.more.get(WATERMARK, NO_TIME), from_json(after.more.get(REACHED, {}))
-            ranges: list[Range] = []
-            for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
-                if after.places[at] > bounds[at].end:
-                    raise taken_back(at, after.places[at], bounds[at].end)
-                if before.places[at] < after.places[at]:
-                    first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
-                    skips = not self._query.options.fails_on_loss
-                    running = reached[at][1] if at in reached else None
-                    wanted = Range(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
-                    wanted.watermark = watermark
-                    ranges.append(wanted)
-            if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
-                self.fetched = None if self._query.is_nested else list(self.read(Passing(watermark)))
-                return [Passing(watermark)]
-            tasks = self._query.tasks(ranges) if self._query.fused is None else self._query.roots(ranges, before, after)
-            self.fetched = self._fetch(tasks[0]) if len(tasks) == 1 and self._query.is_small(ranges) else None
+            tasks, self.fetched = self._ahead.take((start, end)) or self._batch(start, end)
             return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -138,6 +116,51 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     @property
     def _subscription(self) -> Subscription:
         return self._query.checked
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        before = Offsets.from_json(start)
+        topics = self._subscription.checked(before)
+        if self._query.options.capture is not None:
+            return self._whole(before, topics).to_json()
+        bounds = self._subscription.bounds(topics)
+        self._subscription.check_as_planned()
+        places = dict(before.places)
+        lags: dict[At, int] = {}
+        for at, bound in bounds.items():
+            end = bound.end if self._target is None else min(bound.end, self._target.get(at, -1))
+            if at in before.places:
+                if before.places[at] > bound.end:
+                    raise taken_back(at, before.places[at], bound.end)
+                lags[at] = 0 if _is_held(topics, at, before) else end - before.places[at]
+            elif end >= 0:
+                places[at] = bound.first
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(max(lag, 0) for lag in lags.values())
+        for at, count in share(lags, most).items():
+            places[at] += count
+        return self._paced(before, self._offsets(places, before, self._subscription.read_with(topics)), topics)
+
+    def _batch(self, start: dict[str, Any], end: dict[str, Any]) -> _Batch:
+        """The tasks of a batch, and its rows where it is small."""
+        before, after = Offsets.from_json(start), Offsets.from_json(end)
+        topics = {topic.name: topic for topic in self._subscription.checked(after)}
+        bounds = self._subscription.bounds(topics.values())
+        watermark, reached = after.more.get(WATERMARK, NO_TIME), from_json(after.more.get(REACHED, {}))
+        ranges: list[Range] = []
+        for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
+            if after.places[at] > bounds[at].end:
+                raise taken_back(at, after.places[at], bounds[at].end)
+            if before.places[at] < after.places[at]:
+                first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
+                skips = not self._query.options.fails_on_loss
+                running = reached[at][1] if at in reached else None
+                wanted = Range(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
+                wanted.watermark = watermark
+                ranges.append(wanted)
+        if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
+            passing = Passing(watermark)
+            return [passing], None if self._query.is_nested else list(self.read(passing))
+        tasks = self._query.tasks(ranges) if self._query.fused is None else self._query.roots(ranges, before, after)
+        return tasks, self._fetch(tasks[0]) if len(tasks) == 1 and self._query.is_small(ranges) else None
 
     def _fetch(self, task: InputPartition) -> list[pa.RecordBatch] | None:
         """The rows of a small batch; none if they are too large, or if reading fails: a task says that better.
