@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
-from headwater.processing import local_files
+from headwater.processing import daemon, local_files
 from headwater.processing.beats import BeatsSource
 from headwater.processing.session import check_java, check_reachable, listen, make_session
 from headwater.processing.source import HeadwaterSource, RemoteSource, register
@@ -55,6 +57,33 @@ def test_workers_find_pyspark_with_its_bytecode(spark: SparkSession, monkeypatch
     assert (row.pyspark, row.python) == (pyspark.__file__, sys.executable)
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert worker_python() == sys.executable
+
+
+def test_workers_do_not_look_for_garbage_in_what_was_imported_for_all(spark: SparkSession) -> None:
+    """They are forked with it, and Spark has them look behind each task."""
+
+    def counts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        list(batches)
+        yield pa.record_batch({"frozen": [gc.get_freeze_count()], "others": [len(gc.get_objects())]})
+
+    (row,) = spark.range(1).repartition(1).mapInArrow(counts, "frozen BIGINT, others BIGINT").collect()
+    assert row.frozen > 10 * row.others
+
+
+def test_a_worker_whose_spark_has_gone_ends_in_silence(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark's daemon runs it, in a process of its own: nobody is there to be told of the error it gives."""
+    monkeypatch.setenv("PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE", "1")
+    ours, theirs = socket.socketpair()
+    if (child := os.fork()) == 0:
+        ours.close()
+        os._exit(40 + daemon.work(theirs, authenticated=True))
+    theirs.close()
+    ours.close()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 41
+    assert capfd.readouterr().err == ""
 
 
 def test_files_are_written_without_starting_a_process(
