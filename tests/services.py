@@ -22,6 +22,7 @@ from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.mariadb import MariaDbServer
 from headwater.testing.servers.mongodb import MongoServer
 from headwater.testing.servers.postgres import PostgresServer
+from headwater.testing.servers.s3 import S3Server
 
 RIGHTS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -109,6 +110,12 @@ def couchdb() -> Iterator[CouchServer]:
 def mongodb() -> Iterator[MongoServer]:
     """A server that speaks MongoDB's protocol, as a replica set that keeps documents as they were before."""
     yield from _running("mongodb", MongoServer("preimages"))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A server that speaks S3's protocol."""
+    yield from _running("s3", S3Server())
 
 
 def _running(name: str, server: Any) -> Iterator[Any]:
