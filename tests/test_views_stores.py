@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.databases.address import without_password
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, InvalidInput, Unreachable, Unsupported
+from headwater.model.url import without_password
 from headwater.testing.contract_case import refused
 from headwater.testing.contract_views import Feeder, ViewStoreContract
 from headwater.testing.servers.postgres import PostgresServer

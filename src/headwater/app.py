@@ -32,6 +32,7 @@ from headwater.log.log import open_log
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
+from headwater.model.url import inside
 from headwater.processing.graph import (
     CHANGES,
     Graph,
@@ -93,7 +94,7 @@ class App:
         self._master = master
         self._conf = dict(conf or {})
         is_url = state is not None and "://" in os.fspath(state)
-        self._operators_url = os.fspath(state).rstrip("/") if state is not None and is_url else None
+        self._operators_url = os.fspath(state) if state is not None and is_url else None
         self._state_partitions = check_partitions(state_partitions)
         self.state = Path(state if state is not None and not is_url else self._beside(f"apps/{name}"))
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
@@ -115,7 +116,7 @@ class App:
     @property
     def operators_url(self) -> str | None:
         """Where what operators remember is, if that is not beside the checkpoints."""
-        return None if self._operators_url is None else f"{self._operators_url}/{self.name}"
+        return None if self._operators_url is None else inside(self._operators_url, self.name)
 
     @property
     def graph(self) -> Graph:

@@ -26,6 +26,7 @@ from headwater.log.log import Log, open_log
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
+from headwater.model.url import inside
 from headwater.processing.graph import Graph, StageNode
 from headwater.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
 from headwater.sink_stages import TargetWriter, check_partitioned, shape_of
@@ -250,7 +251,7 @@ class Launch:
         checkpoint = self._settings.state / "checkpoints" / name
         starts = self._settings.state / "starts" / f"{name}.json"
         elsewhere = self._settings.operators
-        operators = f"{checkpoint}/operators" if elsewhere is None else f"{elsewhere}/{name}"
+        operators = f"{checkpoint}/operators" if elsewhere is None else inside(elsewhere, name)
         named = f"{self._graph.name}.{name}"
         if restart is not None:
             self._notes.append(begin_again(log, stage, named, restart, checkpoint=checkpoint, starts=starts))

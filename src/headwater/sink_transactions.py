@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from headwater.databases.address import without_password
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
+from headwater.model.url import without_password
 from headwater.processing.graph import Graph, StageNode
 from headwater.sink_stages import LOG_COLUMNS, picker, shape_of
 from headwater.sinks.newest import Pieces

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from headwater.log.log import Log
 from headwater.model.errors import CheckpointConflict
+from headwater.model.url import inside
 from headwater.processing.graph import Graph, StageNode
 from headwater.views.catalog import Catalog, plan_view
 from headwater.views.catalog import Plan as ViewPlan
@@ -139,15 +140,16 @@ class ViewStages:
         from headwater.processing.state_files import StateFolder
 
         known = Catalog(self._log).get(name).definitions
-        elsewhere = [] if self._operators is None else StateFolder(self._operators).names(folders_only=True)
+        operators = self._operators
+        elsewhere = [] if operators is None else StateFolder(operators).names(folders_only=True)
         for generation in set(range(1, max(known))) - set(known):
             old = generation_name(name, generation)
             if old in self._graph.stages and old != name:  # another stage, which happens to be called so
                 continue
             shutil.rmtree(self._state / "checkpoints" / old, ignore_errors=True)
             (self._state / "starts" / f"{old}.json").unlink(missing_ok=True)
-            if old in elsewhere:
-                StateFolder(f"{self._operators}/{old}").remove_all()
+            if operators is not None and old in elsewhere:
+                StateFolder(inside(operators, old)).remove_all()
 
 
 def generation_name(name: str, generation: int) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from headwater.cli.output import bytes_text, make_table, print_table, printable, rows_of, to_cell
 from headwater.model.errors import InvalidInput, NotFound
+from headwater.model.url import without_password
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,7 @@ def list_(where: Where, json: Json = False) -> None:
     """List the operators: how much each remembers, in how many partitions, up to which batch and watermark."""
     found = _found(where)
     if json:
-        _print_json(found)
+        _print_json([_plain(one) for one in found])
     else:
         table = Table(header_style="bold", border_style="dim")
         for column in ("stage", "operator", "version", "partitions", "watermark", "rows", "size"):
@@ -84,7 +85,7 @@ def show(
         return
     typer.secho(printable(f"{one.stage}/{one.operator}"), bold=True)
     for label, value in (
-        ("in", one.url),
+        ("in", without_password(one.url)),
         ("version", f"{one.version} of query {one.query}, settings {one.fingerprint}"),
         ("partitions", str(one.partitions)),
         ("watermark", _time(one.watermark_us)),
@@ -149,10 +150,10 @@ def _time(us: int | None) -> str:
     return "-" if at is None else at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _plain(value: Any) -> Any:
+def _plain(one: StateInfo) -> dict[str, Any]:
     import msgspec
 
-    return msgspec.to_builtins(value)
+    return {**msgspec.to_builtins(one), "url": without_password(one.url)}
 
 
 def _print_json(value: Any) -> None:

@@ -10,7 +10,6 @@ and frozen data only: safe from any thread.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 
 from headwater.model.errors import InvalidInput, Unsupported
+from headwater.model.url import without_password
 
 SECRETS = ("password_env", "password_file")
 """The options that say where a password is."""
@@ -60,12 +60,6 @@ def parse_address(url: str, *, options: Collection[str], others: bool = False) -
     shown = without_password(bare if not ours.get("table") else f"{bare}?table={ours['table']}")
     client = f"{bare}?{rest}" if rest else bare
     return Address(bare.partition("://")[0], client, ours, shown, password_of(ours, shown))
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown: nothing between the user's name and the host, and no password among its parameters."""
-    bare = re.sub(r"(://[^/?#]*?):[^/?#]*@", r"\1@", url)
-    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&#]*", r"\1…", bare)
 
 
 def quoted(name: str) -> str:

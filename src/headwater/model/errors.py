@@ -34,7 +34,7 @@ programs; `retriable` says whether the same call may succeed later without anybo
     ├── PositionLost             the offset existed, and a power loss took it back
     ├── EventsMissed             retention removed events before they were read
     ├── CaptureLost              the database has forgotten changes that were not captured yet
-    ├── Unreachable              the server behind the log does not answer
+    ├── Unreachable              the server behind a log, or behind a state, does not answer
     ├── SparkUnavailable         Spark cannot be started here
     └── StorageError
         ├── DiskFull
@@ -286,7 +286,7 @@ class TopicFull(DiskFull):
 
 
 class Unreachable(HeadwaterError):
-    """The server behind the log does not answer."""
+    """The server behind a log, or behind a state, does not answer."""
 
     code = "unreachable"
     retriable = True

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from headwater.databases.address import without_password
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidApp
 from headwater.model.schema import to_arrow_schema
+from headwater.model.url import without_password
 
 StageKind = Literal["stream", "view", "sink"]
 OutputMode = Literal["append", "update", "complete"]

@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from headwater.model.errors import HeadwaterError, InvalidApp
+from headwater.model.url import inside
 from headwater.processing.beginning import beginning, places_text
 from headwater.processing.border import told
 from headwater.processing.failure import sentence
@@ -113,11 +114,11 @@ def _take_over(replay: Plan, plan: Plan, epoch: int) -> None:
             advice=f"Begin from its first events: --accept-new-checkpoint {plan.stage.name}=earliest.",
         )
     for uid in uids:
-        [(layout, folders)] = layouts(f"{replay.operators}/{uid}").items()
+        [(layout, folders)] = layouts(inside(replay.operators, uid)).items()
         topic = plan.analysed.fused[uid] if layout.by == "topic" else None
         for there in folders:
             version = there.version(_numbered(replay.checkpoint, last, topic))
-            here = StateFolder(f"{plan.operators}/{uid}/{there.name}")
+            here = StateFolder(inside(plan.operators, uid, there.name))
             written = msgspec.structs.replace(version, query=query, epoch=_numbered(plan.checkpoint, epoch, topic))
             write_whole(here, written, [(there, version)])
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.model.errors import Conflict, Damaged, InvalidInput
+from headwater.model.url import inside, without_password
 from headwater.processing import runs
 from headwater.processing.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind, Run
 from headwater.processing.state_files import REBUILD, RunAt, StateFolder, Version
@@ -170,8 +171,8 @@ class StateStore:
         self, url: str, *, uid: str, query: str, fingerprint: str, partition: int, partitions: int,
         specs: Mapping[str, TableSpec], by: By = "hash",
     ) -> None:  # fmt: skip
-        self._root, self._layout = f"{url}/{uid}", Layout(partitions, by)
-        self._folder = StateFolder(f"{self._root}/{self._layout.folder(partition)}")
+        self._root, self._layout = inside(url, uid), Layout(partitions, by)
+        self._folder = StateFolder(inside(self._root, self._layout.folder(partition)))
         kinds = {name: spec.kind for name, spec in specs.items()}
         self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {}, kinds)
         self._specs = specs
@@ -219,14 +220,14 @@ class StateStore:
         ours = self._blank
         if version.fingerprint != ours.fingerprint:
             raise Conflict(
-                f"The state in {folder.url} was made by operator {version.uid!r} with other settings or columns: it has rows in it as "
+                f"The state in {folder.shown} was made by operator {version.uid!r} with other settings or columns: it has rows in it as "
                 "they were.",
                 advice="Undo the change, or where the topic has got a column, select() those of before in front of the operator; or "
                 f"give the changed operator another uid=. {REBUILD}",
             )
         if version.query != ours.query:
             raise Conflict(
-                f"The state in {folder.url} belongs to another query ({version.query}).",
+                f"The state in {folder.shown} belongs to another query ({version.query}).",
                 advice=f"Each query needs a state of its own: give it another state= or uid=, or restore its checkpoint. {REBUILD}",
             )
         return version
@@ -243,7 +244,7 @@ class StateStore:
         folders = next(complete, None)
         if folders is None:
             raise Damaged(
-                f"Version {before} of the state of operator {self._blank.uid!r} is missing in {self._root}.",
+                f"Version {before} of the state of operator {self._blank.uid!r} is missing in {without_password(self._root)}.",
                 advice=REBUILD,
             )
         versions = [self._checked(folder.version(before), folder) for folder in folders]
@@ -312,7 +313,7 @@ def layouts(root: str, *, but: Layout | None = None) -> dict[Layout, list[StateF
         if number.isdigit() and count.isdigit():
             layout = Layout(int(count), "topic" if name.endswith(_BY_TOPIC) else "hash")
             if layout != but:
-                found.setdefault(layout, []).append(StateFolder(f"{root}/{name}"))
+                found.setdefault(layout, []).append(StateFolder(inside(root, name)))
     return found
 
 

@@ -16,6 +16,7 @@ which parts are read as they are needed. A checksum is compared when a process n
 from __future__ import annotations
 
 import os
+import re
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ import pyarrow.fs as arrow_fs
 from crc32c import crc32c
 
 from headwater.log.disk import RealDisk
-from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unsupported
+from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unreachable, Unsupported
+from headwater.model.url import bare, check_secret, without_password
 from headwater.processing.runs import Kind, Part, Run, column, in_parts, order_of
 
 MAGIC = b"HWSTATE1"
@@ -43,6 +45,10 @@ _MAPPED_BYTES_MIN = 256 << 10
 then waits for the disk."""
 
 _PARTS_FETCHED_MAX = 32
+_PASSING = re.compile(
+    r"AWS Error (NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|INTERNAL_FAILURE)\b"
+)
+"""What pyarrow says of an object store that may answer later."""
 
 
 class RunAt(msgspec.Struct, frozen=True, array_like=True):
@@ -88,14 +94,14 @@ class StateFolder:
     """The folder of one partition of one operator's state."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.shown = url, without_password(url)
         self._system, self._path = _file_system(url)
         self._is_local = isinstance(self._system, arrow_fs.LocalFileSystem)
 
     @property
     def name(self) -> str:
         """The folder's own name."""
-        return self.url.rpartition("/")[2]
+        return bare(self.url).rpartition("/")[2]
 
     def epochs(self) -> list[int]:
         """The versions that are there, from old to new."""
@@ -104,7 +110,7 @@ class StateFolder:
 
     def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
-        with _told(self.url):
+        with _told(self.shown):
             if self._is_local and not folders_only:
                 return sorted(os.listdir(self._path)) if os.path.exists(self._path) else []
             found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
@@ -129,7 +135,7 @@ class StateFolder:
         )
         if found.num_rows != at.rows:
             raise Damaged(
-                f"Version {at.epoch} of the state in {self.url} is not the one that version {version.epoch} was made with.",
+                f"Version {at.epoch} of the state in {self.shown} is not the one that version {version.epoch} was made with.",
                 advice=REBUILD,
             )
         return found
@@ -140,7 +146,7 @@ class StateFolder:
 
     def draft(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Callable[[], None]:
         """The same up to where the disk is to be waited for; what it gives does the rest, in any thread."""
-        with _told(self.url):
+        with _told(self.shown):
             self._system.create_dir(self._path, recursive=True)
             path = f"{self._path}/{_name_of(version.epoch)}"
             draft = f"{path}.{os.getpid()}-{uuid.uuid4().hex[:8]}{DRAFT}"
@@ -167,14 +173,14 @@ class StateFolder:
 
     def remove_all(self) -> None:
         """Removes the folder and everything in it."""
-        with _told(self.url):
+        with _told(self.shown):
             try:
                 self._system.delete_dir(self._path)
             except FileNotFoundError:
                 pass
 
     def _delete(self, name: str) -> None:
-        with _told(self.url):
+        with _told(self.shown):
             try:
                 self._system.delete_file(f"{self._path}/{name}")
             except FileNotFoundError:
@@ -182,7 +188,7 @@ class StateFolder:
 
     def _keep(self, draft: str, path: str) -> None:
         """Gives a draft the name of its version when it is on disk; returns when the name is, too."""
-        with _told(self.url):
+        with _told(self.shown):
             if not self._is_local:
                 self._system.move(draft, path)
                 return
@@ -199,10 +205,10 @@ class StateFolder:
 
     def _file(self, epoch: int) -> _File:
         path = f"{self._path}/{_name_of(epoch)}"
-        with _told(self.url):
+        with _told(self.shown):
             found = self._look_at(path)
             if found is None:
-                raise Damaged(f"Version {epoch} of the state in {self.url} is missing.", advice=REBUILD)
+                raise Damaged(f"Version {epoch} of the state in {self.shown} is missing.", advice=REBUILD)
             return _file(self.url, path, *found)
 
     def _look_at(self, path: str) -> tuple[int, int | None] | None:
@@ -246,7 +252,7 @@ class _File:
     def _bytes(self, start: int, length: int) -> pa.Buffer:
         if self._whole is not None:
             return self._whole.slice(start, length)
-        with self._system.open_input_file(self.path) as file:
+        with _told(self.path), self._system.open_input_file(self.path) as file:
             return file.read_buffer(length) if file.seek(start) >= 0 else pa.py_buffer(b"")
 
     def _footer(self) -> Version:
@@ -326,13 +332,19 @@ def _epoch_of(name: str) -> int | None:
 def _file_system(url: str) -> tuple[Any, str]:
     if "://" not in url:
         return arrow_fs.LocalFileSystem(), os.path.abspath(url)
+    check_secret(url)
     try:
         return arrow_fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError, TypeError) as error:
         raise Unsupported(
-            f"There is no file system for {url!r}: {str(error).splitlines()[0]}.",
+            f"There is no file system for {without_password(url)!r}: {_line(error, url)}.",
             advice="Use a folder, or a URL that pyarrow.fs knows, such as s3://bucket/folder.",
         ) from None
+
+
+def _line(error: Exception, url: str) -> str:
+    """What pyarrow says of a URL, without the password in it."""
+    return str(error).replace(url, without_password(url)).splitlines()[0]
 
 
 def _damaged(path: str, what: str) -> Damaged:
@@ -344,6 +356,11 @@ def _told(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
+        if _PASSING.search(str(error)):
+            raise Unreachable(
+                f"The state in {where} cannot be reached: {error}.",
+                advice="Check its address, and whether its server runs.",
+            ) from error
         raise StorageError(
             f"The state in {where} cannot be used: {error}.", advice="Check the folder, its rights and its disk."
         ) from error

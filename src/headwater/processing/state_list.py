@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import Damaged, HeadwaterError, NotFound
+from headwater.model.url import bare, inside, without_password
 from headwater.processing import runs
 from headwater.processing.state import held_runs, layouts
 from headwater.processing.state_files import REBUILD, StateFolder, Version
@@ -46,10 +47,10 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_states(url: str) -> list[StateInfo]:
     """The state of every operator in a folder; `NotFound` where there is none."""
-    found = [_describe(each) for each in _operators(url.rstrip("/"), 0)]
+    found = [_describe(each) for each in _operators(inside(url), 0)]
     if not found:
         raise NotFound(
-            f"There is no state of operators in {url}.",
+            f"There is no state of operators in {without_password(url)}.",
             advice="Name the application's script, its state folder (…/apps/NAME), a checkpoint, or what state= says; "
             "a stage without hw.dedupe, hw.sliding, hw.lookup or the like keeps none.",
         )
@@ -78,14 +79,13 @@ def _operators(url: str, depth: int) -> Iterator[str]:
         yield url
         return
     names = StateFolder(url).names(folders_only=True)
-    inside = [name for name in _ONLY if name in names] or names
     if depth < _DEPTH_MAX:
-        for name in inside:
-            yield from _operators(f"{url}/{name}", depth + 1)
+        for name in [name for name in _ONLY if name in names] or names:
+            yield from _operators(inside(url, name), depth + 1)
 
 
 def _describe(url: str) -> StateInfo:
-    above, _, uid = url.rpartition("/")
+    above, _, uid = bare(url).rpartition("/")
     stage = above.removesuffix("/operators").rpartition("/")[2]
     try:
         newest = _newest(url)
@@ -119,6 +119,8 @@ def _newest(url: str) -> list[tuple[StateFolder, Version]]:
             common = set.intersection(*(set(folder.epochs()) for folder in folders))
             complete += [(max(common), folders)] if common else []
     if not complete:
-        raise Damaged(f"No version of the state in {url} is there in all its partitions.", advice=REBUILD)
+        raise Damaged(
+            f"No version of the state in {without_password(url)} is there in all its partitions.", advice=REBUILD
+        )
     epoch, folders = max(complete, key=lambda each: each[0])
     return [(folder, folder.version(epoch)) for folder in folders]

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from headwater.databases.address import without_password
 from headwater.log.frame import NO_TIME
 from headwater.model.clock import system_clock
 from headwater.model.errors import AppFailed
+from headwater.model.url import without_password
 from headwater.processing.graph import Graph, StageNode
 from headwater.processing.offsets import BEAT, EVENTS, REACHED, VERSION, WATERMARK
 

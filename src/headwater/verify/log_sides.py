@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.databases.address import without_password
 from headwater.log.log import Log, open_log
 from headwater.log.table import Newest
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
+from headwater.model.url import without_password
 from headwater.sinks.changes import rows_of_changes, rows_schema
 from headwater.sinks.newest import PLACE
 from headwater.sinks.sink import Shape, Sink

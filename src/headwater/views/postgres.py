@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.databases.address import load_client, quoted, without_password
+from headwater.databases.address import load_client, quoted
 from headwater.databases.postgres_types import (
     answer_column,
     cast_type,
@@ -30,6 +30,7 @@ from headwater.databases.postgres_types import (
     to_text,
 )
 from headwater.model.errors import HeadwaterError, InvalidInput, NoAccess, NotFound, TimedOut, Unreachable
+from headwater.model.url import without_password
 from headwater.views.changes import KEY, Delta, stored_schema
 from headwater.views.connections import Connections
 from headwater.views.definition import ViewDefinition
