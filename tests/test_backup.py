@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.fs as arrow_fs
 import pytest
@@ -32,6 +31,7 @@ from headwater.model.errors import (
     Unsupported,
 )
 from headwater.testing import SimDisk
+from headwater.testing.servers.s3 import S3Server
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, text STRING"
 
@@ -274,23 +274,30 @@ def test_writers_and_sealers_go_on_while_a_backup_runs(tmp_path: Path) -> None:
         assert log.read("t", columns=columns) == source.read("t", end=ends, columns=columns)
 
 
-def test_another_file_system_takes_backups_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the URL of any file system that pyarrow knows; here its own one for local files stands in for a bucket."""
-    system = SimpleNamespace(from_uri=lambda url: (arrow_fs.LocalFileSystem(), str(tmp_path / "bucket/folder")))
-    known = SimpleNamespace(FileSystem=system, FileSelector=arrow_fs.FileSelector, FileType=arrow_fs.FileType)
-    monkeypatch.setattr("headwater.log.vault.arrow_fs", known)
+@pytest.mark.service("s3")
+def test_a_bucket_takes_backups_too(tmp_path: Path, s3: S3Server) -> None:
+    """By the URL of any file system that pyarrow knows; here of a real server of S3's protocol. What is damaged there is named."""
+    url = s3.url("backup")
+    system, folder = arrow_fs.FileSystem.from_uri(url)
     with hw.open_log(tmp_path / "log") as log:
         fill(log)
-        first = log.backup("s3://bucket/folder")
+        first = log.backup(url)
         fill(log)
-        second = log.backup("s3://bucket/folder")
+        second = log.backup(url)
     assert first.linked == second.linked == 0 < second.kept
-    hw.restore_log("s3://bucket/folder", tmp_path / "restored")
+    hw.restore_log(url, tmp_path / "restored")
     check_equal(tmp_path / "log", tmp_path / "restored")
-    victim = max((tmp_path / "bucket").rglob("*.frames"))
-    flip(victim)
-    with pytest.raises(Damaged, match=victim.name):
-        hw.restore_log("s3://bucket/folder", tmp_path / "again")
+    files = system.get_file_info(arrow_fs.FileSelector(folder, recursive=True))
+    victim = max(file.path for file in files if file.path.endswith(".frames"))
+    with system.open_input_stream(victim) as stream:
+        raw = bytearray(stream.read())
+    raw[len(raw) // 2] ^= 4
+    with system.open_output_stream(victim) as stream:
+        stream.write(raw)
+    with pytest.raises(Damaged, match=os.path.basename(victim)) as caught:
+        hw.restore_log(url, tmp_path / "again")
+    assert "zebra" not in str(caught.value)
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_full_disk_leaves_the_earlier_backup(tmp_path: Path) -> None:

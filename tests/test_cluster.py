@@ -7,7 +7,6 @@ while events flow; the answers must equal DuckDB's over the same events.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -25,10 +24,13 @@ from cluster_rig import make_archive, make_environment
 from commands import Command, refused
 from headwater.model.errors import SparkUnavailable
 from headwater.processing.probe import look
+from headwater.processing.state_files import StateFolder
+from headwater.processing.state_list import find_states
 from headwater.processing.workers import check_workers
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer
+from headwater.testing.servers.s3 import S3Server
 from headwater.testing.servers.spark import SparkCluster, spark_home
 from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, environment, wait_until_right
 from services import running_kafka, unavailable
@@ -103,17 +105,21 @@ class Submitted:
 @pytest.mark.slow
 @pytest.mark.service("kafka")
 @pytest.mark.service("postgres")
+@pytest.mark.service("s3")
 @pytest.mark.timeout(1800)
 @pytest.mark.covers("concept: rebuilding state")
 def test_workers_and_broker_are_killed_under_an_application(
-    cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, tmp_path: Path
+    cluster: SparkCluster, broker: KafkaServer, postgres: PostgresServer, s3: S3Server, tmp_path: Path
 ) -> None:
     """Submitted with its environment as an archive; later gone on with by `headwater run`. No gap, no duplicate.
 
-    An operator's state is taken over from the shared folder by the worker that is left, and made anew from the log when it is lost.
+    Workers have disks of their own. What an operator remembers is in an object store: the executor that comes for a killed one, and the
+    worker that is left, take it over from there. When it is lost it is made anew from the log, by a driver that was not there before.
     """
     url, views = f"kafka://{broker.bootstrap}?prefix=cluster.", new_schema(postgres)
-    told = environment(url, tmp_path, views)
+    place = s3.url("cluster")
+    told = {**environment(url, tmp_path, views), "STATE": place}
+    checkpoints = tmp_path / "clickstream/apps/clickstream"
     python = make_environment(tmp_path)
     archive = make_archive(tmp_path)
     (tmp_path / "app.py").write_text(SCRIPT)
@@ -133,7 +139,7 @@ def test_workers_and_broker_are_killed_under_an_application(
         driver = Submitted([*submit, *conf_words(), "app.py"], tmp_path, told | own)
 
         def wait() -> None:
-            wait_until_right(log, views, clicks, state=tmp_path / "state", alive=driver.is_alive, s=DEADLINE_S)
+            wait_until_right(log, views, clicks, state=checkpoints, alive=driver.is_alive, s=DEADLINE_S)
 
         try:
             wait()
@@ -154,8 +160,9 @@ def test_workers_and_broker_are_killed_under_an_application(
         finally:
             driver.kill()
         clicks.append(log, 100)
-        [lost] = (tmp_path / "state").rglob("busy/operators")
-        shutil.rmtree(lost)
+        assert not list(tmp_path.rglob("*.state"))
+        [lost] = [state for state in find_states(place) if state.stage == "busy"]
+        StateFolder(lost.url).remove_all()
         run = [str(python.with_name("python")), "-m", "headwater.cli.main", "run", "app.py", "--available-now"]
         run += ["--rebuild-state", "busy"]
         settings = ["--master", cluster.url, "--conf", f"spark.pyspark.python={python}", *conf_words()]
