@@ -1,8 +1,8 @@
 """The figures of our own operators and their state: `python -m bench.state` writes `bench/results/state.json`.
 
 Rates are those of a stream from a topic through an operator to a sink that does nothing, held against Spark's own state in Python, or
-against our own stream without an operator. Latency is that of an application with an operator beside one without. `--only growth` runs
-one group, `--quick` shrinks everything.
+against our own stream without an operator. Latency is that of an application with an operator beside one without. How soon a stopped
+query goes on is held against a state that is made anew from the log. `--only growth` runs one group, `--quick` shrinks everything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bench.harness import Figure, Options, Pair, Target, main, measure, measure_
 from bench.pipeline_latency import EVENTS_PER_S, SECONDS, SECONDS_QUICK, app_latency, passed
 from bench.pipeline_rates import no_op
 from bench.state_growth import growth
+from bench.state_rebuilding import rebuilding
 from bench.state_rig import KEYED, TABLE, TOPIC, StateRig, counted, counted_by_spark, events_of
 
 SPARK_SHARE = 20
@@ -140,6 +141,7 @@ if __name__ == "__main__":
             "operators": lambda options: operators(rig, options),
             "latency": lambda options: latency(rig, options),
             "growth": growth,
+            "rebuilding": rebuilding,
         }
         status = main("state", benches)
     raise SystemExit(status)
