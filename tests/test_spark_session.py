@@ -59,6 +59,27 @@ def test_workers_find_pyspark_with_its_bytecode(spark: SparkSession, monkeypatch
     assert worker_python() == sys.executable
 
 
+def test_workers_are_started_without_the_archives_and_forked_from_ours() -> None:
+    """However often Spark names them, and wherever; what it names besides is kept."""
+    folder = Path(pyspark.__file__).parent / "python" / "lib"
+    archives = [str(path) for path in sorted(folder.glob("py*.zip"), reverse=True)]
+    shown = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:])"
+    for path, left in [
+        ((*archives, "a.jar", *archives, "/b c"), "a.jar:/b c"),
+        ((archives[0], *archives), ""),
+        (("a", archives[1], archives[1], archives[0]), "a"),
+        (("a", "b"), "a:b"),
+    ]:
+        told = os.environ | {"PYTHONPATH": ":".join(path)}
+        done = subprocess.run(
+            [worker_python(), "-c", shown, "x y"], env=told, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == f"{left} ['x y']\n", done.stderr
+    words = ["-m", "pyspark.daemon", "nobody"]
+    done = subprocess.run([worker_python(), *words], capture_output=True, text=True, timeout=60)
+    assert "headwater/processing/daemon.py" in done.stderr and "No module named 'nobody'" in done.stderr
+
+
 def test_workers_do_not_look_for_garbage_in_what_was_imported_for_all(spark: SparkSession) -> None:
     """They are forked with it, and Spark has them look behind each task."""
 

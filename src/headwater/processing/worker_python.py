@@ -1,8 +1,11 @@
 """The Python that Spark starts its workers with: this program's own, which finds pyspark where it is installed.
 
-Spark puts its `pyspark.zip` before everything else that a worker can import. There is no bytecode in it, so every process would
-compile all of pyspark again: three quarters of the time that a query needs to start, and Spark starts several for each. The package
-beside that archive is the same one, with bytecode. So workers are started by a few lines of shell that leave the archive out.
+Spark puts its `pyspark.zip` before everything else that a worker can import, in some workers twice. There is no bytecode in it, so every
+process would compile all of pyspark again: three quarters of the time that a query needs to start, and Spark starts several for each. The
+package beside that archive is the same one, with bytecode. So workers are started by a few lines of shell that leave the archive out.
+
+There are several kinds of workers, each with a process that they are forked from, and Spark lets us say which that is for one kind only;
+the same lines make it ours for all (see `daemon`).
 """
 
 from __future__ import annotations
@@ -19,8 +22,19 @@ from pathlib import Path
 import pyspark
 
 _SCRIPT = """#!/bin/sh
-for archive in {archives}; do PYTHONPATH="${{PYTHONPATH#"$archive":}}"; done
+for archive in {archives}; do
+    found=":$PYTHONPATH:"
+    while case "$found" in *":$archive:"*) true ;; *) false ;; esac; do
+        found="${{found%%":$archive:"*}}:${{found#*":$archive:"}}"
+    done
+    found="${{found#:}}"
+    PYTHONPATH="${{found%:}}"
+done
 export PYTHONPATH
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+    shift 2
+    set -- -m headwater.processing.daemon "$@"
+fi
 exec {python} "$@"
 """
 
