@@ -182,7 +182,9 @@ def check_transactions(log: Log, events: list[dict[str, Any]]) -> None:
     assert all(sorted(found) == list(range(len(found))) for found in orders.values())
     told = log.read("shop.transactions").to_pylist()
     ends = {row["transaction"]: row["events"] for row in told if row["status"] == "end"}
-    assert ends == counted
+    assert ends == counted, {
+        name: (ends.get(name), counted.get(name)) for name in {*ends, *counted} if ends.get(name) != counted.get(name)
+    }
     assert [row["status"] for row in told] == ["begin", "end"] * len(ends)
     positions = [row["position"] for row in told]
     assert positions == sorted(positions)

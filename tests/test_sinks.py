@@ -28,6 +28,7 @@ from headwater.model.errors import (
 )
 from headwater.model.schema import to_arrow_schema
 from headwater.sinks import redis as redis_sink
+from headwater.sinks.ledger import NO_ENTRY
 from headwater.sinks.newest import Pieces, newest, with_places
 from headwater.sinks.sink import Dead, Shape, open_sink, write_batch
 from headwater.sinks.together import open_together, write_together
@@ -127,6 +128,12 @@ def test_a_writer_that_is_overtaken_inside_a_batch_stops_there(make_target: Make
     with pytest.raises(Fenced):
         zombie.commit(marker(0, 2))
     assert target.rows()["a"]["n"] == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_that_nobody_has_opened_knows_of_no_batch(make_target: Make, kind: str) -> None:
+    """It is asked before a stage is opened."""
+    assert make_target(kind).sink().entry() == NO_ENTRY
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from typing import IO, Any
@@ -34,6 +35,8 @@ JAVA_MIN = 17
 LOCAL = "local[*]"
 FILES_MAX = 1024
 PYTHON = "spark.pyspark.python"
+SOCKET_FOLDER_BYTES_MAX = 60
+"""The path of a socket may have 104 bytes, on some systems four more; Spark's names have 43."""
 
 SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
@@ -52,7 +55,6 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.python.daemon.module": "headwater.processing.daemon",
-    "spark.python.unix.domain.socket.enabled": "true",
 }
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Every value that comes from Python is looked at through Arrow: without these by two checks, of what Spark has checked before."""
@@ -82,7 +84,7 @@ def make_session(
     settings = SETTINGS | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet} {JAVA_OPTIONS}"}
     if is_local(master):
         os.environ.setdefault("PYSPARK_PYTHON", worker_python())
-        settings |= LOCAL_SETTINGS
+        settings |= LOCAL_SETTINGS | _sockets()
     ours = {key: value for key, value in settings.items() if key not in submitted} | dict(conf or {})
     if PYTHON in ours:  # Spark itself looks at it in `spark-submit` only
         os.environ["PYSPARK_PYTHON"] = ours[PYTHON]
@@ -112,6 +114,14 @@ def listen(spark: SparkSession) -> None:
             f"Spark cannot call back into a process that had {FILES_MAX:,} files open before.",
             advice="Start Spark or the application before the program opens that many files.",
         )
+
+
+def _sockets() -> dict[str, str]:
+    """Unix sockets in the folder for temporary files, where the path of one can be written down at all."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES_MAX:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
 
 
 def submitted_settings() -> dict[str, str]:

@@ -71,7 +71,7 @@ class SearchSink(ShapedSink):
     def attach(self, shape: Shape) -> None:
         super().attach(shape)
         with self._told():
-            if not self._tantivy.Index.exists(str(self.folder)):
+            if not self._exists():
                 raise Unreachable(
                     f"There is no index in {self.folder}.", advice="It is made when the stage first runs."
                 )
@@ -80,7 +80,7 @@ class SearchSink(ShapedSink):
     def entry(self) -> Entry:
         with self._told():
             if self._index is None:
-                if not self._tantivy.Index.exists(str(self.folder)):
+                if not self._exists():
                     return NO_ENTRY
                 self._index = self._tantivy.Index.open(str(self.folder))
             return self._entry()
@@ -157,6 +157,9 @@ class SearchSink(ShapedSink):
 
     def close(self) -> None:
         self.rollback()
+
+    def _exists(self) -> bool:
+        return self.folder.is_dir() and self._tantivy.Index.exists(str(self.folder))
 
     @contextmanager
     def _locking(self) -> Iterator[None]:
