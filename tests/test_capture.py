@@ -228,6 +228,23 @@ def test_a_large_transaction_is_spilled_and_appended_whole(rig: Make, monkeypatc
     assert [(row["status"], row["events"]) for row in told] == [("begin", None), ("end", 450)]
 
 
+def test_a_transaction_ends_where_a_table_changes_also_between_two_pieces(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The piece before the change is full: that it was the transaction's last is known from the next one only. What was written before the
+    capture saw the new column is told again behind it."""
+    monkeypatch.setattr(sqlite, "CHANGES_ROWS", 3)
+    shop = rig(USERS)
+    shop.capture.catch_up()
+    shop.run("INSERT INTO users (id) VALUES (1), (2), (3)", "ALTER TABLE users ADD COLUMN more TEXT")
+    shop.capture.source._look()
+    shop.run("INSERT INTO users (id, more) VALUES (4, 'x'), (5, 'y')")
+    shop.capture.catch_up()
+    told = [(row["status"], row["events"]) for row in shop.log.read("shop.transactions").to_pylist()]
+    assert told == [("begin", None), ("end", 3), ("begin", None), ("end", 3), ("begin", None), ("end", 2)]
+    assert sorted(event["transaction_order"] for event in shop.history("users")) == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
 def test_large_values_do_not_come_all_at_once(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at a time is bounded by bytes, too."""
     monkeypatch.setattr(sqlite, "BYTES_MAX", 1 << 20)

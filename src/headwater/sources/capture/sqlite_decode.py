@@ -72,7 +72,7 @@ class Telling:
         ops = columns[_OP]
         cut = ops.index(SCHEMA) if SCHEMA in ops else len(ops)
         if cut == 0:
-            return self._schemas(columns, layouts)
+            return self._schemas(columns, layouts) if self._transaction is None else self._over(columns)
         last = columns[_SEQ][cut - 1]
         whole = last == end or cut < len(ops)
         return self._changes([column[:cut] for column in columns], layouts, whole=whole)
@@ -85,6 +85,15 @@ class Telling:
             for number, refresh, error in told
         ]
         return Changes(tables=tuple(tables), end=position_of(columns[_SEQ][count - 1]))
+
+    def _over(self, columns: Sequence[Sequence[Any]]) -> Changes:
+        """The end of a transaction whose last change was the last of the piece before."""
+        last = position_of(columns[_SEQ][0] - 1)
+        rows = [
+            (self._transaction, END, last, _times(columns[_AT])[0].as_py(), self._events.total(), dict(self._events))
+        ]
+        self._transaction, self._events = None, Counter()
+        return Changes(transactions=_transactions(rows), end=last)
 
     def _changes(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, Layout], *, whole: bool) -> Changes:
         numbers = np.asarray(columns[_SEQ], np.int64)
@@ -114,8 +123,7 @@ class Telling:
         if whole:
             rows.append((self._transaction, END, last, committed[-1].as_py(), self._events.total(), dict(self._events)))
             self._transaction, self._events = None, Counter()
-        named = [dict(zip(TRANSACTIONS_SCHEMA.names, row, strict=True)) for row in rows]
-        transactions = pa.Table.from_pylist(named, schema=TRANSACTIONS_SCHEMA)
+        transactions = _transactions(rows)
         return Changes(batches=tuple(batches), transactions=transactions, tables=tuple(errors), end=last, whole=whole)
 
 
@@ -133,6 +141,11 @@ def misfit_text(table: str, error: KeyMisfit) -> str:
         f"Table {table!r} has a row whose key column {error.column!r} is {error.literal}, which is no key of its declared type. "
         "Correct or delete that row, and start the capture again: it copies this table anew."
     )
+
+
+def _transactions(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    named = [dict(zip(TRANSACTIONS_SCHEMA.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(named, schema=TRANSACTIONS_SCHEMA)
 
 
 def _table_changes(
