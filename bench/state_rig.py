@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from headwater.processing.status import StageStatus
 PARTITIONS = 4
 EVENTS, EVENTS_QUICK = 4_000_000, 200_000
 BATCH_EVENTS = 2_000_000
+PACE = {"maxOffsetsPerTrigger": str(BATCH_EVENTS)}
 CHANGES = 300_000
 TABLE, KEYED = "rates", "keyed"
 
@@ -54,31 +55,47 @@ class StateRig(Rig):
         return result.writeStream.format("noop")
 
     def fused(
-        self, url: str, function: Callable[..., DataFrame], topic: str, columns: str, *, uid: str
+        self, url: str, function: Callable[..., DataFrame], topics: Mapping[str, str], *, uid: str
     ) -> tuple[DataStreamWriter, Path]:
-        """A function with one operator, which runs inside the source of a topic, to a sink that does nothing; and its checkpoint.
+        """A function with one operator, which runs inside the source of topics (with the columns it needs of each), to a sink that does
+        nothing; and its checkpoint.
 
         One by event time is given no late rows, and these are told of, as in an application.
         """
         checkpoint, state = self.new_checkpoint(), tempfile.mkdtemp(dir=self.folder)
-        frame = self.stream(url, topic, columns)
+        frames = {topic: self.stream(url, topic, columns) for topic, columns in topics.items()}
 
-        def make(names: Sequence[str], more: Mapping[str, str]) -> DataFrame:
-            return self.stream(url, topic, ",".join(names), lateRows=f"{state}/late", **more)
+        def options(topic: str, names: Sequence[str]) -> dict[str, str]:
+            late = {"lateRows": f"{state}/late"}
+            return {
+                "log": url,
+                "topic": topic,
+                "columns": ",".join(names),
+                "startingOffsets": "earliest",
+                **PACE,
+                **late,
+            }
 
+        origins = []
         with hw.open_log(url) as log:
-            found = log.topic(topic)
-        time = TIME if TIME in frame.columns else None
-        origin = Origin(topic, frame, placed_by(found.schema, found.key), found.partitions_first, time, make)
-        fusion = Fusion([origin], checkpoint=str(checkpoint), wanted=[uid])
+            for topic, frame in frames.items():
+                found = log.topic(topic)
+                time = found.time if found.time in frame.columns else None
+                placed, roots = placed_by(found.schema, found.key), found.partitions_first
+                more = {"placed_by": placed, "roots": roots, "time": time, "options": partial(options, topic)}
+                origins.append(Origin.of(topic, frame, **more))
+        load = self.spark.readStream.format("headwater")
+        fusion = Fusion(
+            origins, checkpoint=str(checkpoint), wanted=[uid], make=lambda given: load.options(**given).load()
+        )
         with building(Building(state, partitions=PARTITIONS, beats=lambda: frame, fusion=fusion)):
-            result = function(frame)
+            result = function(*frames.values())
         assert fusion.found, "the operator is not inside the source"
         return result.writeStream.format("noop"), checkpoint
 
     def stream(self, url: str, topic: str, columns: str, **options: str) -> DataFrame:
         """A topic as every figure reads it: batches of the same size, from the beginning."""
-        return self.from_log(url, topic, columns=columns, maxOffsetsPerTrigger=str(BATCH_EVENTS), **options)
+        return self.from_log(url, topic, columns=columns, **PACE, **options)
 
     def rate(self, writer: DataStreamWriter, events: int, checkpoint: Path | None = None) -> float:
         """Events a second of the time that the batches take; beats, and other inputs, are not counted."""
@@ -103,11 +120,12 @@ class StateRig(Rig):
         return url
 
     def with_table(self, events: int) -> str:
-        """The URL of a log that has so many events, and a table whose rows change meanwhile."""
-        url = self.log(events)
+        """The URL of a log that has so many events, with a key that is never null as well, and a table whose rows change meanwhile."""
+        url = self.with_key(events)
         with hw.open_log(url) as log:
             if TABLE not in log.topics():
-                log.create_topic(TABLE, "user_id BIGINT, rate DOUBLE, since TIMESTAMP", key="user_id", time="since")
+                schema = "user_id BIGINT NOT NULL, rate DOUBLE, since TIMESTAMP"
+                log.create_topic(TABLE, schema, key="user_id", time="since", partitions=PARTITIONS)
                 log.append(TABLE, changes(events))
         return url
 

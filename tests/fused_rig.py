@@ -23,10 +23,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import headwater as hw
 from headwater.processing.aggregate import aggregates_of
 from headwater.processing.dedupe import Dedupe
+from headwater.processing.event_time import FIELDS, LATE
 from headwater.processing.fused import Fused
 from headwater.processing.late_rows import LateRows
 from headwater.processing.offsets import EVENTS, VERSION
 from headwater.processing.operator import Operator
+from headwater.processing.side import Side, to_option
 from headwater.processing.sliding import Sliding
 from headwater.processing.source import HeadwaterSource
 from headwater.processing.stream import StreamReader
@@ -54,6 +56,18 @@ class Work(NamedTuple):
     def topic(self) -> pa.Schema:
         """The columns of the topic."""
         return SCHEMA if self.time is None else TIMED
+
+    def side(self, options: dict[str, str], late_rows: str) -> Side:
+        """The input as it is read."""
+        read = {source: field.with_name(source) for source, field in zip(self.columns, self.schema, strict=True)}
+        if self.time is not None:
+            read |= {self.time.name: self.time, LATE: FIELDS[LATE]}
+        options = {**options, "columns": ",".join(read)}
+        time = None if self.time is None else self.time.name
+        return Side(
+            TOPIC, pa.schema(list(read.values())), options, self.schema, self.columns, self.key, "who", time,
+            late_rows=late_rows,
+        )  # fmt: skip
 
 
 def totals() -> Work:
@@ -100,16 +114,13 @@ class FusedRun:
         checkpoint = folder / "checkpoint"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / "metadata").write_text('{"id": "q"}')
-        fused = Fused(
-            work.operator, work.schema, work.columns, work.key, "who", roots, str(folder / "state"), "op", "f",
-            str(checkpoint), work.time,
-        )  # fmt: skip
+        options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
+        side = work.side(options, str(folder / "late"))
+        fused = Fused(work.operator, [side], roots, str(folder / "state"), "op", "f", str(checkpoint))
         self.folder = folder
         (folder / "given").mkdir(exist_ok=True)
         shutil.rmtree(folder / "late", ignore_errors=True)
-        options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
-        names = {"columns": ",".join(fused.read.names), "operator": fused.to_option(), "lateRows": str(folder / "late")}
-        self._source = HeadwaterSource({**options, **names})
+        self._source = HeadwaterSource({**options, "operator": to_option(fused)})
         self._plain = HeadwaterSource({**options, "columns": ",".join([*work.topic.names, "_late", "_watermark"])})
 
     def reader(self) -> StreamReader:

@@ -89,6 +89,10 @@ def chosen(bids: DataFrame) -> DataFrame:
     return hw.totals(bids.where("lot > 3"), by="who", n="count", uid="chosen")
 
 
+def computed(bids: DataFrame) -> DataFrame:
+    return hw.totals(bids.where("lot + 1 > 4"), by="who", n="count", uid="computed")
+
+
 def by_rate(bids: DataFrame) -> DataFrame:
     return hw.totals(bids, by=["who", "rate"], n="count", uid="by_rate")
 
@@ -105,31 +109,55 @@ def looked_up(bids: DataFrame, lots: Any) -> DataFrame:
     return hw.lookup(bids, lots, on="lot", at="at", uid="looked_up")
 
 
+def together(bids: DataFrame, people: Any) -> DataFrame:
+    return hw.lookup(bids, people, on="who", at="at", uid="together")
+
+
+def finer(bids: DataFrame, crowd: Any) -> DataFrame:
+    return hw.lookup(bids, crowd, on="who", at="at", uid="finer")
+
+
+def crossed(bids: DataFrame, places: DataFrame) -> DataFrame:
+    return hw.lookup(bids, places, on=["who", "place"], at="at", table_at="since", uid="crossed")
+
+
 APART = {
     "by_lot": "the key of bids is who, the operator's is (lot)",
     "nullable": "asks has no key that is NOT NULL and of a type that can be hashed here",
-    "chosen": "its input is not just columns of a topic",
+    "computed": "its input is not just columns of a topic",
     "by_rate": "rate of its key can be hashed by Spark only",
     "twice": "the stage reads bids 2 times",
     "timed": "the stage works by event time over 2 inputs",
-    "looked_up": "it has 2 inputs",
+    "looked_up": "the key of bids is who, the operator's is (lot)",
+    "finer": "bids has 4 partitions, crowd has 8",
+    "crossed": "bids and places are partitioned by different columns of its key",
 }
 
 
 def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark: SparkSession) -> None:
     """One reason for each rule; on a log that is no folder there is one for all."""
     app = hw.App("auction", log=str(tmp_path / "log"), spark=spark)
-    bids = app.topic("bids", schema="who STRING NOT NULL, lot INT, rate DOUBLE, at TIMESTAMP", key="who", time="at")
+    schema = "who STRING NOT NULL, place STRING, lot INT, rate DOUBLE, at TIMESTAMP"
+    bids = app.topic("bids", schema=schema, key="who", time="at")
     asks = app.topic("asks", schema="who STRING, lot INT", key="who")
     lots = app.table("lots", schema="lot INT NOT NULL, name STRING, since TIMESTAMP", key="lot", time="since")
-    for function in (inside, by_lot, chosen, by_rate, twice):
+    person = "who STRING NOT NULL, name STRING, since TIMESTAMP"
+    people = app.table("people", schema=person, key="who", time="since")
+    crowd = app.table("crowd", schema=person, key="who", time="since", partitions=8)
+    place = "who STRING, place STRING NOT NULL, name STRING, since TIMESTAMP"
+    places = app.topic("places", schema=place, key="place", time="since")
+    for function in (inside, by_lot, chosen, computed, by_rate, twice):
         app.stream(bids)(function)
+    for table, function in ((people, together), (crowd, finer), (places, crossed)):
+        app.stream(bids, table)(function)
     app.stream(asks)(nullable)
     app.stream(bids, asks)(timed)
     app.stream(bids, lots)(looked_up)
     told = dict(line.strip().split(" is not fused: ") for line in app.plan().splitlines() if " is not fused: " in line)
     assert {uid.rpartition(" ")[2]: why for uid, why in told.items()} == APART
     assert "inside runs inside the source of bids" in app.plan()
+    assert "chosen runs inside the source of bids" in app.plan(), "Arrow can ask what it asks"
+    assert "together runs inside the source of bids and people" in app.plan()
 
     def facts(topic: str) -> Facts:
         node = app.graph.topics[topic]
@@ -138,7 +166,7 @@ def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark:
 
     elsewhere = Analysis(spark, app.graph, facts, is_local=False).run()
     assert {uid: why for stage in elsewhere.values() for uid, why in stage.apart.items()} == dict.fromkeys(
-        ["inside", *APART], "the log is not a folder"
+        ["inside", "chosen", "together", *APART], "the log is not a folder"
     )
 
 

@@ -33,7 +33,7 @@ def inside(bids: DataFrame) -> DataFrame:
 
 def apart(bids: DataFrame) -> DataFrame:
     """The same rows, for which Spark has to look at each."""
-    return inside(bids.where("id >= 0"))
+    return inside(bids.where("abs(id) >= 0"))
 
 
 def ranked(bids: DataFrame) -> DataFrame:

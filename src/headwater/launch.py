@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from headwater.declared import captured_table, make_declared, make_output, writes_topic
 from headwater.log.log import Log, open_log
+from headwater.log.log_topics import PARTITIONS
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
@@ -219,8 +220,8 @@ class Launch:
             is_table = node is not None and node.is_table
             if log is not None and topic in log.topics():
                 found = log.topic(topic)
-                placed = placed_by(found.schema, found.key)
-                return Facts(found.schema, found.time, found.lateness_us, is_table, placed, found.schema_id)
+                placed, roots = placed_by(found.schema, found.key), found.partitions_first
+                return Facts(found.schema, found.time, found.lateness_us, is_table, placed, found.schema_id, roots)
             if node is not None and node.source is not None:
                 return Facts(captured[topic], TIME, 0, is_table)
             writer = self._graph.writer_of(topic)
@@ -228,8 +229,11 @@ class Launch:
                 assert writer is not None
                 return Facts(_changes_of(writer, analysis.stages[writer.name]))
             lateness = duration_us(node.settings.get("lateness", "0 seconds"))
-            placed = placed_by(node.schema, node.settings.get("key"))
-            return Facts(node.schema, node.settings.get("time"), lateness, is_table, placed)
+            placed, roots = (
+                placed_by(node.schema, node.settings.get("key")),
+                node.settings.get("partitions", PARTITIONS),
+            )
+            return Facts(node.schema, node.settings.get("time"), lateness, is_table, placed, roots=roots)
 
         analysis = Analysis(spark, self._graph, facts, is_local=is_folder_log(self._settings.log))
         return analysis
@@ -362,8 +366,12 @@ def _changes_of(stage: StageNode, analysed: Analysed) -> pa.Schema:
 def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
     reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
     state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
-    fused = [f"{uid} runs inside the source of {topic}, without a shuffle" for uid, topic in analysed.fused.items()]
+    fused = [
+        f"{uid} runs inside the source of {' and '.join(topics)}, without a shuffle"
+        for uid, topics in analysed.fused.items()
+    ]
     apart = [f"{uid} is not fused: {why}" for uid, why in analysed.apart.items()]
+    apart += [f"{uid} has its rows combined inside the source of {topic}" for uid, topic in analysed.combined.items()]
     gives = to_ddl(analysed.schema) if stage.capture is None else "whole transactions of its source"
     return [f"gives {gives}", f"reads {reads}", state, *fused, *apart]
 

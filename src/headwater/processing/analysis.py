@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.log.log_topics import PARTITIONS
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import DELETED, to_arrow_schema
@@ -63,6 +64,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The column by which the log places its events, where that is certain (see `fusion`)."""
     schema_version: int | None = None
     """That of the schema in the log, where it is there."""
+    roots: int = PARTITIONS
+    """How many partitions it is, or will be, created with."""
 
 
 class Analysed(msgspec.Struct, frozen=True):
@@ -74,8 +77,10 @@ class Analysed(msgspec.Struct, frozen=True):
     stateful: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     uses_time: bool = False
-    fused: Mapping[str, str] = {}
-    """Of the operators those that can run inside a source, with the topic it reads."""
+    fused: Mapping[str, tuple[str, ...]] = {}
+    """Of the operators those that can run inside a source, with the topics it reads."""
+    combined: Mapping[str, str] = {}
+    """Of the others those whose rows can become fewer where they are read, with the topic."""
     apart: Mapping[str, str] = {}
     """Of the operators those that cannot, with the reason."""
     is_prompt: bool = False
@@ -95,7 +100,8 @@ class Analysed(msgspec.Struct, frozen=True):
 
 def facts_of_topic(topic: Topic) -> Facts:
     """The facts of a topic in the log."""
-    return Facts(topic.schema, topic.time, topic.lateness_us, placed_by=placed_by(topic.schema, topic.key))
+    placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
+    return Facts(topic.schema, topic.time, topic.lateness_us, placed_by=placed, roots=roots)
 
 
 def with_watermark(frame: DataFrame, facts: Facts) -> DataFrame:
@@ -165,7 +171,8 @@ class Analysis:
         settings = writer.settings
         time, lateness = settings.get("time"), settings.get("lateness_us", 0)
         schema, key = self.stages[writer.name].schema, writer.key[0] if writer.key else None
-        return Facts(schema, time, lateness, placed_by=placed_by(schema, key))
+        roots = settings.get("partitions", PARTITIONS)
+        return Facts(schema, time, lateness, placed_by=placed_by(schema, key), roots=roots)
 
     def inputs(self, stage: StageNode) -> dict[str, Facts]:
         """What the inputs of a stage look like, with the columns of the log that it asks for."""
@@ -192,9 +199,9 @@ class Analysis:
             return Analysed(pa.schema([]), {topic: tuple(fact.schema.names) for topic, fact in facts.items()})
         frames = {topic: self._frame(folder, topic, fact) for topic, fact in facts.items()}
         fusion = Fusion(
-            Origin(topic, frame, facts[topic].placed_by)
+            Origin.of(topic, frame, placed_by=facts[topic].placed_by, roots=facts[topic].roots)
             for topic, frame in frames.items()
-            if isinstance(frame, DataFrame) and self._is_local
+            if self._is_local
         )
         with self._building(folder, fusion) as made:
             result = apply(stage, list(frames.values()))
@@ -213,10 +220,14 @@ class Analysis:
         columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
             apart = self._apart(fusion, found, result, inputs=len(facts))
-            fused = {uid: topic for uid, topic in fusion.found.items() if uid not in apart}
+            fused = {uid: topics for uid, topics in fusion.found.items() if uid not in apart}
+            often = Counter(_topics(result))
+            combined = {uid: topic for uid, topic in fusion.combined.items() if uid in apart and often[topic] == 1}
             _check_operated(stage, result, is_paced=len(fused) < len(operators))
             is_prompt = made.is_prompt and not any(remembering(result))
-            return msgspec.structs.replace(found, columns=columns, fused=fused, apart=apart, is_prompt=is_prompt)
+            return msgspec.structs.replace(
+                found, columns=columns, fused=fused, combined=combined, apart=apart, is_prompt=is_prompt
+            )
         versions = {topic: fact.schema_version for topic, fact in facts.items()}
         return msgspec.structs.replace(found, columns=columns, versions=versions, filters=filters)
 
@@ -225,11 +236,11 @@ class Analysis:
         if not self._is_local:
             return dict.fromkeys(found.operators, "the log is not a folder")
         apart, often = dict(fusion.apart), Counter(_topics(result))
-        for uid, topic in fusion.found.items():
-            if often[topic] != 1:
+        for uid, topics in fusion.found.items():
+            for topic in (topic for topic in topics if often[topic] != 1):
                 apart[uid] = f"the stage reads {topic} {often[topic]} times"
-            elif found.uses_time and inputs > 1:
-                apart[uid] = f"the stage works by event time over {inputs} inputs"
+            if found.uses_time and inputs > len(topics):
+                apart.setdefault(uid, f"the stage works by event time over {inputs} inputs")
         return apart
 
     def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:

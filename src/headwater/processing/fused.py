@@ -8,9 +8,11 @@ A state partition stands for each partition that the topic was created with, its
 one root each (see `headwater.log.split`), so their ranges go to the task of that root. Each key that is read is checked to belong there: a
 topic that was copied from elsewhere may have been partitioned by other rules, and would give wrong results in silence.
 
-In a stage that works by event time, late rows are left out where they are read, by the same `_late` that Spark would filter by, and
-the watermarks are those in the source's offsets: the operator sees, batch by batch, what it would see behind Spark. How many rows were
-left out is told in a file (see `late_rows`).
+An operator with several inputs, each a topic of its own (its **sides**), has one source that reads them all. They are partitioned alike, so
+what belongs together is in the partitions of one root.
+
+In a stage that works by event time, late rows are left out where they are read, and the watermarks are those in the source's offsets, of
+the topic that is furthest behind: the operator sees, batch by batch, what it would see behind Spark.
 
 Versions of the state are numbered by the source's own offsets, which Spark writes into the checkpoint before a batch: `.version` grows
 by one with every batch. So a batch that is run again, in whatever process, finds the same version before it and writes the same one.
@@ -18,9 +20,7 @@ by one with every batch. So a batch that is run again, in whatever process, find
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
@@ -34,20 +34,22 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
-from headwater.processing.event_time import FIELDS, LATE, leave_out_late
 from headwater.processing.hashing import hashes_of
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
 from headwater.processing.operator import Operator, Time
 from headwater.processing.reading import Range
 from headwater.processing.runs import H1, H2, NUMBER, check_fits
-from headwater.processing.shipping import pickled
+from headwater.processing.side import Side
 from headwater.processing.state import StateStore
 from headwater.processing.types import to_spark
 
 BATCH_ROWS = 65_536
 SYNCED_AT_ONCE_MAX = 4
 """So many states of a batch are waited for at the same time: the disk takes about as long for them as for one."""
+
+Read = Callable[[str, Sequence[Range]], Iterable[pa.RecordBatch]]
+"""Reads ranges of a topic."""
 
 
 class Root(InputPartition):
@@ -71,45 +73,23 @@ class Fused(NamedTuple):
     """An operator in a source: what it is, what it reads, and where its state is kept."""
 
     operator: Operator
-    schema: pa.Schema
-    """The operator's input."""
-    columns: Sequence[str]
-    """For each column of the input, the topic's column that it is."""
-    key: Sequence[str]
-    """The operator's key, as columns of the topic."""
-    placed_by: str
-    """The topic's key, one of them."""
+    sides: Sequence[Side]
+    """Its inputs."""
     roots: int
     state: str
     uid: str
     fingerprint: str
     checkpoint: str
-    time: pa.Field | None = None
-    """The topic's event time, where the operator is given no late rows."""
-
-    @property
-    def read(self) -> pa.Schema:
-        """What is read of the topic."""
-        fields = {source: field.with_name(source) for source, field in zip(self.columns, self.schema, strict=True)}
-        if self.time is not None:
-            fields |= {self.time.name: self.time, LATE: FIELDS[LATE]}
-        return pa.schema(list(fields.values()))
 
     @property
     def gives(self) -> StructType:
         """The DataFrame that the source gives."""
         return to_spark(self.operator.schema)
 
-    def to_option(self) -> str:
-        """As an option of a source, which is a text."""
-        return base64.b64encode(pickled(self, ())).decode("ascii")
-
-    @classmethod
-    def from_option(cls, text: str) -> Fused:
-        """What `to_option` gave."""
-        found = pickle.loads(base64.b64decode(text))
-        assert isinstance(found, cls)
-        return found
+    @property
+    def has_time(self) -> bool:
+        """Whether the stage works by event time."""
+        return any(side.time is not None for side in self.sides)
 
     def tasks(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[Root]:
         """The work of a batch: every root, because every one has a version for every batch."""
@@ -119,23 +99,14 @@ class Fused(NamedTuple):
             mine[wanted.partition % self.roots].append(wanted)
         return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
 
-    def give(
-        self,
-        roots: Sequence[Root],
-        read: Callable[[Root], Iterable[pa.RecordBatch]],
-        schema: pa.Schema,
-        tell: Callable[[Range, int], None],
-    ) -> Iterator[pa.RecordBatch]:
-        """What the operator makes of the rows that are read of roots, as `schema` has it; all their states are saved before.
-
-        `tell` is told how many rows were late.
-        """
+    def give(self, roots: Sequence[Root], read: Read, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """What the operator makes of the rows that are read of roots, as `schema` has it; all their states are saved before."""
         given, begun, query = list[pa.Table](), list[Callable[[], None]](), query_of(self.checkpoint)
-        for root, table, late in self._inputs(roots, read):
-            result, finish = self._worked(root, table, query)
+        sides = [self._inputs(side, roots, read) for side in self.sides]
+        for root, *inputs in zip(roots, *sides, strict=True):
+            check_fits(inputs)
+            result, finish = self._worked(root, inputs, query)
             given.append(result.cast(schema))
-            if late:
-                tell(root.ranges[0], late)
             begun.append(finish)
         # Threads only wait: where they compute beside this one, each takes the interpreter from the other for milliseconds.
         saved = [_threads(os.getpid()).submit(finish) for finish in begun]
@@ -144,42 +115,36 @@ class Fused(NamedTuple):
             each.result()
         yield from pa.concat_tables(given).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
-    def _inputs(
-        self, roots: Sequence[Root], read: Callable[[Root], Iterable[pa.RecordBatch]]
-    ) -> Iterator[tuple[Root, pa.Table, int]]:
-        """For each root the operator's input, and how many rows were left out of it. Keys of all roots are hashed at once."""
-        schema, tables, late = self.read, list[pa.Table](), list[int]()
+    def _inputs(self, side: Side, roots: Sequence[Root], read: Read) -> list[pa.Table]:
+        """For each root what the operator is given of one input. Keys of all roots are hashed at once."""
+        tables = list[pa.Table]()
         for root in roots:
-            rows, count = pa.Table.from_batches(list(read(root)), schema), 0
-            if self.time is not None:
-                rows, count = leave_out_late(rows, self.time.name)
+            mine = [wanted for wanted in root.ranges if wanted.topic == side.topic]
+            rows, late = side.rows(read(side.topic, mine))
+            if late:
+                side.tell(mine[0], late)
             tables.append(rows)
-            late.append(count)
-        ends = np.cumsum([rows.num_rows for rows in tables])
+        counts = [rows.num_rows for rows in tables]
         whole = pa.concat_tables(tables)
-        named = {name: whole.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
-        numbers = np.repeat([root.number for root in roots], [rows.num_rows for rows in tables])
-        table = pa.table({**named, **self._hashed(whole, numbers, roots)})
-        for root, rows, count, end in zip(roots, tables, late, ends.tolist(), strict=True):
-            mine = table.slice(end - rows.num_rows, rows.num_rows)
-            check_fits([mine])
-            yield root, mine, count
+        numbers = np.repeat([root.number for root in roots], counts)
+        table = pa.table({**side.named(whole), **self._hashed(side, whole, numbers, roots)})
+        return [table.slice(end - count, count) for count, end in zip(counts, np.cumsum(counts).tolist(), strict=True)]
 
-    def _worked(self, root: Root, table: pa.Table, query: str) -> tuple[pa.Table, Callable[[], None]]:
+    def _worked(self, root: Root, inputs: Sequence[pa.Table], query: str) -> tuple[pa.Table, Callable[[], None]]:
         """What a batch comes to in one root; its state is written, and saved when what stands beside the result is called."""
         store = StateStore(
             self.state, uid=self.uid, query=query, fingerprint=self.fingerprint,
             partition=root.number, partitions=self.roots, specs=self.operator.tables, by="topic",
         )  # fmt: skip
         state, until = store.load(root.version - 1), root.time.until
-        result = self.operator.process(state, [table], root.time).select(self.operator.schema.names)
+        result = self.operator.process(state, inputs, root.time).select(self.operator.schema.names)
         return result, store.begin_save(state, root.version, watermark=until if until > NO_TIME else None)
 
-    def _hashed(self, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
+    def _hashed(self, side: Side, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
-        columns = [_whole(rows.column(name)) for name in self.key]
-        placed = columns[self.key.index(self.placed_by)].dictionary_encode()
-        self._check_placed(placed, numbers, roots)
+        columns = [_whole(rows.column(name)) for name in side.key]
+        placed = columns[side.key.index(side.placed_by)].dictionary_encode()
+        self._check_placed(side, placed, numbers, roots)
         if len(columns) > 1:
             return {name: pa.array(each) for name, each in zip((H1, H2), hashes_of(columns), strict=True)}
         h1, h2 = hashes_of([placed.dictionary])
@@ -189,16 +154,15 @@ class Fused(NamedTuple):
         code = placed.indices.to_numpy()
         return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
 
-    def _check_placed(self, keys: pa.DictionaryArray, numbers: Any, roots: Sequence[Root]) -> None:
+    def _check_placed(self, side: Side, keys: pa.DictionaryArray, numbers: Any, roots: Sequence[Root]) -> None:
         """`numbers` are the roots that rows were read in; of a single root each key is looked at once."""
         placed = partitions_of(key_bytes(keys.dictionary), self.roots)
         is_one = len(roots) == 1
         wrong = np.flatnonzero(placed != roots[0].number if is_one else placed[keys.indices.to_numpy()] != numbers)
         if len(wrong):
             key = keys.dictionary[int(wrong[0])] if is_one else keys[int(wrong[0])]
-            topic = next(wanted.topic for root in roots for wanted in root.ranges)
             raise Unsupported(
-                f"The event with {self.placed_by}={key.as_py()!r} is in a partition of topic {topic!r} where that key "
+                f"The event with {side.placed_by}={key.as_py()!r} is in a partition of topic {side.topic!r} where that key "
                 f"does not belong, so operator {self.uid!r} cannot run inside the source.",
                 advice="The topic was copied from a log that places keys by other rules. Have a stage write it into a topic "
                 "of this log, with the same key, and read that.",

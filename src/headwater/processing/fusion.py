@@ -1,22 +1,26 @@
-"""Fusion: which operators of a stage run inside the source that reads their topic (see `fused`).
+"""Fusion: which operators of a stage run inside the source that reads their topics (see `fused`).
 
 It is sound where all rows that the operator must see together are read by one task:
-- the operator has one input, and that is a topic of a log in a folder, which places every event by its key (on Kafka others may place
-  events otherwise);
+- each of its inputs is a topic of a log in a folder, which places every event by its key (on Kafka others may place events otherwise);
 - the topic's key is among the columns of the operator's key, and NOT NULL: an event without a key may be in any partition;
-- between the topic and the operator is nothing but a choice of columns, under other names perhaps;
-- the stage does not work by event time, or has one input only: its watermark is the least of all its inputs', and a source knows its own;
-- nothing else in the stage reads that topic, so there is one source for it.
+- several inputs are partitioned alike: by the same column of the operator's key, into as many partitions;
+- between a topic and the operator is nothing but a choice of columns, under other names perhaps, and conditions that Arrow can ask;
+- the stage does not work by event time, or all its inputs are the operator's: its watermark is the least of all its inputs', and a
+  source knows its own;
+- nothing else in the stage reads these topics, so there is one source for them.
 
 A query with a fused operator has other sources than one without, so a checkpoint stays as it was begun. Which operators are fused is
 written beside it before its first batch, in `fused`; a checkpoint without that file has none.
+
+Of an operator with one input that is not fused, rows can become fewer in the source of its topic (see `combined`), wherever nothing but
+columns and such conditions stand between. That changes no checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -24,10 +28,15 @@ from pyspark.sql import DataFrame
 from headwater.log.catalog import read_text, write_text
 from headwater.log.disk import RealDisk
 from headwater.model.errors import Conflict
+from headwater.processing.combined import Combined
+from headwater.processing.event_time import FIELDS, LATE
 from headwater.processing.fused import Fused
 from headwater.processing.hashing import is_hashable
-from headwater.processing.operator import Input, Operator
+from headwater.processing.operator import Combining, Input, Operator
 from headwater.processing.plans import analyzed, children, kind, sequence
+from headwater.processing.pushing import Asked, asked, text_of
+from headwater.processing.side import TIME, Side, to_option
+from headwater.processing.table import Table
 from headwater.processing.types import to_arrow
 
 _FILE = _KIND = "fused"
@@ -43,28 +52,45 @@ def placed_by(schema: pa.Schema, key: str | None) -> str | None:
 
 
 class Origin(NamedTuple):
-    """An input of a stage as its source gives it. `make` makes a source that has an operator in it, of its columns and further options."""
+    """An input of a stage as its source gives it."""
 
     topic: str
     frame: DataFrame
     placed_by: str | None
-    roots: int = 1
+    roots: int
     time: str | None = None
-    """Its event time, where what is late by it is left out."""
-    make: Callable[[Sequence[str], Mapping[str, str]], DataFrame] | None = None
+    """Its event time, where the stage works by it."""
+    is_table: bool = False
+    options: Callable[[Sequence[str]], Mapping[str, str]] | None = None
+    """How a source reads some columns of it."""
+
+    @classmethod
+    def of(cls, topic: str, given: DataFrame | Table, **more: Any) -> Origin:
+        """An input as a function is given it."""
+        is_table = isinstance(given, Table)
+        return cls(topic, given.versions if isinstance(given, Table) else given, is_table=is_table, **more)
 
 
 class Fusion:
     """The inputs of a stage whose function is being called, and what is fused with them.
 
-    `wanted` are the operators that are to be; without it they are only noted, in `found`, with their topics.
-    `apart` says of the others why they are not.
+    `wanted` are the operators that are to be, `combining` those whose rows are to be combined, and `make` makes a source of its options.
+    Without `wanted` they are only noted, in `found` and `combined`, with their topics; `apart` says of the others why they are not fused.
     """
 
-    def __init__(self, origins: Iterable[Origin], *, checkpoint: str = "", wanted: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        origins: Iterable[Origin],
+        *,
+        checkpoint: str = "",
+        wanted: Sequence[str] | None = None,
+        combining: Sequence[str] = (),
+        make: Callable[[Mapping[str, str]], DataFrame] | None = None,
+    ) -> None:
         self._origins = [(analyzed(each.frame), each) for each in origins]
-        self._checkpoint, self._wanted = checkpoint, wanted
-        self.found: dict[str, str] = {}
+        self._checkpoint, self._wanted, self._combining, self._make = checkpoint, wanted, combining, make
+        self.found: dict[str, tuple[str, ...]] = {}
+        self.combined: dict[str, str] = {}
         self.apart: dict[str, str] = {}
 
     def fuse(
@@ -77,40 +103,50 @@ class Fusion:
         if isinstance(taken, str):
             self.apart[uid] = taken
             return None
-        origin = taken.origin
-        self.found[uid] = origin.topic
+        self.found[uid] = tuple(each.origin.topic for each in taken)
         if self._wanted is None:
             return None
-        assert origin.make is not None and origin.placed_by is not None
-        [each] = inputs
-        schema, key = to_arrow(each.frame.schema), [taken.names[name] for name in each.key]
-        columns = [taken.names[name] for name in schema.names]
-        time = None if origin.time is None else to_arrow(origin.frame.schema).field(origin.time)
-        fused = Fused(
-            operator, schema, columns, key, origin.placed_by, origin.roots, state, uid, fingerprint, self._checkpoint, time,
-        )  # fmt: skip
-        return origin.make(fused.read.names, {"operator": fused.to_option()})
+        sides = [each.side(given) for each, given in zip(taken, inputs, strict=True)]
+        return self._source(Fused(operator, sides, taken[0].origin.roots, state, uid, fingerprint, self._checkpoint))
 
-    def _sound(self, inputs: Sequence[Input]) -> _Taken | str:
-        """What an operator takes of its input; or why it cannot be inside the source of that."""
-        if len(inputs) > 1:
-            return f"it has {len(inputs)} inputs"
-        [each] = inputs
-        taken = self._taken(each.frame)
+    def combine(self, operator: Operator, inputs: Sequence[Input], uid: str) -> Sequence[Input]:
+        """The inputs of an operator that is made by Spark, with rows that became fewer in their source."""
+        if self._wanted is not None and uid not in self._combining:
+            return inputs
+        taken = self._taken(inputs[0].frame) if len(inputs) == 1 and hasattr(operator, "combine") else None
         if taken is None:
-            return "its input is not just columns of a topic"
-        topic, placed = taken.origin.topic, taken.origin.placed_by
-        if placed is None:
-            return f"{topic} has no key that is NOT NULL and of a type that can be hashed here"
-        key, schema = {taken.names[name]: name for name in each.key}, to_arrow(each.frame.schema)
-        if placed not in key:
-            return f"the key of {topic} is {placed}, the operator's is ({', '.join(key)})"
-        unhashed = [column for column, name in key.items() if not is_hashable(schema.field(name).type)]
-        return f"{unhashed[0]} of its key can be hashed by Spark only" if unhashed else taken
+            return inputs
+        self.combined[uid] = taken.origin.topic
+        if self._wanted is None:
+            return inputs
+        side = taken.side(inputs[0])
+        return [Input(self._source(Combined(cast(Combining, operator), side)), inputs[0].key)]
+
+    def _source(self, inside: Fused | Combined) -> DataFrame:
+        assert self._make is not None
+        topics = ",".join(side.topic for side in inside.sides)
+        return self._make({**inside.sides[0].options, "topic": topics, "operator": to_option(inside)})
+
+    def _sound(self, inputs: Sequence[Input]) -> list[_Taken] | str:
+        """What an operator takes of its inputs; or why it cannot be inside their source."""
+        found = list[_Taken]()
+        for each in inputs:
+            taken = self._taken(each.frame)
+            why = "its input is not just columns of a topic" if taken is None else taken.trouble(each)
+            if taken is None or why:
+                return why
+            found.append(taken)
+        one = found[0].origin
+        for other, each in zip(found[1:], inputs[1:], strict=True):
+            if other.place(each) != found[0].place(inputs[0]):
+                return f"{one.topic} and {other.origin.topic} are partitioned by different columns of its key"
+            if other.origin.roots != one.roots:
+                return f"{one.topic} has {one.roots} partitions, {other.origin.topic} has {other.origin.roots}"
+        return found
 
     def _taken(self, frame: DataFrame) -> _Taken | None:
         """What a DataFrame takes of an input; None where it does anything else."""
-        node = analyzed(frame)
+        node, where = analyzed(frame), list[Any]()
         wanted = {attribute.name(): attribute.exprId().id() for attribute in sequence(node.output())}
         if len(wanted) < node.output().size():
             return None
@@ -118,12 +154,17 @@ class Fusion:
             for plan, origin in self._origins:
                 if node.fastEquals(plan):
                     own = {attribute.exprId().id(): attribute.name() for attribute in sequence(node.output())}
-                    return _Taken(origin, {name: own[found] for name, found in wanted.items()})
+                    conditions = [_asked_of(each, own) for each in where]
+                    if None in conditions:
+                        return None
+                    return _Taken(origin, {name: own[found] for name, found in wanted.items()}, conditions)
             if kind(node) == "Project":
                 origins = dict(_renamed(each) for each in sequence(node.projectList()))
                 wanted = {name: origins[found] for name, found in wanted.items()}
                 if None in wanted.values():
                     return None
+            elif kind(node) == "Filter":
+                where.append(node.condition())
             elif kind(node) not in _PASSED_THROUGH:
                 return None
             [node] = children(node)
@@ -150,10 +191,56 @@ def chosen(checkpoint: str, sound: Sequence[str]) -> list[str]:
 
 
 class _Taken(NamedTuple):
-    """Columns of an input, by the names that a DataFrame has for them."""
+    """Columns of an input, by the names that a DataFrame has for them; and what it asks of each row."""
 
     origin: Origin
     names: Mapping[str, str]
+    asked: Sequence[Any]
+
+    def trouble(self, given: Input) -> str:
+        """Why rows of a key may be read by several tasks, or cannot be told apart where they are read; nothing if all is well."""
+        topic, placed = self.origin.topic, self.origin.placed_by
+        if placed is None:
+            return f"{topic} has no key that is NOT NULL and of a type that can be hashed here"
+        key, schema = {self.names[name]: name for name in given.key}, to_arrow(given.frame.schema)
+        if placed not in key:
+            return f"the key of {topic} is {placed}, the operator's is ({', '.join(key)})"
+        unhashed = [column for column, name in key.items() if not is_hashable(schema.field(name).type)]
+        return f"{unhashed[0]} of its key can be hashed by Spark only" if unhashed else ""
+
+    def place(self, given: Input) -> int:
+        """Which column of the operator's key the topic is partitioned by."""
+        return [self.names[name] for name in given.key].index(self.origin.placed_by or "")
+
+    def side(self, given: Input) -> Side:
+        """The same, for the source."""
+        origin, schema, there = self.origin, to_arrow(given.frame.schema), to_arrow(self.origin.frame.schema)
+        columns = [self.names[name] for name in schema.names]
+        read = {source: field.with_name(source) for source, field in zip(columns, schema, strict=True)}
+        where: Asked | None = None
+        for each, used in self.asked:
+            where = each if where is None else ["And", where, each]
+            read |= {name: there.field(name) for name in used if name not in read}
+        time = None if origin.is_table else origin.time
+        if time is not None:
+            read |= {time: there.field(time), LATE: FIELDS[LATE]}
+        deleted_at = origin.time if origin.is_table and origin.time in read else None
+        if deleted_at is not None:
+            read[TIME.name] = TIME
+        assert origin.options is not None
+        options = dict(origin.options(list(read)))
+        late_rows = options.pop("lateRows", None)
+        return Side(
+            origin.topic, pa.schema(list(read.values())), options, schema, columns, [self.names[name] for name in given.key],
+            origin.placed_by or "", time, deleted_at, None if where is None else text_of(where), late_rows,
+        )  # fmt: skip
+
+
+def _asked_of(condition: Any, own: Mapping[int, str]) -> tuple[Asked, list[str]] | None:
+    """A condition that Arrow can ask in the source, and the columns it is about; None where it cannot."""
+    used = {attribute.exprId().id(): attribute.name() for attribute in sequence(condition.references().toSeq())}
+    found = asked(condition) if all(own.get(each) == name for each, name in used.items()) else None
+    return None if found is None else (found, list(used.values()))
 
 
 def _renamed(expression: Any) -> tuple[int, int | None]:

@@ -110,25 +110,32 @@ class Inputs:
     def _fusion(self, plan: Plan, skips: Skips, frames: Sequence[DataFrame | Table], pace: str) -> Fusion:
         """What puts operators into the sources of a stage: those that its query began with, or may begin with."""
         origins = []
-        for number, frame in enumerate(frames):
-            if isinstance(frame, DataFrame) and is_local(self._log):
-                topic = self._log.topic(plan.stage.inputs[number])
-                placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
-                time = plan.facts[topic.name].time if plan.analysed.uses_time else None
-                make = partial(self._with_operator, plan, number, skips, pace)
-                origins.append(Origin(topic.name, frame, placed, roots, time, make))
-        sound_in = {each.topic for each in origins if each.placed_by is not None}
-        sound = [uid for uid, topic in plan.analysed.fused.items() if topic in sound_in]
-        return Fusion(origins, checkpoint=plan.checkpoint, wanted=chosen(plan.begun or plan.checkpoint, sound))
+        for number, frame in enumerate(frames if is_local(self._log) else ()):
+            topic = self._log.topic(plan.stage.inputs[number])
+            placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
+            time = plan.facts[topic.name].time if plan.analysed.uses_time else None
+            options = partial(self._side_options, plan, number, skips, pace)
+            origins.append(Origin.of(topic.name, frame, placed_by=placed, roots=roots, time=time, options=options))
+        roots_of = {each.topic: each.roots for each in origins if each.placed_by is not None}
+        sound = [
+            uid
+            for uid, topics in plan.analysed.fused.items()
+            if all(topic in roots_of and roots_of[topic] == roots_of[topics[0]] for topic in topics)
+        ]
+        return Fusion(
+            origins,
+            checkpoint=plan.checkpoint,
+            wanted=chosen(plan.begun or plan.checkpoint, sound),
+            combining=list(plan.analysed.combined),
+            make=lambda options: self._spark.readStream.format("headwater").options(**options).load(),
+        )
 
-    def _with_operator(
-        self, plan: Plan, number: int, skips: Skips, pace: str, columns: Sequence[str], more: Mapping[str, str]
-    ) -> DataFrame:
-        """An input of a stage with an operator inside its source."""
+    def _side_options(self, plan: Plan, number: int, skips: Skips, pace: str, columns: Sequence[str]) -> dict[str, str]:
+        """How an input of a stage is read by what works inside its source."""
         options = self._options(plan, number, columns, skips, pace)
         if LATE in columns:
             options["lateRows"] = self._late_rows(plan, number)
-        return self._spark.readStream.format("headwater").options(**options, **more).load()
+        return options
 
     def _frame(
         self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None

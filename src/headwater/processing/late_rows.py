@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headwater.processing.offsets import At
+from headwater.processing.reading import Range
 
 
 class LateRows:
@@ -23,11 +24,11 @@ class LateRows:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
 
-    def tell(self, at: At, start: int, end: int, count: int) -> None:
+    def tell(self, wanted: Range, count: int) -> None:
         """So many rows of a range are late."""
         if not count:
             return
-        path = self._folder / at[0] / str(at[1]) / f"{start}-{end}"
+        path = self._folder / wanted.topic / str(wanted.partition) / f"{wanted.start}-{wanted.end}"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(str(count))

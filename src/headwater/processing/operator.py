@@ -68,6 +68,18 @@ class Operator(Protocol):
         """What a batch gives. Each table has the columns of its input, and the key's hashes `_h1` and `_h2`."""
 
 
+class Combining(Operator, Protocol):
+    """An operator with one input that can begin with any few of its rows, whatever came before: these become fewer.
+
+    `process` takes both: rows as they are, and what `combine` made of them, which has the columns of `combined` (the key's among them).
+    """
+
+    combined: pa.Schema
+
+    def combine(self, rows: pa.Table) -> pa.Table:
+        """What is left of some rows; without hashes."""
+
+
 class Input(NamedTuple):
     """A DataFrame and the columns that are its key."""
 
@@ -82,6 +94,9 @@ class Fuses(Protocol):
         self, operator: Operator, inputs: Sequence[Input], state: str, uid: str, fingerprint: str
     ) -> DataFrame | None:
         """The operator's result, made by the source of its input; None where it is to be made here."""
+
+    def combine(self, operator: Operator, inputs: Sequence[Input], uid: str) -> Sequence[Input]:
+        """The inputs of an operator that is made here, combined in their source where that is possible."""
 
 
 class Building:
@@ -158,6 +173,7 @@ def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = No
         fused = stage.fusion.fuse(operator, inputs, kept.url, kept.uid, known)
         if fused is not None:
             return fused
+        inputs = stage.fusion.combine(operator, inputs, kept.uid)
     return _spread(operator, inputs, stage.partitions, tasks=stage.tasks, kept=kept, beats=stage.beats())
 
 

@@ -45,7 +45,7 @@ def condition_above(above: Sequence[Any]) -> str | None:
     for node in reversed(above):
         match kind(node):
             case "Filter":
-                for each in filter(None, map(_asked, _split(node.condition()))):
+                for each in filter(None, map(asked, _split(node.condition()))):
                     found = each if found is None else ["And", found, each]
             case "Project" if all(kind(each) == "AttributeReference" for each in sequence(node.projectList())):
                 pass
@@ -53,7 +53,12 @@ def condition_above(above: Sequence[Any]) -> str | None:
                 pass
             case _:
                 break
-    return None if found is None else msgspec.json.encode(found).decode()
+    return None if found is None else text_of(found)
+
+
+def text_of(asked: Asked) -> str:
+    """A condition as an option of a source."""
+    return msgspec.json.encode(asked).decode()
 
 
 class Where:
@@ -62,12 +67,12 @@ class Where:
     def __init__(self, text: str) -> None:
         self._asked: Asked = msgspec.json.decode(text)
 
-    def mask(self, batch: pa.RecordBatch) -> pa.Array:
+    def mask(self, batch: pa.RecordBatch | pa.Table) -> Any:
         """For each row whether it is let through."""
         return _answer(self._asked, batch)
 
 
-def _answer(asked: Asked, batch: pa.RecordBatch) -> pa.Array:
+def _answer(asked: Asked, batch: pa.RecordBatch | pa.Table) -> Any:
     name, *of = asked
     if name in _JOINED:
         return _JOINED[name](*(_answer(each, batch) for each in of))
@@ -84,7 +89,7 @@ def _answer(asked: Asked, batch: pa.RecordBatch) -> pa.Array:
     return _COMPARED[name](values, pa.scalar(of[1], values.type))
 
 
-def _values(of: Asked, batch: pa.RecordBatch) -> pa.Array:
+def _values(of: Asked, batch: pa.RecordBatch | pa.Table) -> Any:
     """A column, or what is left of it when it is divided; times are numbers."""
     name, *rest = of
     column = batch.column(name)
@@ -104,14 +109,14 @@ def _split(condition: Any) -> Iterator[Any]:
         yield condition
 
 
-def _asked(expression: Any) -> Asked | None:
+def asked(expression: Any) -> Asked | None:
     """A condition of Spark's; None where it may mean something else here."""
     name = kind(expression)
     if name in _JOINED:
-        sides = [_asked(expression.left()), _asked(expression.right())]
+        sides = [asked(expression.left()), asked(expression.right())]
         return None if None in sides else [name, *sides]
     if name == "Not":
-        child = _asked(expression.child())
+        child = asked(expression.child())
         return None if child is None else [name, child]
     if name in ("IsNull", "IsNotNull"):
         column = _column(expression.child())
@@ -140,10 +145,10 @@ def _column(expression: Any) -> Asked | None:
 
 
 def _constant(expression: Any) -> Any:
-    """The value of a constant; None where it is null, or of another type."""
-    if kind(expression) != "Literal" or _type(expression) not in _TYPES:
+    """The value of a constant, or of what is computed of constants; None where it is null, or of another type."""
+    if not expression.foldable() or _type(expression) not in _TYPES:
         return None
-    value = expression.value()
+    value = expression.eval(None)
     return value if value is None or _type(expression) != "string" else str(value.toString())
 
 

@@ -17,6 +17,7 @@ from headwater.log.log import Log
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
+from headwater.processing.combined import Combined
 from headwater.processing.event_time import FIELDS, PASSED, REACHED, telling_row
 from headwater.processing.fused import Fused, Root, Roots
 from headwater.processing.late_rows import LateRows
@@ -37,8 +38,9 @@ from headwater.processing.reading import (
     read_woven,
 )
 from headwater.processing.session import check_reachable
+from headwater.processing.side import from_option
 from headwater.processing.subscription import Subscription
-from headwater.processing.types import to_arrow
+from headwater.processing.types import to_arrow, to_spark
 
 TASK_EVENTS_MIN = 1_000
 """So many events, or fewer, of a micro-batch are read by one task."""
@@ -71,23 +73,29 @@ class Query:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are read."""
-        return list(self._read.names)
+        """The columns of the DataFrame."""
+        return list(self._gives.names)
 
     @cached_property
+    def inside(self) -> Fused | Combined | None:
+        """What works on what is read, if anything does."""
+        return None if self.options.operator is None else from_option(self.options.operator)
+
+    @cached_property
+    def sides(self) -> Mapping[str, Query]:
+        """How the topics of what works inside are read; otherwise nothing."""
+        sides = () if self.inside is None else self.inside.sides
+        return {side.topic: Query(side.options, to_spark(side.read), self._use, self._master) for side in sides}
+
+    @property
     def fused(self) -> Fused | None:
-        """The operator that works on what is read, if there is one."""
-        return None if self.options.operator is None else Fused.from_option(self.options.operator)
+        """The operator that works on what is read, if that is one with a state."""
+        return self.inside if isinstance(self.inside, Fused) else None
 
     @property
     def has_watermark(self) -> bool:
         """Whether what is made of its rows depends on a watermark."""
-        return PASSED in self.names or (self.fused is not None and self.fused.time is not None)
-
-    @cached_property
-    def _read(self) -> pa.Schema:
-        """What is read: the columns of the DataFrame, or of an operator's input."""
-        return self._gives if self.fused is None else self.fused.read
+        return PASSED in self.names or (self.inside is not None and self.inside.has_time)
 
     @cached_property
     def _gives(self) -> pa.Schema:
@@ -102,8 +110,12 @@ class Query:
     @cached_property
     def checked(self) -> Subscription:
         """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
-        wanted, there = self._read, {field.name: field for field in self.subscription.schema()}
-        for field in wanted:
+        if self.inside is not None:
+            for side in self.sides.values():
+                side.checked  # noqa: B018 - looks, and refuses
+            return self.subscription
+        there = {field.name: field for field in self.subscription.schema()}
+        for field in self._gives:
             found = there.get(field.name)
             if found is None or found.type != field.type:
                 has = (
@@ -161,16 +173,18 @@ class Query:
     def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         with crossing():
-            if isinstance(wanted, Range):
-                yield from self.rows((wanted,))
-            elif isinstance(wanted, Ranges):
-                yield from self._woven_rows(wanted.ranges)
+            if isinstance(wanted, (Range, Ranges)):
+                ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
+                if isinstance(self.inside, Combined):
+                    yield from self.inside.give(ranges, self._rows_of_side, self._gives)
+                else:
+                    yield from self._woven_rows(ranges) if isinstance(wanted, Ranges) else self.rows(ranges)
             elif isinstance(wanted, Passing):
-                yield telling_row(self._read, wanted.watermark)
+                yield telling_row(self._gives, wanted.watermark)
             elif isinstance(wanted, (Root, Roots)):
                 assert self.fused is not None
                 roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
-                yield from self.fused.give(roots, lambda root: self.rows(root.ranges), self._gives, self._tell_late)
+                yield from self.fused.give(roots, lambda topic, ranges: self.sides[topic].rows(ranges), self._gives)
             elif isinstance(wanted, Whole):
                 yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
 
@@ -178,27 +192,26 @@ class Query:
         """The rows of ranges, one after the other."""
         return read_ranges(ranges, log_for_reading(self.options.log), self._selection)
 
+    def _rows_of_side(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        return self.sides[wanted.topic].rows((wanted,))
+
     def _woven_rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         """The rows of ranges, as event time went on."""
-        if not any(wanted.has_time for wanted in ranges) or REACHED in self._read.names:
+        if not any(wanted.has_time for wanted in ranges) or REACHED in self._gives.names:
             return self.rows(ranges)
         return read_woven(ranges, log_for_reading(self.options.log), self._weaving)
 
     @cached_property
     def _selection(self) -> Selection:
-        return self._selecting(self._read)
+        return self._selecting(self._gives)
 
     @cached_property
     def _weaving(self) -> Selection:
-        return self._selecting(self._read.append(FIELDS[REACHED]))
+        return self._selecting(self._gives.append(FIELDS[REACHED]))
 
     def _selecting(self, schema: pa.Schema) -> Selection:
         options = self.options
         where = None if options.where is None else Where(options.where)
         condition = self.subscription.condition()
-        tell = None if self.fused is not None or options.late_rows is None else self._tell_late
+        tell = None if options.late_rows is None else LateRows(options.late_rows).tell
         return Selection(schema, condition, where, lateness_us=options.lateness_us, maxima=self.maxima, tell_late=tell)
-
-    def _tell_late(self, wanted: Range, count: int) -> None:
-        if self.options.late_rows is not None:
-            LateRows(self.options.late_rows).tell((wanted.topic, wanted.partition), wanted.start, wanted.end, count)

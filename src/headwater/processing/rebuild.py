@@ -54,8 +54,9 @@ def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
     events = sum(
         max(0, offset - start[topic].get(number, 0))
-        for end in stop.values()
-        for (topic, number), offset in end.places.items()
+        for topic, end in stop.items()
+        for (name, number), offset in end.places.items()
+        if name == topic
     )
     replay = msgspec.structs.replace(
         plan,
@@ -115,7 +116,7 @@ def _take_over(replay: Plan, plan: Plan, epoch: int) -> None:
         )
     for uid in uids:
         [(layout, folders)] = layouts(inside(replay.operators, uid)).items()
-        topic = plan.analysed.fused[uid] if layout.by == "topic" else None
+        topic = plan.analysed.fused[uid][0] if layout.by == "topic" else None
         for there in folders:
             version = there.version(_numbered(replay.checkpoint, last, topic))
             here = StateFolder(inside(plan.operators, uid, there.name))

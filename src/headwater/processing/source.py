@@ -21,13 +21,13 @@ from pyspark.sql.types import StructType
 
 from headwater.processing.beats import BeatsSource
 from headwater.processing.border import crossing
-from headwater.processing.fused import Fused
 from headwater.processing.offsets import EARLIEST, LATEST
 from headwater.processing.opened import log_for_reading
 from headwater.processing.options import read_options
 from headwater.processing.query import Query
 from headwater.processing.reading import Range, Whole
 from headwater.processing.session import check_reachable, is_local
+from headwater.processing.side import from_option
 from headwater.processing.stream import StreamReader
 from headwater.processing.subscription import Subscription
 from headwater.processing.types import to_spark
@@ -57,10 +57,13 @@ class HeadwaterSource(DataSource):
         with crossing():
             options = read_options(self.options)
             check_reachable(options.log, self.master)
+            if options.operator is not None:
+                gives: StructType = from_option(options.operator).gives
+                return gives
             subscription = Subscription(log_for_reading(options.log), options)
             schema = to_spark(subscription.schema())
             subscription.condition()
-            return schema if options.operator is None else Fused.from_option(options.operator).gives
+            return schema
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""

@@ -64,10 +64,13 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: `startingOffsets`, without it the present end."""
         with crossing():
-            topics = self._subscription.topics()
-            where = self._query.options.starting
-            places = self._subscription.resolve("startingOffsets", LATEST if where is None else where, topics)
-            return self._offsets(places, Offsets({}, {}), self._subscription.read_with(topics)).to_json()
+            places: dict[At, int] = {}
+            for query in self._query.sides.values() or (self._query,):
+                where, subscription = query.options.starting, query.checked
+                where = LATEST if where is None else where
+                places |= subscription.resolve("startingOffsets", where, subscription.topics())
+            read = self._subscription.read_with(self._subscription.topics())
+            return self._offsets(places, Offsets({}, {}), read).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxOffsetsPerTrigger`."""
@@ -211,24 +214,29 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         elif maxima is not None:
             known = maxima.reached(begin.places, from_json(begin.more.get(REACHED, {})), self._read_again)
             told, reached = {REACHED: reached_json(known)}, {at: time for at, (_, time) in known.items()}
-        passed = self._subscription.watermark(topics, reached)
+        passed = self._passed(topics, reached)
         more = {**offsets.more, **told, WATERMARK: max(before, passed, self._stopped(offsets.places))}
         paced = self._numbered(begin, msgspec.structs.replace(offsets, more=more)).to_json()
         if pace is not None:
             Pace(pace).tell(sorted(offsets.topics), paced)
         return paced
 
+    def _passed(self, topics: Sequence[Topic], reached: Mapping[At, int]) -> int:
+        """The watermark. Who has several inputs waits for each of them, also for one that has no event yet."""
+        if self._query.inside is None:
+            return self._subscription.watermark(topics, reached)
+        return min(self._subscription.watermark([topic], reached) for topic in topics)
+
     def _numbered(self, begin: Offsets, offsets: Offsets) -> Offsets:
         """The offsets, with what Spark cannot know where not all events become rows: how many were read in all.
 
         Where an operator is inside the source, with the next version of its state.
         """
-        is_fused = self._query.fused is not None
-        if offsets == begin or not (is_fused or self._query.options.where):
+        if offsets == begin or (self._query.inside is None and not self._query.options.where):
             return offsets
         events = sum(offsets.places[at] - offset for at, offset in begin.places.items())
         counted = {EVENTS: begin.more.get(EVENTS, 0) + events}
-        if is_fused:
+        if self._query.fused is not None:
             counted[VERSION] = begin.more.get(VERSION, -1) + 1
         return msgspec.structs.replace(offsets, more={**offsets.more, **counted})
 
