@@ -65,7 +65,7 @@ def totals() -> Work:
 
 def best() -> Work:
     """The two best of each who."""
-    return Work(TopN(SCHEMA, 2, ["price DESC"]), SCHEMA, SCHEMA.names, ["who"])
+    return Work(TopN(SCHEMA, 2, ["price DESC"], ["who"]), SCHEMA, SCHEMA.names, ["who"])
 
 
 def best_in_time() -> Work:

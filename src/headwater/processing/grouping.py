@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 ALL = "_all"
 """The key of an operator that works on all rows together: a column with the same value in each."""
@@ -51,6 +53,11 @@ class Groups(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.one)
+
+
+def keyed(df: DataFrame, group: Sequence[str]) -> tuple[DataFrame, list[str]]:
+    """Rows with the columns of a key; where all belong together that is one column more."""
+    return (df, list(group)) if group else (df.withColumn(ALL, F.lit(0)), [ALL])
 
 
 def with_all(rows: pa.Table) -> pa.Table:

@@ -1,9 +1,9 @@
 """`hw.windowed`: aggregates of each group in each window of event time, given once.
 
 A window is given when the watermark has passed it: then it is complete, however batches were cut and rows were shuffled within the
-lateness. Windows follow each other (`over`), overlap (`over`, `every`; see `panes`), or are sessions (`gap`; see `sessions`). They are Spark's
-own, to the microsecond. A row is given before anything later than its `window_end` is passed, so that is an event time by which another
-operator can work behind.
+lateness. Windows follow each other (`over`), overlap (`over`, `every`; see `panes`), or are sessions (`gap`; see `sessions`). They are
+Spark's own, to the microsecond. A row is given before any time later than its `window_end` has passed, so that is an event time by
+which another operator can work behind.
 
 Rows can be combined before they come to the operator's task: `combine` makes of the rows of a group and pane one with their partial
 sums (see `partials`). It leaves out rows without a time; what is late must not be among them.
@@ -24,7 +24,7 @@ from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.columns import in_time, time_column
-from headwater.processing.grouping import ALL, Groups, with_all
+from headwater.processing.grouping import ALL, Groups, keyed, with_all
 from headwater.processing.operator import Input, Time, operate
 from headwater.processing.panes import END, PANE, START, WINDOW_FIELDS, Panes, checked
 from headwater.processing.partials import KINDS, Partials
@@ -54,7 +54,7 @@ def windowed(
     """
     panes = _shape(over, every, gap)
     group = [] if by is None else [by] if isinstance(by, str) else list(by)
-    check_names(df, group)
+    _check_names(df, group)
     time = time_column(df, at)
     aggregates = aggregates_of(wanted, to_arrow(df.schema), taken=[*group, START, END], kinds=KINDS)
     used = [each.column for each in aggregates if each.column is not None]
@@ -65,12 +65,7 @@ def windowed(
     return operate(Windowed(schema, key, time, panes, aggregates), [Input(rows, key)], uid=uid)
 
 
-def keyed(df: DataFrame, group: Sequence[str]) -> tuple[DataFrame, list[str]]:
-    """Rows with the columns of a key; where all belong together that is one column more."""
-    return (df, list(group)) if group else (df.withColumn(ALL, F.lit(0)), [ALL])
-
-
-def check_names(df: DataFrame, group: Sequence[str]) -> None:
+def _check_names(df: DataFrame, group: Sequence[str]) -> None:
     """Refuses groups by columns that are not there, or that a result has for its windows."""
     for name in group:
         if name not in df.columns:
