@@ -42,10 +42,7 @@ class Ranking:
         if self._n == 1:
             place = self._single(columns, group)
             return place, np.ones(len(place), np.int32)
-        order, is_first, is_tied = self._sorted(columns, group)
-        position = _since(is_first)
-        if self._ties:
-            position = position - _since(~is_tied)
+        order, position = self._sorted(columns, group)
         is_best = position < self._n
         return order[is_best], (position[is_best] + 1).astype(np.int32)
 
@@ -66,20 +63,27 @@ class Ranking:
         of = group[place]
         return place if self._ties else place[np.r_[True, of[1:] != of[:-1]]]
 
-    def _sorted(self, columns: Sequence[pa.ChunkedArray], group: Array) -> tuple[Array, Array, Array]:
-        """The order of rows by group and rank, which are the first of their group, and which are in the order as the one before."""
-        keys = [_numbers(columns[number], is_descending=is_descending) for number, is_descending in self._order]
-        order = np.lexsort([*reversed(keys), group])
-        is_first, is_tied = _differs(group[order]), np.ones(len(order), bool)
-        for key in keys:
-            is_tied &= ~_differs(key[order])
-        is_tied &= ~is_first
-        if not self._ties and bool(is_tied.any()):
+    def _sorted(self, columns: Sequence[pa.ChunkedArray], group: Array) -> tuple[Array, Array]:
+        """The rows that may be among the best, by group and rank, and how many of their group are before each, or before all that equal it."""
+        (number, is_descending), *more = self._order
+        key = _numbers(columns[number], is_descending=is_descending)
+        order = _order(group, key)
+        is_first = _differs(group[order])
+        is_tied = ~is_first & ~_differs(key[order])
+        may_be = _since(is_first) - _since(~is_tied) < self._n
+        order, is_first, is_tied = order[may_be], is_first[may_be], is_tied[may_be]
+        if bool(is_tied.any()) and (more or not self._ties):
             several = np.flatnonzero(is_tied | np.r_[is_tied[1:], False])
-            rows = pa.array(order[several])
-            breaking = [_numbers(columns[number].take(rows), is_descending=False) for number in reversed(self._all)]
-            order[several] = order[several][np.lexsort([*breaking, np.cumsum(~is_tied)[several]])]
-        return order, is_first, is_tied
+            rows = order[several]
+            keys = [_numbers(columns[number].take(pa.array(rows)), is_descending=down) for number, down in more]
+            breaking = [] if self._ties else [columns[number].take(pa.array(rows)) for number in self._all]
+            rest = [_numbers(column, is_descending=False) for column in breaking]
+            turn = np.lexsort([rows, *reversed([*keys, *rest]), np.cumsum(~is_tied)[several]])
+            order[several] = rows[turn]
+            for each in keys:
+                is_tied[several] &= ~_differs(each[turn])
+        position = _since(is_first)
+        return order, position - _since(~is_tied) if self._ties else position
 
 
 def parsed(order: Sequence[str], columns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -96,6 +100,15 @@ def parsed(order: Sequence[str], columns: Sequence[str]) -> list[tuple[str, bool
     if not parts:
         raise InvalidInput("The best by which order?", advice='Such as order="price DESC".')
     return parts
+
+
+def _order(group: Array, key: Array) -> Array:
+    """The order by group and key; of equal ones any."""
+    low = int(key.min())
+    span = int(key.max()) - low + 1
+    if (int(group.max()) + 1) * span < 2**62:
+        return np.argsort(group * span + (key - low))
+    return np.lexsort((key, group))
 
 
 def _differs(values: Array) -> Array:
