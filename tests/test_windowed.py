@@ -4,6 +4,7 @@ partitions; and the same of rows that were combined before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +15,16 @@ import pyarrow as pa
 import pytest
 
 from headwater.log.frame import NO_TIME
+from headwater.model.errors import InvalidInput
 from headwater.processing.aggregate import Aggregate, aggregates_of
+from headwater.processing.operator import MAX_TIME, Time
 from headwater.processing.panes import Panes
 from headwater.processing.partials import KINDS
 from headwater.processing.runs import H1, H2
 from headwater.processing.sessions import Sessions
+from headwater.processing.state import State, StateStore, StateTable
 from headwater.processing.windowed import Windowed
-from operator_rig import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled
+from operator_rig import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled, table_of
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("id", pa.string()), ("v", pa.int64()), ("at", UTC_US)])
@@ -151,3 +155,93 @@ def test_each_window_has_the_aggregates_of_its_rows(tmp_path: Path, kind: str, s
         over, every = (seconds * SECOND for seconds in random.choice(shapes))
         operator = Windowed(schema, ["id"], "at", Panes(over, every), aggregates(schema, wanted))
         check(operator, lambda kept: windows(kept, over, every, wanted), tmp_path, seed, rows, schema)
+
+
+def empty(operator: Operators) -> State:
+    return State({name: StateTable(spec) for name, spec in operator.tables.items()})
+
+
+def of(values: list[Any], kind: pa.DataType, **wanted: Any) -> Row:
+    """The aggregates of values in one window, each of them combined apart."""
+    schema = pa.schema([("id", pa.string()), ("v", kind), ("at", UTC_US)])
+    operator = Windowed(schema, ["id"], "at", Panes(10 * SECOND, 10 * SECOND), aggregates(schema, wanted))
+    rows = pa.table({"id": ["a"] * len(values), "v": pa.array(values, kind), "at": [0] * len(values)}).cast(schema)
+    state, found = empty(operator), list[Row]()
+    given = [hashed(operator.combine(rows.slice(at, 1)), ["id"]) for at in range(len(values))]
+    time = Time(NO_TIME, 10 * SECOND - 2)
+    for each in given:
+        found += operator.process(state, [each], time).to_pylist()
+    assert not found
+    found = operator.process(state, [given[0].slice(0, 0)], time._replace(until=10 * SECOND - 1)).to_pylist()
+    [whole] = operator.process(empty(operator), [hashed(rows, ["id"])], Time(NO_TIME, MAX_TIME)).to_pylist()
+    assert repr(found) == repr([whole])
+    return {name: whole[name] for name in wanted}
+
+
+def test_sums_of_integers_are_exact_beyond_64_bits() -> None:
+    """What does not fit on the way may fit in the end; what does not is refused, not wrapped."""
+    large = 2**63 - 1
+    assert of([large, large, -large, -2], pa.int64(), s=("sum", "v")) == {"s": large - 2}
+    assert of([large, large, large], pa.int64(), a=("avg", "v")) == {"a": float(large)}
+    with pytest.raises(InvalidInput, match="does not fit"):
+        of([large, 1], pa.int64(), s=("sum", "v"))
+    digits = Decimal("9" * 38)
+    assert of([digits, Decimal("-" + "9" * 38), Decimal(5)], pa.decimal128(38, 0), s=("sum", "v")) == {"s": 5}
+    with pytest.raises(InvalidInput, match="does not fit"):
+        of([digits, Decimal(1)], pa.decimal128(38, 0), s=("sum", "v"))
+
+
+def test_nan_is_above_all_numbers() -> None:
+    nan = float("nan")
+    ends = {"low": ("min", "v"), "high": ("max", "v")}
+    for kind in (pa.float64(), pa.float32()):
+        assert repr(of([1.5, nan, None, -2.0], kind, **ends)) == repr({"low": -2.0, "high": nan})
+        assert repr(of([nan, nan], kind, **ends, s=("sum", "v"))) == repr({"low": nan, "high": nan, "s": nan})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.string(), ["b", "", "ä"]),
+        (pa.binary(), [b"\x00", b"\xff", b""]),
+        (pa.bool_(), [False, True]),
+        (pa.date32(), [date(2026, 1, 31), date(1969, 12, 31)]),
+        (UTC_US, [datetime(2026, 1, 31, tzinfo=UTC), datetime(1960, 1, 1, microsecond=1, tzinfo=UTC)]),
+        (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-2.00")]),
+        (pa.int8(), [-128, 127]),
+    ],
+    ids=str,
+)
+def test_columns_of_any_type_have_ends(kind: pa.DataType, values: list[Any]) -> None:
+    found = of([None, *values, None], kind, low=("min", "v"), high=("max", "v"), n=("count", "v"))
+    assert found == {"low": min(values), "high": max(values), "n": len(values)}
+
+
+def test_nothing_but_null_has_no_sum() -> None:
+    wanted = {"s": ("sum", "v"), "a": ("avg", "v"), "low": ("min", "v"), "n": ("count", "v"), "rows": "count"}
+    for kind in (pa.int64(), pa.float64(), pa.decimal128(10, 2)):
+        assert of([None, None], kind, **wanted) == {"s": None, "a": None, "low": None, "n": 0, "rows": 2}
+
+
+@pytest.mark.parametrize("shape", ["panes", "sessions"])
+def test_what_is_kept_grows_with_groups_and_not_with_batches(tmp_path: Path, shape: str) -> None:
+    """Parts of a pane are made one when runs are merged; a session has one timer, however often it grows."""
+    wanted = aggregates(SCHEMA, {"n": "count"})
+    operator: Operators = Windowed(SCHEMA, ["id"], "at", Panes(1000 * SECOND, 1000 * SECOND), wanted)
+    if shape == "sessions":
+        operator = Sessions(SCHEMA, ["id"], "at", 1000 * SECOND, wanted)
+    sizes, before = list[int](), NO_TIME
+    for epoch in range(100):
+        store = StateStore(
+            str(tmp_path), uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=operator.tables
+        )
+        state = store.load(epoch - 1)
+        rows = table_of([{"id": key, "v": 1, "at": epoch * SECOND} for key in "abc"], SCHEMA, "at", ["id"])
+        assert not operator.process(state, [rows], Time(before, epoch * SECOND - 1)).num_rows
+        store.save(state, epoch)
+        before = epoch * SECOND - 1
+        sizes.append(sum(len(table) for table in state.tables.values()))
+    assert max(sizes) < 3 * 20
+    found = operator.process(state, [rows.slice(0, 0)], Time(before, MAX_TIME)).to_pylist()
+    assert [row["n"] for row in found] == [100] * 3
+    assert not any(table.rows().num_rows for table in state.tables.values())

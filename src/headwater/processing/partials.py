@@ -163,10 +163,8 @@ def _ended(do: str, numbers: Array, row: Array, count: int) -> Array:
     """The least or the greatest of each group."""
     found = np.zeros(count, numbers.dtype)
     found[row] = numbers  # any of them, to begin with
-    if do == "max":
-        np.maximum.at(found, row, numbers)
-    else:
-        np.fmin.at(found, row, numbers)  # other than `minimum` it takes a number before NaN
+    with np.errstate(invalid="ignore"):  # of NaN: it is the greatest, and `fmin` takes any number before it
+        (np.maximum if do == "max" else np.fmin).at(found, row, numbers)
     return found
 
 

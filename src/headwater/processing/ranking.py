@@ -64,7 +64,7 @@ class Ranking:
         return place if self._ties else place[np.r_[True, of[1:] != of[:-1]]]
 
     def _sorted(self, columns: Sequence[pa.ChunkedArray], group: Array) -> tuple[Array, Array]:
-        """The rows that may be among the best, by group and rank, and how many of their group are before each, or before all that equal it."""
+        """The rows that may be among the best, by group and rank; and how many of the group are before each, or before all equal ones."""
         (number, is_descending), *more = self._order
         key = _numbers(columns[number], is_descending=is_descending)
         order = _order(group, key)
