@@ -55,7 +55,7 @@ class Sessions:
         self.remembers = self._partials.used
         keys = [schema.field(name) for name in group]
         self.combined = pa.schema([*keys, *_TIMES, *self._partials.fields])
-        self._own = [field.with_name(f"b{number}") for number, field in enumerate(keys)]
+        self._own = [pa.field(f"b{number}", field.type) for number, field in enumerate(keys)]
         parts = [*self._own, *_TIMES, pa.field(_TIMER, pa.int64()), *self._partials.fields]
         self.tables = {_SESSIONS: TableSpec("keyed", parts), _ENDS: TableSpec("timed", [])}
 

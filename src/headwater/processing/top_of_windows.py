@@ -41,7 +41,7 @@ class TopOfWindows:
         self._own, self._by, self._at, self._panes = own.names, list(by), at, panes
         self._ranking = Ranking(n, order, self._own, ties=ties)
         self._kept = [f"r{number}" for number in range(len(own))]
-        fields = [field.with_name(name) for name, field in zip(self._kept, own, strict=True)]
+        fields = [pa.field(name, field.type) for name, field in zip(self._kept, own, strict=True)]
         self.tables = {_PANES: TableSpec("timed", fields)}
 
     def combine(self, rows: pa.Table) -> pa.Table:

@@ -108,7 +108,7 @@ class Windowed:
         self.remembers = self._partials.used
         keys = [schema.field(name) for name in group]
         self.combined = pa.schema([*keys, pa.field(PANE, pa.int64()), *self._partials.fields])
-        own = [field.with_name(f"b{number}") for number, field in enumerate(keys)]
+        own = [pa.field(f"b{number}", field.type) for number, field in enumerate(keys)]
         self.tables = {_PANES: TableSpec("timed", [*own, *self._partials.fields])}
 
     def combine(self, rows: pa.Table) -> pa.Table:
