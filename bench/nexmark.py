@@ -5,8 +5,8 @@ application uses them; the peers are plain Spark and Flink SQL over Parquet file
 of the auction house by the time that the batches take, or Flink's job. `--only q4` runs one query, `--quick` shrinks everything.
 
 Each side first runs over a tenth of the events: that is the warming, and a side for which all of them would take more than `LONG_S` is
-measured over that tenth. A query that takes a few seconds by all sides is run `OFTEN` times as often: a JVM compiles for longer than that, and
-the best of two runs would say which side was lucky. So the whole is bounded: about 30 minutes for five million events.
+measured over that tenth. A query that takes a few seconds by all sides is run `OFTEN` times as often: a JVM compiles for longer than that,
+and the best of two runs would say which side was lucky. So the whole is bounded: about 30 minutes for five million events.
 """
 
 from __future__ import annotations

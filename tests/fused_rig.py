@@ -21,25 +21,31 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import headwater as hw
-from headwater.processing.aggregate import aggregates_of
+from headwater.processing.aggregate import Aggregate, aggregates_of
 from headwater.processing.dedupe import Dedupe
 from headwater.processing.event_time import FIELDS, LATE
 from headwater.processing.fused import Fused
 from headwater.processing.late_rows import LateRows
 from headwater.processing.offsets import EVENTS, VERSION
 from headwater.processing.operator import Operator
+from headwater.processing.panes import Panes
+from headwater.processing.partials import KINDS as WINDOWED_KINDS
+from headwater.processing.sessions import Sessions
 from headwater.processing.side import Side, to_option
 from headwater.processing.sliding import Sliding
 from headwater.processing.source import HeadwaterSource
 from headwater.processing.stream import StreamReader
 from headwater.processing.top_n import TopN
+from headwater.processing.top_of_windows import TopOfWindows
 from headwater.processing.totals import KINDS, Totals
+from headwater.processing.windowed import Windowed
 
 ROOT = Path(__file__).parent.parent
 TOPIC = "bids"
 SCHEMA = pa.schema([pa.field("who", pa.string(), nullable=False), ("lot", pa.int64()), ("price", pa.int64())])
 TIMED = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC")))
 LATENESS_US, OVER_US = 20_000_000, 30_000_000
+HOPS = Panes(30_000_000, 10_000_000)
 WANTED = {"n": "count", "total": ("sum", "price"), "low": ("min", "price")}
 
 
@@ -79,7 +85,7 @@ def totals() -> Work:
 
 def best() -> Work:
     """The two best of each who."""
-    return Work(TopN(SCHEMA, 2, ["price DESC"]), SCHEMA, SCHEMA.names, ["who"])
+    return Work(TopN(SCHEMA, 2, ["price DESC"], ["who"]), SCHEMA, SCHEMA.names, ["who"])
 
 
 def best_in_time() -> Work:
@@ -99,7 +105,32 @@ def once() -> Work:
     return Work(Dedupe(schema, "t", 0), schema, columns, ["who", "lot"], TIMED.field("at"))
 
 
-WORKS = {made.__name__: made for made in (totals, best, best_in_time, pace, once)}
+def hops() -> Work:
+    """How many bids and how much of each who in overlapping windows."""
+    operator = Windowed(TIMED, ["who"], "at", HOPS, _windowed())
+    return Work(operator, TIMED, TIMED.names, ["who"], TIMED.field("at"))
+
+
+def visits() -> Work:
+    """The same in sessions of who and lot."""
+    schema, columns = _renamed(TIMED, w="who", n="lot", price="price", t="at")
+    return Work(
+        Sessions(schema, ["w", "n"], "t", OVER_US, _windowed()), schema, columns, ["who", "lot"], TIMED.field("at")
+    )
+
+
+def peaks() -> Work:
+    """The highest bids of each who in windows, all of equal price."""
+    operator = TopOfWindows(TIMED, 1, ["price DESC"], ["who"], "at", HOPS, ties=True)
+    return Work(operator, TIMED, TIMED.names, ["who"], TIMED.field("at"))
+
+
+WORKS = {made.__name__: made for made in (totals, best, best_in_time, pace, once, hops, visits, peaks)}
+
+
+def _windowed() -> list[Aggregate]:
+    wanted = {"bids": "count", "total": ("sum", "price")}
+    return aggregates_of(wanted, TIMED, taken=["who"], kinds=WINDOWED_KINDS)
 
 
 def _renamed(schema: pa.Schema, **named: str) -> tuple[pa.Schema, list[str]]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from fused_rig import LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, rows_of, run_killed
+from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, rows_of, run_killed
 from headwater.log.frame import NO_TIME
 from headwater.processing.event_time import FIELDS, LATE, PASSED
 from headwater.processing.offsets import WATERMARK
@@ -22,7 +22,7 @@ from operator_rig import hashed, seeds
 SECOND = 1_000_000
 NOON, FUTURE = 1_769_860_800 * SECOND, 4_070_908_800 * SECOND
 KEYS = [f"k{number}" for number in range(12)]
-KINDS = ["pace", "once", "best_in_time"]
+KINDS = ["pace", "once", "best_in_time", "hops", "visits", "peaks"]
 KILLS = 3
 
 Row = dict[str, Any]
@@ -108,6 +108,12 @@ def check(run: FusedRun, log: hw.Log, folder: Path, kind: str) -> None:
     elif kind == "once":
         found = [(row["w"], row["n"], row["t"]) for row in everything]
         assert len(found) == len(set(found)) and set(found) == {(r["who"], r["lot"], r["at"]) for r in in_time}
+    elif kind == "hops":
+        assert in_order(everything) == in_order(brute_hops(in_time, watermark))
+    elif kind == "visits":
+        assert in_order(everything) == in_order(brute_visits(in_time, watermark))
+    elif kind == "peaks":
+        assert in_order(everything) == in_order(brute_peaks(in_time, watermark))
     else:
         assert {(row["who"], row["rank"]): row["price"] for row in everything} == brute_best(in_time)
 
@@ -177,6 +183,57 @@ def brute_pace(in_time: list[Row], watermark: int) -> list[Row]:
             own = {name: row[name] for name in TIMED.names}
             found.append({**own, "n": len(near), "total": sum(prices) if prices else None})
     return found
+
+
+def in_windows(in_time: list[Row], watermark: int) -> dict[tuple[str, int], list[Row]]:
+    """The rows of each who in each window that has ended."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in in_time:
+        for start in range(row["at"] // HOPS.every * HOPS.every, row["at"] - HOPS.over, -HOPS.every):
+            if start + HOPS.over - 1 <= watermark:
+                found.setdefault((row["who"], start), []).append(row)
+    return found
+
+
+def summed(rows: list[Row]) -> Row:
+    prices = [row["price"] for row in rows if row["price"] is not None]
+    return {"bids": len(rows), "total": sum(prices) if prices else None}
+
+
+def brute_hops(in_time: list[Row], watermark: int) -> list[Row]:
+    return [
+        {"who": who, "window_start": start, "window_end": start + HOPS.over, **summed(rows)}
+        for (who, start), rows in in_windows(in_time, watermark).items()
+    ]
+
+
+def brute_peaks(in_time: list[Row], watermark: int) -> list[Row]:
+    found = list[Row]()
+    for (_, start), rows in in_windows(in_time, watermark).items():
+        highest = max((row["price"] for row in rows if row["price"] is not None), default=None)
+        ends = {"window_start": start, "window_end": start + HOPS.over}
+        found += [
+            {"rank": 1, **{name: row[name] for name in TIMED.names}, **ends} for row in rows if row["price"] == highest
+        ]
+    return found
+
+
+def brute_visits(in_time: list[Row], watermark: int) -> list[Row]:
+    found, rows = list[list[Row]](), list[Row]()
+    keys = {(row["who"], row["lot"]) for row in in_time}
+    for key in keys:
+        mine = sorted((row for row in in_time if (row["who"], row["lot"]) == key), key=lambda row: row["at"])
+        rows = []
+        for row in mine:
+            if not rows or row["at"] - rows[-1]["at"] > OVER_US:
+                found.append(rows := [])
+            rows.append(row)
+    ends = [(rows, {"window_start": rows[0]["at"], "window_end": rows[-1]["at"] + OVER_US}) for rows in found]
+    return [
+        {"w": rows[0]["who"], "n": rows[0]["lot"], **end, **summed(rows)}
+        for rows, end in ends
+        if end["window_end"] <= watermark
+    ]
 
 
 def brute_best(in_time: list[Row]) -> dict[Any, int | None]:

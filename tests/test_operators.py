@@ -128,7 +128,7 @@ def test_the_best_rows_of_each_key_are_kept(tmp_path: Path, seed: int) -> None:
     random.shuffle(events)
     n = random.randint(1, 5)
     batches, watermarks = cut(random, events, SCHEMA, ["id"], at="at", lateness_us=1000 * SECOND)
-    given = run_batches(TopN(SCHEMA, n, ["v DESC"]), random, tmp_path, batches, watermarks)
+    given = run_batches(TopN(SCHEMA, n, ["v DESC"], ["id"]), random, tmp_path, batches, watermarks)
     table = {(row["id"], row["rank"]): micros(row) for row in given}
     expected = {}
     for key in {event["id"] for event in events}:

@@ -21,7 +21,7 @@ from headwater.views.feed import Subscription
 
 NAMES = [
     "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",
-    "register", "restore_log", "sliding", "top_n", "totals", "true_time",
+    "register", "restore_log", "sliding", "top_n", "totals", "true_time", "windowed",
 ]  # fmt: skip
 
 SIGNATURES: dict[Any, dict[str, str]] = {

@@ -17,7 +17,7 @@ from headwater.log.frame import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.aggregate import aggregates_of
 from headwater.processing.signed import SIGN, Signed
-from headwater.processing.top_n import TopN, TopOfTable
+from headwater.processing.top_n import TopOfTable
 from headwater.processing.totals import KINDS, Totals, used_columns
 from headwater.testing import transform
 from operator_rig import UTC_US, cut, hashed, run_each, seeds, shuffled, table_of
@@ -237,12 +237,6 @@ def test_a_sum_beyond_64_bits_is_refused_not_wrapped(tmp_path: Path) -> None:
     inputs = [[prepared(table_of(rows, SCHEMA, "at", ["g"]), {"total": ("sum", "v")})]]
     with pytest.raises(InvalidInput, match="does not fit"):
         list(run_each(totals_of({"total": ("sum", "v")}, is_signed=False), Random(1), tmp_path, inputs, [0]))
-
-
-def test_facts_are_ranked_by_the_same_order() -> None:
-    """`top_n` over facts and over a table share their order."""
-    schema = pa.schema([("g", pa.string()), ("v", pa.int64())])
-    assert TopN(schema, 2, ["v"])._order == TopOfTable(schema.append(pa.field(SIGN, pa.int64())), 2, ["v"])._order
 
 
 BIDS = [

@@ -1,8 +1,9 @@
 """The Nexmark queries that operators of ours answer, as functions from DataFrames to a DataFrame.
 
 Five have shapes that Spark's own streaming refuses: the winning bids of auctions, which may still rise, and what is computed over them
-(q4, q6, q9), and distinct counts (q15, q16). Two it can do (`native.py`), and ours keep less for them: the last and the best of each
-key (q18, q19).
+(q4, q6, q9), and distinct counts (q15, q16). The others it can do (`native.py`), and ours keep less for them, or work where events are
+read: windows and sessions (q5, q7, q11), the last and the best of each key (q18, q19), and what a lookup can do instead of a join
+(q8, q20).
 
 An auction's bids find it by its row at their time (`hw.lookup`), so nobody waits for more than the lateness, and what a bid is compared by
 is kept no longer than bids may ask for it. The module imports nothing of the example but `native`, which lies beside it.
@@ -43,6 +44,20 @@ def average_of_categories(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     return summed.selectExpr("category AS id", "total div sold AS final")
 
 
+def hot_items(bids: DataFrame) -> DataFrame:
+    """q5: the auctions with the most bids in ten seconds, every two seconds. Windows that end together are alone in two seconds."""
+    counted = hw.windowed(bids, by="auction", over="10 seconds", every="2 seconds", at="dateTime", num="count")
+    hot = hw.top_n(
+        counted.select("auction", "num", *window_columns()),
+        1,
+        order="num DESC",
+        over="2 seconds",
+        ties=True,
+        at="endtime",
+    )
+    return hot.select("auction", "num", "starttime", "endtime")
+
+
 def average_of_sellers(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     """q6: the average of the winning prices of a seller's ten auctions that expired last."""
     won = winning(bids, auctions, "seller", "expires").select("auction", "seller", "expires", "price")
@@ -51,11 +66,37 @@ def average_of_sellers(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     return summed.selectExpr("seller", "total div sold AS avg_price")
 
 
+def highest_bids(bids: DataFrame) -> DataFrame:
+    """q7: the bids of the highest price in each ten seconds."""
+    rows = bids.select("auction", "bidder", "price", "dateTime", "extra")
+    return hw.top_n(rows, 1, order="price DESC", over="10 seconds", ties=True).select(*rows.columns)
+
+
+def new_users(persons: DataFrame, auctions: DataFrame) -> DataFrame:
+    """q8: persons who opened an auction in the ten seconds in which they came: those are less than ten seconds apart."""
+    came = persons.select(
+        F.col("id").alias("seller"),
+        "name",
+        F.col("dateTime").alias("since"),
+        ten_seconds("dateTime").alias("starttime"),
+    )
+    opened = hw.lookup(auctions.select("seller", "dateTime"), came, "seller", table_at="since", how="inner")
+    soon = opened.where(F.col("starttime") == ten_seconds("dateTime"))
+    once = hw.dedupe(soon, "seller", within="10 seconds", at="dateTime")
+    return once.select(F.col("seller").alias("id"), "name", "starttime")
+
+
 def winning_bids(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     """q9: the winning bid of each auction, with the auction."""
     own = ("itemName", "description", "initialBid", "reserve", "dateTime", "expires", "seller", "category", "extra")
     won = winning(bids, auctions, *own)
     return won.select(F.col("auction").alias("id"), *own, "auction", "bidder", "price", "bid_dateTime", "bid_extra")
+
+
+def user_sessions(bids: DataFrame) -> DataFrame:
+    """q11: bids of a bidder without ten seconds of silence between them."""
+    sessions = hw.windowed(bids, by="bidder", gap="10 seconds", at="dateTime", bid_count="count")
+    return sessions.select("bidder", "bid_count", *window_columns())
 
 
 def statistics_of_days(bids: DataFrame) -> DataFrame:
@@ -84,6 +125,29 @@ def top_bids(bids: DataFrame) -> DataFrame:
     )
 
 
+def expanded_bids(bids: DataFrame, auctions: DataFrame) -> DataFrame:
+    """q20: bids of one category with their auction, which was there before them."""
+    own = ("itemName", "description", "initialBid", "reserve", "auction_dateTime", "expires", "seller", "category")
+    opened = auctions.where("category = 10").withColumnsRenamed(
+        {"id": "auction", "dateTime": "auction_dateTime", "extra": "auction_extra"}
+    )
+    offered = opened.select("auction", F.col("auction_dateTime").alias("since"), *own, "auction_extra")
+    placed = bids.withColumnsRenamed({"dateTime": "bid_dateTime", "extra": "bid_extra"})
+    placed = placed.select("auction", "bidder", "price", "channel", "url", "bid_dateTime", "bid_extra")
+    return hw.lookup(placed, offered, "auction", at="bid_dateTime", table_at="since", how="inner")
+
+
+def window_columns() -> list[Column]:
+    """Start and end of a window, as the answers name them."""
+    return [F.col("window_start").alias("starttime"), F.col("window_end").alias("endtime")]
+
+
+def ten_seconds(time: str) -> Column:
+    """When the ten seconds began that a time is in."""
+    us = F.unix_micros(time)
+    return F.timestamp_micros(us - F.pmod(us, F.lit(10_000_000)))
+
+
 def ranked() -> list[Column]:
     """Bidder and auction in all, and of each rank: null where the price is another, which is not counted."""
     conditions = {"total": "true"} | RANKS
@@ -105,11 +169,16 @@ def counts() -> dict[str, tuple[str, str]]:
 
 OURS = {
     "q4": Query(average_of_categories, ("bids", "auctions"), "update", ("id",)),
+    "q5": Query(hot_items),
     "q6": Query(average_of_sellers, ("bids", "auctions"), "update", ("seller",)),
+    "q7": Query(highest_bids),
+    "q8": Query(new_users, ("persons", "auctions")),
     "q9": Query(winning_bids, ("bids", "auctions"), "update", ("id",)),
+    "q11": Query(user_sessions),
     "q15": Query(statistics_of_days, mode="update", key=("day",)),
     "q16": Query(statistics_of_channels, mode="update", key=("channel", "day")),
     "q18": Query(last_bids, mode="update", key=("bidder", "auction")),
     "q19": Query(top_bids, mode="update", key=("auction", "rank_number")),
+    "q20": Query(expanded_bids, ("bids", "auctions")),
 }
 QUERIES = {name: (NATIVE | OURS)[name] for name in (f"q{number}" for number in range(23))}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headwater.processing.top_n import top_n as top_n
     from headwater.processing.totals import totals as totals
     from headwater.processing.true_time import true_time as true_time
+    from headwater.processing.windowed import windowed as windowed
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
 
@@ -51,6 +52,7 @@ _HOMES = {
     "top_n": "headwater.processing.top_n",
     "totals": "headwater.processing.totals",
     "true_time": "headwater.processing.true_time",
+    "windowed": "headwater.processing.windowed",
 }
 __all__ = [
     "App",
@@ -72,6 +74,7 @@ __all__ = [
     "top_n",
     "totals",
     "true_time",
+    "windowed",
 ]
 
 

@@ -42,6 +42,13 @@ def times_of(rows: pa.Table, at: str) -> Any:
     return rows.column(at).cast(pa.int64()).fill_null(NO_TIME).to_numpy()
 
 
+def in_time(rows: pa.Table, at: str, *, after: int = NO_TIME) -> tuple[pa.Table, Any]:
+    """The rows that have a time later than another, and their times."""
+    times = times_of(rows, at)
+    is_later = times > after
+    return (rows, times) if bool(is_later.all()) else (rows.filter(pa.array(is_later)), times[is_later])
+
+
 def flags(rows: pa.Table, *, value: bool) -> pa.Array:
     """The same truth for each row."""
     return pa.array(np.full(rows.num_rows, value))

@@ -41,6 +41,9 @@ By = Literal["hash", "topic"]
 Keep = Callable[[pa.Table], Any]
 """Which rows may still be needed; asked when runs are merged."""
 
+Fold = Callable[[pa.Table], pa.Table]
+"""Fewer rows that mean the same; asked when runs are merged. It is given all rows of a time, or of a key, at once."""
+
 
 class TableSpec(msgspec.Struct, frozen=True, dict=True):
     """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes."""
@@ -67,6 +70,7 @@ class StateTable:
         self.spec = spec
         self.floor = floor
         self.keeps: Keep | None = None
+        self.folds: Fold | None = None
         self._held = [(at, run) for at, run in held if spec.kind != "timed" or _reaches(run, floor)]
         self._fresh: list[Run] = []
 
@@ -104,8 +108,12 @@ class StateTable:
     def take(self, until: int) -> pa.Table:
         """The rows of a timed table up to a time, in its order; they are no longer in it."""
         found = self.between(self.floor, until)
-        self.floor = max(self.floor, until)
+        self.drop(until)
         return found
+
+    def drop(self, until: int) -> None:
+        """Forgets the rows of a timed table up to a time."""
+        self.floor = max(self.floor, until)
 
     def between(self, after: int, until: int) -> pa.Table:
         """The rows of a timed table later than `after`, up to `until`."""
@@ -144,7 +152,8 @@ class StateTable:
         older, held = [run for _, run in held[-count:]], held[:-count]
         if kind == "timed":
             older = [run.above(self.floor) for run in older]
-        return [at for at, _ in held], runs.merged([*older, *fresh], kind, is_oldest=not held, keeps=self.keeps)
+        merged = runs.merged([*older, *fresh], kind, is_oldest=not held, keeps=self.keeps)
+        return [at for at, _ in held], merged if self.folds is None else map(self.folds, merged)
 
     def _runs(self) -> list[Run]:
         return [run for _, run in self._held] + self._fresh

@@ -4,7 +4,8 @@ What it gives are changes of a table whose key is the key and the `rank`: a row 
 batch. The best of equal rows is the first by all their columns, so the table is the same however batches are cut.
 
 Rows are facts, or with `key=` changes of a table: then a row replaces the earlier one of its key (see `signed`), what had fallen off the
-list may come back, and a rank that nobody has any more is given with `_deleted`.
+list may come back, and a rank that nobody has any more is given with `_deleted`. With `over=` it gives the best of each window of event
+time instead, once (see `top_of_windows`).
 
 State: `best`, the rows of each key that have a rank; of a table that changes `rows`, all of them with their sign, so that a batch costs by
 the size of the groups it touches.
@@ -12,7 +13,6 @@ the size of the groups it touches.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,43 +22,83 @@ from pyspark.sql import DataFrame
 
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
-from headwater.processing.columns import flags
+from headwater.processing.columns import flags, time_column
+from headwater.processing.grouping import Groups, keyed
 from headwater.processing.operator import Input, Time, operate
-from headwater.processing.runs import H1, H2, Keys
+from headwater.processing.panes import END, START, checked
+from headwater.processing.ranking import Ranking, parsed
+from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.signed import SIGN, check_facts, signed
 from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
+from headwater.processing.top_of_windows import RANK, TopOfWindows
 from headwater.processing.types import to_arrow
 
-RANK = "rank"
 _BEST, _ROWS = "best", "rows"
-_ORDER = re.compile(r"\s*(\S+)(?:\s+(asc|desc))?\s*", re.IGNORECASE)
 
 
 def top_n(
     df: DataFrame,
     n: int,
     *,
-    by: str | Sequence[str],
+    by: str | Sequence[str] | None = None,
     order: str | Sequence[str],
     key: str | Sequence[str] | None = None,
+    over: str | None = None,
+    every: str | None = None,
+    ties: bool = False,
     at: str | None = None,
     uid: str | None = None,
 ) -> DataFrame:
     """The `n` first rows of each key `by` in an `order` such as "price DESC", with their `rank` from 1 on.
 
     With `key`, rows are changes of a table with that key: a row replaces the earlier one of its key, the later by `at` if that is given.
+
+    With `over`, those of each window of event time `at`, of all rows where there is no `by`; with `ties` all that equal the n-th, too:
+    hw.top_n(bids, 1, order="price DESC", over="10 seconds", ties=True)
     """
     if n < 1:
         raise InvalidInput(f"There is no top {n!r}.", advice="Use 1 or more.")
     if RANK in df.columns:
         raise InvalidInput(f"There is a column {RANK!r} already.", advice="Rename it.")
-    group, orders = [by] if isinstance(by, str) else list(by), [order] if isinstance(order, str) else list(order)
+    group = [] if by is None else [by] if isinstance(by, str) else list(by)
+    orders = [order] if isinstance(order, str) else list(order)
+    if over is not None:
+        _check_windows(df, key)
+        rows, names = keyed(df, group)
+        operator = TopOfWindows(
+            to_arrow(rows.schema), n, orders, names, time_column(df, at), checked(over, every), ties=ties
+        )
+        return operate(operator, [Input(rows, names)], uid=uid)
+    _check_no_windows(group, every, ties=ties)
     if key is None:
         check_facts(df, at=at)
-        return operate(TopN(to_arrow(df.schema), n, orders), [Input(df, group)], uid=uid)
+        return operate(TopN(to_arrow(df.schema), n, orders, group), [Input(df, group)], uid=uid)
     rows = signed(df, key, at=at, uid=uid)
     return operate(TopOfTable(to_arrow(rows.schema), n, orders), [Input(rows, group)], uid=uid)
+
+
+def _check_windows(df: DataFrame, key: object) -> None:
+    if key is not None:
+        raise InvalidInput(
+            "What a table had in a window is not known when its rows change.", advice="Leave key= or over= out."
+        )
+    check_facts(df, at=None)
+    for name in (START, END):
+        if name in df.columns:
+            raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours before.")
+
+
+def _check_no_windows(group: Sequence[str], every: object, *, ties: bool) -> None:
+    if not group:
+        raise InvalidInput(
+            "The best of which key?", advice='Say by="…"; or over="10 seconds" for the best of all rows in each window.'
+        )
+    if every is not None or ties:
+        raise InvalidInput(
+            "every= and ties= are for windows: a list that is kept up to date has a row for each rank.",
+            advice="Say over= as well, or leave them out.",
+        )
 
 
 class TopN:
@@ -67,12 +107,19 @@ class TopN:
     name = "top_n"
     is_prompt = True
 
-    def __init__(self, schema: pa.Schema, n: int, order: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema, n: int, order: Sequence[str], by: Sequence[str]) -> None:
         self.settings = (n, tuple(order))
         self.schema = schema.insert(0, pa.field(RANK, pa.int32()))
-        self._own = schema.names
+        self.combined = schema
+        self._own, self._by = schema.names, by
         self.tables = {_BEST: TableSpec("keyed", [pa.field(RANK, pa.int32()), *_numbered(schema)])}
-        self._n, self._order = n, ordered(order, self._own)
+        self._ranking = Ranking(n, order, self._own)
+
+    def combine(self, rows: pa.Table) -> pa.Table:
+        """The best rows of each key."""
+        groups = Groups.of([rows.column(name) for name in self._by], rows.num_rows)
+        place, _ = self._ranking.best([rows.column(name) for name in self._own], groups.row)
+        return rows.select(self._own).take(pa.array(place)).cast(self.combined)
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
         """The ranks that have another row now."""
@@ -87,23 +134,17 @@ class TopN:
         known = pa.table(
             {"k": pa.array(number), RANK: found.column(RANK), **{name: found.column(name) for name in columns}}
         )
-        best = self._ranked(pa.concat_tables([known, fresh.cast(known.schema)]))
-        key = best.column("k").to_numpy()
-        own = {name: best.column(name) for name in columns}
+        united = pa.concat_tables([known, fresh.cast(known.schema)])  # of equal rows that which is known is first
+        place, rank = self._ranking.best([united.column(name) for name in columns], column(united, "k"))
+        best = united.take(pa.array(place))
+        key, own = column(best, "k"), {name: best.column(name) for name in columns}
         state[_BEST].put(
-            pa.table({H1: pa.array(keys.h1[key]), H2: pa.array(keys.h2[key]), RANK: best.column("now"), **own})
+            pa.table({H1: pa.array(keys.h1[key]), H2: pa.array(keys.h2[key]), RANK: pa.array(rank), **own})
         )
-        moved = pa.array(best.column("now").to_numpy() != best.column(RANK).to_numpy())
-        changed = best.filter(moved)
+        is_moved = rank != column(best, RANK)
+        changed = best.filter(pa.array(is_moved))
         named = {name: changed.column(f"r{at}") for at, name in enumerate(self._own)}
-        return pa.table({RANK: changed.column("now"), **named})
-
-    def _ranked(self, rows: pa.Table) -> pa.Table:
-        return ask(
-            f"select *, (row_number() over (partition by k order by {self._order}, {RANK} desc))::int as now"
-            f" from rows qualify now <= {self._n}",
-            rows=rows,
-        )
+        return pa.table({RANK: pa.array(rank[is_moved]), **named})
 
 
 class TopOfTable:
@@ -167,17 +208,7 @@ class TopOfTable:
 
 def ordered(order: Sequence[str], columns: Sequence[str]) -> str:
     """The order in SQL, with columns by their numbers: nulls come last, and of equal rows the first by all columns is first."""
-    parts = []
-    for each in order:
-        found = _ORDER.fullmatch(each)
-        if found is None or found[1] not in columns:
-            raise InvalidInput(
-                f"There is no column to order by in {each!r}.",
-                advice=f"Use a column and ASC or DESC; columns are {', '.join(columns)}.",
-            )
-        parts.append(f"r{columns.index(found[1])} {found[2] or 'asc'} nulls last")
-    if not parts:
-        raise InvalidInput("The best by which order?", advice='Such as order="price DESC".')
+    parts = [f"r{columns.index(name)} {'desc' if down else 'asc'} nulls last" for name, down in parsed(order, columns)]
     return ", ".join([*parts, *(f"r{number}" for number in range(len(columns)))])
 
 
