@@ -81,6 +81,10 @@ def by_lot(bids: DataFrame) -> DataFrame:
     return hw.totals(bids, by="lot", n="count", uid="by_lot")
 
 
+def ranked(bids: DataFrame) -> DataFrame:
+    return hw.top_n(bids, 1, by="lot", order="rate DESC", uid="ranked")
+
+
 def nullable(asks: DataFrame) -> DataFrame:
     return hw.totals(asks, by="who", n="count", uid="nullable")
 
@@ -123,6 +127,7 @@ def crossed(bids: DataFrame, places: DataFrame) -> DataFrame:
 
 APART = {
     "by_lot": "the key of bids is who, the operator's is (lot)",
+    "ranked": "the key of bids is who, the operator's is (lot)",
     "nullable": "asks has no key that is NOT NULL and of a type that can be hashed here",
     "computed": "its input is not just columns of a topic",
     "by_rate": "rate of its key can be hashed by Spark only",
@@ -146,7 +151,7 @@ def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark:
     crowd = app.table("crowd", schema=person, key="who", time="since", partitions=8)
     place = "who STRING, place STRING NOT NULL, name STRING, since TIMESTAMP"
     places = app.topic("places", schema=place, key="place", time="since")
-    for function in (inside, by_lot, chosen, computed, by_rate, twice):
+    for function in (inside, by_lot, ranked, chosen, computed, by_rate, twice):
         app.stream(bids)(function)
     for table, function in ((people, together), (crowd, finer), (places, crossed)):
         app.stream(bids, table)(function)
@@ -157,6 +162,8 @@ def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark:
     assert {uid.rpartition(" ")[2]: why for uid, why in told.items()} == APART
     assert "inside runs inside the source of bids" in app.plan()
     assert "chosen runs inside the source of bids" in app.plan(), "Arrow can ask what it asks"
+    assert app.plan().count("has its rows combined") == 1
+    assert "ranked has its rows combined inside the source of bids" in app.plan()
     assert "together runs inside the source of bids and people" in app.plan()
 
     def facts(topic: str) -> Facts:

@@ -31,6 +31,7 @@ from headwater.model.errors import Conflict
 from headwater.processing.combined import Combined
 from headwater.processing.event_time import FIELDS, LATE
 from headwater.processing.fused import Fused
+from headwater.processing.grouping import ALL
 from headwater.processing.hashing import is_hashable
 from headwater.processing.operator import Combining, Input, Operator
 from headwater.processing.plans import analyzed, children, kind, sequence
@@ -113,7 +114,7 @@ class Fusion:
         """The inputs of an operator that is made by Spark, with rows that became fewer in their source."""
         if self._wanted is not None and uid not in self._combining:
             return inputs
-        taken = self._taken(inputs[0].frame) if len(inputs) == 1 and hasattr(operator, "combine") else None
+        taken = self._taken(inputs[0].frame, but=ALL) if len(inputs) == 1 and hasattr(operator, "combine") else None
         if taken is None:
             return inputs
         self.combined[uid] = taken.origin.topic
@@ -144,12 +145,13 @@ class Fusion:
                 return f"{one.topic} has {one.roots} partitions, {other.origin.topic} has {other.origin.roots}"
         return found
 
-    def _taken(self, frame: DataFrame) -> _Taken | None:
-        """What a DataFrame takes of an input; None where it does anything else."""
+    def _taken(self, frame: DataFrame, *, but: str | None = None) -> _Taken | None:
+        """What a DataFrame takes of an input, but for a column of this name; None where it does anything else."""
         node, where = analyzed(frame), list[Any]()
         wanted = {attribute.name(): attribute.exprId().id() for attribute in sequence(node.output())}
         if len(wanted) < node.output().size():
             return None
+        wanted.pop(but, None)
         while True:
             for plan, origin in self._origins:
                 if node.fastEquals(plan):
@@ -214,8 +216,11 @@ class _Taken(NamedTuple):
 
     def side(self, given: Input) -> Side:
         """The same, for the source."""
-        origin, schema, there = self.origin, to_arrow(given.frame.schema), to_arrow(self.origin.frame.schema)
-        columns = [self.names[name] for name in schema.names]
+        origin, there = self.origin, to_arrow(self.origin.frame.schema)
+        schema = pa.schema([field for field in to_arrow(given.frame.schema) if field.name in self.names])
+        columns, key = (
+            [self.names[name] for name in names if name in self.names] for names in (schema.names, given.key)
+        )
         read = {source: field.with_name(source) for source, field in zip(columns, schema, strict=True)}
         where: Asked | None = None
         for each, used in self.asked:
@@ -231,7 +236,7 @@ class _Taken(NamedTuple):
         options = dict(origin.options(list(read)))
         late_rows = options.pop("lateRows", None)
         return Side(
-            origin.topic, pa.schema(list(read.values())), options, schema, columns, [self.names[name] for name in given.key],
+            origin.topic, pa.schema(list(read.values())), options, schema, columns, key,
             origin.placed_by or "", time, deleted_at, None if where is None else text_of(where), late_rows,
         )  # fmt: skip
 
