@@ -180,6 +180,34 @@ def elsewhere(clicks: DataFrame) -> DataFrame:
     return clicks.sparkSession.range(3).withColumn("user_id", F.col("id"))
 
 
+def test_a_setting_that_a_topic_has_not_is_told_where_it_is_given() -> None:
+    """Not when the topic is made, which may be much later, and in words of ours."""
+    app = hw.App("shop")
+    said = r"test_app.py:\d+: a topic has no setting 'nmae'. It has key, time, .*retention"
+    for declare_one in (
+        lambda: app.topic("clicks", SCHEMA, nmae="x"),
+        lambda: app.table("users", SCHEMA, key="user_id", nmae="x"),
+        lambda: app.stream("clicks", to="out", nmae="x")(no_key),
+    ):
+        with pytest.raises(InvalidApp, match=said):
+            declare_one()
+    with pytest.raises(InvalidApp, match="no setting 'name'"):
+        app.stream("clicks", name="out")(no_key)
+    app.stream("clicks", to="out", partitions=2, retention="1 day")(no_key)
+
+
+def test_a_copy_in_a_topic_has_one_key_column() -> None:
+    """Several were taken for the first of them; a target outside has as many as are named."""
+    app = hw.App("shop")
+    clicks = app.topic("clicks", SCHEMA)
+    with pytest.raises(
+        InvalidApp, match=r"'copy'.*'copies' cannot have the key user_id, page: a topic's key is one column"
+    ):
+        app.sink(clicks, to="copies", key=["user_id", "page"], name="copy")
+    app.sink(clicks, to="copies", key=["user_id"], name="copy")
+    app.sink(clicks, to="sqlite:///./copy.db", key=["user_id", "page"], name="target")
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import util as spark_util
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -103,6 +106,41 @@ def test_a_worker_without_memory_is_tried_again_and_loses_nothing(place: Place, 
         app.stop()
     assert place.numbers("eaten") == place.numbers("copied") == list(range(30))
     assert "eaten.dead" not in place.log.topics()
+
+
+def test_a_driver_that_spark_has_given_up_takes_the_batch_again(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By TCP Spark waits ten seconds for a driver that has connected. Its own `toArrow` never returns then, and the stage stood still."""
+    connect, given_up = spark_util.local_connect_and_auth, list[int]()
+
+    def given_up_twice(*address: Any) -> Any:
+        if len(given_up) < 2:
+            given_up.append(1)
+            raise EOFError
+        return connect(*address)
+
+    app = place.app()
+    numbers = app.topic("numbers")
+
+    @app.stream(numbers, to="copied", key="n")
+    def copied(numbers: DataFrame) -> DataFrame:
+        return numbers.select("n")
+
+    app.sink(numbers, to=f"sqlite:///{tmp_path}/copy.db", name="copy")
+    place.append(0, 5)
+    app.start()
+    try:
+        wait_for(app, lambda status: all(each.events == 5 for each in status.stages))
+        monkeypatch.setattr(spark_util, "local_connect_and_auth", given_up_twice)
+        place.append(5, 9)
+        told = wait_for(app, lambda status: all(each.events == 9 for each in status.stages))
+    finally:
+        app.stop()
+    assert len(given_up) == 2 == sum(each.restarts for each in told.stages)
+    assert place.numbers("copied") == list(range(9))
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        assert sorted(copy.execute("select n from numbers")) == [(n,) for n in range(9)]
 
 
 def test_another_schema_is_refused_with_stage_and_line_and_more_columns_are_taken(place: Place) -> None:

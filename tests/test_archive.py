@@ -113,6 +113,22 @@ def test_events_are_missed_only_beyond_the_archive(tmp_path: Path) -> None:
         assert log.offsets("t")[0].start > first
 
 
+def test_a_secret_in_the_url_is_not_shown(tmp_path: Path) -> None:
+    """Neither in the error, nor in what a traceback would show behind it."""
+    with open_log(str(tmp_path / "log")) as log:
+        for url in (
+            "nowhere://key:geheim@bucket/log",
+            "s3://key:ge/heim@bucket/log",
+            "s3://key:geheim@bucket/log?geht=nicht",
+        ):
+            with pytest.raises(InvalidInput) as refused:
+                made(log, tmp_path, archive=url)
+            behind = refused.value.__cause__ or (
+                None if refused.value.__suppress_context__ else refused.value.__context__
+            )
+            assert "heim" not in str(refused.value) and behind is None
+
+
 def test_nothing_is_removed_that_could_not_be_archived(tmp_path: Path) -> None:
     """A place that is none is refused; one that fails keeps the events in the log."""
     with open_log(str(tmp_path / "log")) as log:

@@ -48,6 +48,20 @@ def test_only_what_follows_the_log_stays_in_sync(example: Path) -> None:
     )
 
 
+def test_without_a_redis_clients_write_to_a_file(example: Path) -> None:
+    """It is compared as a Redis is: what they did not write there is found."""
+    clients, drift = module("clients"), module("drift")
+    shop = clients.Shop("sqlite:///./shop.db")
+    shop.make()
+    found, writing = drift.Drift(shop, ""), clients.Clients(shop, drift.put_into(""))
+    lamp = {"product_id": 1, "name": "red lamp 1", "category": "lamps", "price": 5}
+    shop.put(1, lamp)
+    writing.put(1, lamp)
+    shop.put(2, {**lamp, "product_id": 2})
+    found.look(writing, at_derived=False)
+    assert (found.lost, found.overtaken) == (0, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.service("redis")

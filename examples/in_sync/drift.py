@@ -40,7 +40,7 @@ class Drift:
     def __init__(self, shop, redis):
         """`redis` is the URL of a Redis, or empty."""
         self.shop = shop
-        written = f"{redis}?prefix=written:&as=json" if redis else "sqlite:///./written.db"
+        written = f"{redis}?prefix=written:&as=json" if redis else "sqlite:///./written.db?table=products"
         self.written = Copy("Redis" if redis else "a file", written, settle_s=WRITTEN_S)
         self.derived = [
             *([Copy("Redis", f"{redis}?prefix=products:&as=json")] if redis else []),

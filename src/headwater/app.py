@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwater.declared import captured_node
+from headwater.declared import captured_node, check_settings
 from headwater.launch import Launch, Settings, check_partitions
 from headwater.log.log import open_log
 from headwater.log.topic import check_name
@@ -146,8 +146,10 @@ class App:
 
     def topic(self, name: str, schema: Any = None, **settings: Any) -> TopicNode:
         """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
+        where = caller()
+        settings = dict(check_settings(settings, where))
         return self._graph.add_topic(
-            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=caller())
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=where)
         )
 
     def table(
@@ -164,7 +166,7 @@ class App:
             raise InvalidApp(
                 f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
             )
-        settings = {"key": key, "compact": True, **settings}
+        settings = {"key": key, "compact": True, **check_settings(settings, caller())}
         return self._graph.add_topic(
             TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
         )
@@ -194,8 +196,8 @@ class App:
         """
 
         def declare(function: F) -> F:
-            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness), **settings}
-            made |= {"events_max": events_max}
+            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness)}
+            made |= {**check_settings(settings, place_of(function)), "events_max": events_max}
             self._add(
                 function,
                 StageNode(

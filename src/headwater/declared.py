@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,18 @@ from headwater.views.changes import CHANGES_KEY
 
 if TYPE_CHECKING:
     from headwater.processing.analysis import Analysed
+
+_GIVEN = ("self", "name", "schema", "exist_ok")
+"""What an application gives by itself where it makes a topic."""
+
+
+def check_settings(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The settings of a topic that an application makes; `InvalidApp` for what a topic has not."""
+    known = [name for name in signature(Log.create_topic).parameters if name not in _GIVEN]
+    wrong = next((name for name in settings if name not in known), None)
+    if wrong is not None:
+        raise InvalidApp(f"{where}: a topic has no setting {wrong!r}.", advice=f"It has {', '.join(known)}.")
+    return settings
 
 
 def make_declared(log: Log, node: TopicNode) -> None:

@@ -73,6 +73,7 @@ class ViewStages:
 
         Where `check` refuses the checkpoint none is made: whoever maintains the view goes on, and the stage is told when it is started.
         """
+        from headwater.processing.in_driver import rows_of
         from headwater.processing.marker import marker_of
 
         made = list[Maintainer]()
@@ -86,7 +87,7 @@ class ViewStages:
                 maintainer = made.pop() if made else self._maintainer(stage, plan)
 
             def maintain(result: DataFrame, epoch: int) -> None:
-                rows = result.toArrow()
+                rows = rows_of(result)
                 with lock:
                     maintainer.maintain(rows, marker_of(checkpoint, epoch))
 

@@ -15,6 +15,7 @@ from headwater.cli.forecast import forecast
 from headwater.cli.location import LogOption, open_existing, open_or_create
 from headwater.cli.output import bytes_text, events_text, print_table, printable, to_cell
 from headwater.model.errors import HeadwaterError, InvalidInput
+from headwater.model.url import without_password
 
 if TYPE_CHECKING:
     from headwater.log.log import Log
@@ -156,7 +157,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "tombstones_us": topic.tombstones_us,
         "bytes_max": topic.bytes_max,
         "overload": topic.overload,
-        "archive": topic.archive,
+        "archive": None if topic.archive is None else without_password(topic.archive),
         "retain": topic.retain,
         "buffer_bytes": topic.buffer_bytes if topic.overload == "buffer" else None,
         "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),

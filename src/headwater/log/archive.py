@@ -36,6 +36,7 @@ from headwater.log.store import Chunk
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, StorageError
 from headwater.model.schema import project
+from headwater.model.url import check_secret, said_of, without_password
 
 FORMAT = 1
 
@@ -70,6 +71,7 @@ class Archive:
     """The archive of one topic."""
 
     def __init__(self, topic: Topic) -> None:
+        assert topic.archive is not None
         self._files, root = open_file_system(topic.archive)
         self._folder = f"{root.rstrip('/')}/{topic.name}.{topic.id}"
         self._manifests: dict[int, list[Archived]] = {}
@@ -310,17 +312,18 @@ def check_archive(topic: Topic) -> None:
         open_file_system(topic.archive)
 
 
-def open_file_system(url: str | None) -> tuple[Any, str]:
+def open_file_system(url: str) -> tuple[Any, str]:
     """The file system and the path in it that a URL names."""
     import pyarrow.fs as fs
 
+    check_secret(url)
     try:
         found: tuple[Any, str] = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"archive={url!r} names no place: {error}.",
+            f"archive={without_password(url)!r} names no place: {said_of(url, error)}.",
             advice="Use a URL such as file:///backup/log or s3://bucket/log.",
-        ) from error
+        ) from None
     return found
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from headwater.log.archive import Archive, Archived
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError
+from headwater.model.url import without_password
 
 Check = tuple[str, Callable[[], object], Callable[[], object] | None]
 """A path, how to look at what is there, and how to mend it where that can be done."""
@@ -18,7 +19,7 @@ def archive_checks(topic: Topic, number: int, *, first: int, oldest: int) -> Ite
     try:
         archive = Archive(topic)
     except HeadwaterError as error:
-        yield str(topic.archive), partial(_tell, error), None
+        yield without_password(str(topic.archive)), partial(_tell, error), None
         return
     manifest = archive.manifest_path(number)
 

@@ -20,7 +20,7 @@ import pyarrow.fs as arrow_fs
 from headwater.log.disk import Buffer, Disk, RealDisk, storage_error
 from headwater.log.replace import replace_file
 from headwater.model.errors import Conflict, NoAccess, StorageError, Unsupported
-from headwater.model.url import check_secret, without_password
+from headwater.model.url import check_secret, said_of, without_password
 
 PIECE_BYTES = 4 << 20
 
@@ -64,7 +64,7 @@ def open_vault(url: str, disk: Disk) -> Vault:
         system, folder = arrow_fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError, TypeError) as error:
         raise Unsupported(
-            f"There is no file system for {shown!r}: {str(error).replace(url, shown).splitlines()[0]}.",
+            f"There is no file system for {shown!r}: {said_of(url, error)}.",
             advice="Use a folder, or a URL that pyarrow.fs knows, such as s3://bucket/folder.",
         ) from None
     return ArrowVault(system, folder, shown)

@@ -35,6 +35,11 @@ def check_secret(url: str) -> None:
         )
 
 
+def said_of(url: str, error: Exception) -> str:
+    """The first line of what a library says of a URL, as it may be shown."""
+    return str(error).replace(url, without_password(url)).partition("\n")[0]
+
+
 def without_password(url: str) -> str:
     """The URL as it may be shown: nothing between the user's name and the host, and no password among its parameters."""
     shown = re.sub(r"(://[^/?#]*?):[^/?#]*@", r"\1@", url)

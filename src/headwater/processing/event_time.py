@@ -91,17 +91,22 @@ def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str | 
 
 def late_among(rows: pa.RecordBatch, time: str | None) -> int:
     """How many of some rows with `_late` are late, or have no event time."""
-    late = rows.column(LATE)
-    if time is not None and time in rows.schema.names and rows.column(time).null_count:
-        late = pc.or_(late, pc.is_null(rows.column(time)))
-    return pc.sum(late).as_py() or 0
+    return pc.sum(_late_of(rows, time)).as_py() or 0
 
 
 def leave_out_late(rows: pa.Table, time: str) -> tuple[pa.Table, int]:
     """Rows with `_late` where they are read, without those that are late or have no event time; and how many those are."""
-    late = pc.or_(rows.column(LATE), pc.is_null(rows.column(time)))
+    late = _late_of(rows, time)
     count = pc.sum(late).as_py() or 0
     return rows.filter(pc.invert(late)) if count else rows, count
+
+
+def _late_of(rows: pa.Table | pa.RecordBatch, time: str | None) -> Any:
+    """For each of some rows with `_late` whether it is late, or has no event time."""
+    late = rows.column(LATE)
+    if time is not None and time in rows.schema.names and rows.column(time).null_count:
+        late = pc.or_(late, pc.is_null(rows.column(time)))
+    return late
 
 
 def _too_late(time: str) -> Column:

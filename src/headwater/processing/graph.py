@@ -117,6 +117,11 @@ class Graph:
             raise InvalidApp(f"{node.place}: events_max={most!r} is no number of events.", advice="Use 1 or more.")
         if node.kind == "stream" or (node.kind == "sink" and "/" not in node.to):
             self._check_free(check_name(node.to), node.where)
+            if len(node.key) > 1:
+                raise InvalidApp(
+                    f"{node.place}: topic {node.to!r} cannot have the key {', '.join(node.key)}: a topic's key is one column.",
+                    advice="Name one of them, or have a stream make a column of them all.",
+                )
         if not node.inputs:
             raise InvalidApp(f"{node.place} has no inputs.", advice="Name the topics it reads: @app.stream(clicks, …).")
         twice = next((topic for at, topic in enumerate(node.inputs) if topic in node.inputs[:at]), None)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from headwater.processing.in_driver import rows_of
 from headwater.processing.marker import ends_of
 from headwater.processing.offsets import count_between
 from headwater.processing.stage import FETCH_EVENTS_MAX
@@ -40,7 +41,7 @@ class Leaving:
     def tables(self, df: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
         """The rows of a batch, while they are needed."""
         if self._is_small(epoch):
-            yield [self._pick(df.toArrow())]
+            yield [self._pick(rows_of(df))]
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         try:

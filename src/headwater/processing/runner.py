@@ -42,6 +42,7 @@ from headwater.processing.poison import PoisonHunt, Skips
 from headwater.processing.session import activate
 from headwater.processing.state_list import rows_kept
 from headwater.processing.status import Rate, StageStatus, ends_in, reached_in
+from headwater.processing.writing import Writing
 
 RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """How long a stage waits before its next attempt, by how often it has failed since it last went on."""
@@ -102,6 +103,7 @@ class Runner:
         self._stop = threading.Event()
         self.inputs = Inputs(spark, log, state / "pace")
         self._idle = Idle(log, idle_us, self._passed)
+        self.writing = Writing()
         self.stages = [_Supervised(self, plan, state) for plan in plans]
 
     @property
@@ -167,6 +169,7 @@ class Runner:
         deadline = time.monotonic() + (DRAIN_S if drain else 0.0)
         with ExitStack() as ending:  # what goes wrong with one of them is raised when all were ended
             ending.callback(self.inputs.close)
+            ending.callback(self.writing.end)
             for stage in reversed(self.stages):
                 ending.callback(self._with_spark, partial(stage.end, deadline))
 
@@ -291,7 +294,8 @@ class _Supervised:
 
         def noted(result: DataFrame, epoch: int) -> None:
             try:
-                self.status.dead += write(result, epoch) or 0
+                with self._runner.writing.batch():
+                    self.status.dead += write(result, epoch) or 0
             except Exception as error:
                 self._raised = error
                 raise

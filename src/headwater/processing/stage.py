@@ -23,6 +23,7 @@ from headwater.log.disk import RealDisk
 from headwater.log.stage import Stage, StageCommit
 from headwater.log.topic import Topic
 from headwater.model.marker import Marker
+from headwater.processing.in_driver import rows_of
 from headwater.processing.marker import marker_of
 from headwater.processing.offsets import count_between
 from headwater.processing.opened import log_for_writing
@@ -75,8 +76,8 @@ class FrameWriter:
     def _fetched(self, df: DataFrame) -> pa.Table:
         topic = self._log.topic(self._topic)
         if topic.time is None:
-            return df.toArrow()
-        rows = df.withColumn(_TASK, F.spark_partition_id()).toArrow()
+            return rows_of(df)
+        rows = rows_of(df.withColumn(_TASK, F.spark_partition_id()))
         weaving = Weaving(topic, self._order, now_us=self._log.clock())
         return weaving.rows(rows.drop_columns(_TASK), rows.column(_TASK).to_numpy())
 

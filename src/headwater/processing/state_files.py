@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from headwater.log.disk import RealDisk
 from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unreachable, Unsupported
-from headwater.model.url import bare, check_secret, without_password
+from headwater.model.url import bare, check_secret, said_of, without_password
 from headwater.processing.runs import Kind, Part, Run, column, in_parts, order_of
 
 MAGIC = b"HWSTATE1"
@@ -337,14 +337,9 @@ def _file_system(url: str) -> tuple[Any, str]:
         return arrow_fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError, TypeError) as error:
         raise Unsupported(
-            f"There is no file system for {without_password(url)!r}: {_line(error, url)}.",
+            f"There is no file system for {without_password(url)!r}: {said_of(url, error)}.",
             advice="Use a folder, or a URL that pyarrow.fs knows, such as s3://bucket/folder.",
         ) from None
-
-
-def _line(error: Exception, url: str) -> str:
-    """What pyarrow says of a URL, without the password in it."""
-    return str(error).replace(url, without_password(url)).splitlines()[0]
 
 
 def _damaged(path: str, what: str) -> Damaged:

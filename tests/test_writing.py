@@ -1,0 +1,92 @@
+"""Writing: a program does not end in the middle of a batch, whatever became of Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from headwater.model.errors import Closed
+from headwater.processing.writing import Writing
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+
+import headwater as hw
+from headwater.sink_stages import TargetWriter
+
+def reach(writer, step):
+    Path(step.removeprefix("sink: ")).touch()
+    if step == "sink: begun":
+        time.sleep(5)
+
+if __name__ == "__main__":
+    TargetWriter.reach = reach
+    with hw.open_log("./log") as log:
+        log.create_topic("users", "id STRING, name STRING", key="id")
+        log.append("users", [{"id": "a", "name": "Ada"}])
+    app = hw.App("shop", log="./log", master="local[1]")
+    app.sink(app.topic("users"), to="delta:///./users", name="copy")
+    app.start()
+    while not Path("begun").exists():
+        time.sleep(0.02)
+    from pyspark import SparkContext
+
+    os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+    app.stop()
+"""
+
+
+def test_the_end_waits_for_batches_and_lets_none_begin() -> None:
+    writing, begun, go_on, done = Writing(), threading.Event(), threading.Event(), list[str]()
+
+    def write() -> None:
+        with writing.batch():
+            begun.set()
+            go_on.wait(10)
+            done.append("batch")
+
+    def end() -> None:
+        writing.end(10)
+        done.append("end")
+
+    threads = [threading.Thread(target=work) for work in (write, end)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    threads[1].join(0.1)
+    assert done == []
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert done == ["batch", "end"]
+    with pytest.raises(Closed), writing.batch():
+        pass
+
+
+def test_a_batch_that_fails_is_not_waited_for() -> None:
+    writing = Writing()
+    with pytest.raises(ZeroDivisionError), writing.batch():
+        raise ZeroDivisionError
+    writing.end(10)
+
+
+def test_the_end_does_not_wait_for_ever() -> None:
+    writing = Writing()
+    with writing.batch():
+        writing.end(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_program_whose_spark_died_finishes_its_batch(tmp_path: Path) -> None:
+    """A thread that is torn out of a library written in Rust ends the program with a segmentation fault."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "committed").exists()
