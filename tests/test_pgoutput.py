@@ -350,3 +350,31 @@ def test_composites_are_taken_apart(text: str, expected: list[str | None]) -> No
     assert [part.to_pylist() for part in composite_texts(pa.array([text, None]), 3)] == [
         [value, None] for value in [*expected, None]
     ]
+
+
+@pytest.mark.parametrize(
+    ("oid", "modifier", "texts"),
+    [
+        (16, -1, ["t", "f"]),
+        (17, -1, ["\\x", "\\x00ff"]),
+        (20, -1, ["0", "-9223372036854775808", "9223372036854775807"]),
+        (21, -1, ["-32768", "32767"]),
+        (23, -1, ["-2147483648", "7"]),
+        (26, -1, ["4294967295"]),
+        (700, -1, ["0.1", "16777217", "1e-45", "NaN", "Infinity", "-Infinity"]),
+        (701, -1, ["0.1", "1e-300", "5e-324", "1.7976931348623157e+308", "-0", "Infinity", "-Infinity"]),
+        (1082, -1, ["2026-02-28", "infinity", "0044-03-15 BC"]),
+        (1114, -1, ["2026-02-28 12:00:00.5", "-infinity", "10000-01-01 00:00:00"]),
+        (1184, -1, ["2026-02-28 12:00:00.000001+00", "infinity"]),
+        (1700, (10 << 16 | 2) + 4, ["12345678.90", "-0.01", "NaN"]),
+        (1700, -1, ["1e400", "NaN"]),
+        (25, -1, ["", "ä", "t"]),
+    ],
+)
+def test_one_value_is_read_as_a_column_of_them_is(oid: int, modifier: int, texts: list[str]) -> None:
+    """Of every plain type, its ends too; inside a struct, as the row of a change is."""
+    type_ = type_of(oid, modifier, {})
+    event = pa.struct([pa.field("value", type_.arrow)])
+    read = pa.array([(type_.from_one(text),) for text in texts], event).field("value")
+    expected = type_.from_text(pa.array(texts, pa.string()))
+    assert read.type == expected.type and repr(read.to_pylist()) == repr(expected.to_pylist())  # NaN is not NaN
