@@ -28,6 +28,7 @@ from headwater.sources.capture.topics import (
     events_of_rows,
     fitted,
     live_keys,
+    one,
     reached_us,
     removals,
     times,
@@ -158,6 +159,6 @@ class EventBatch:
     def _clamped(self, rows: pa.Table, *topics: str) -> Indexes:
         """When rows count as committed; what was told of a topic meanwhile, by whoever waits for it, holds as well."""
         floor = max(self.committed_us, reached_us(self._log, *topics))
-        us = np.minimum(rows.column(TIME).cast(pa.int64()).to_numpy(), self._now_us)
+        us = np.minimum(one(rows.column(TIME)).view(pa.int64()).to_numpy(), self._now_us)
         clamped: Indexes = np.maximum.accumulate(np.maximum(us, floor))
         return clamped

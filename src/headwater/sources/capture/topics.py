@@ -67,7 +67,7 @@ def history_schema(table: TableInfo) -> pa.Schema:
 
 def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
     """The keys of rows that have at least the key columns, as the topics have them."""
-    columns = [_one(rows.column(name)) for name in table.key]
+    columns = [one(rows.column(name)) for name in table.key]
     if len(columns) == 1:
         return columns[0]
     parts = pc.binary_join_element_wise(*(json_texts(column) for column in columns), ",")
@@ -76,7 +76,7 @@ def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
 
 def keys_of_changes(changes: pa.Table, table: TableInfo) -> pa.Array:
     """The key of each change: of the row after it, or, where that is gone, before it."""
-    after, before = (_one(changes.column(name)) for name in ("after", "before"))
+    after, before = (one(changes.column(name)) for name in ("after", "before"))
     if not after.null_count:
         columns = [after.field(name) for name in table.key]
     else:
@@ -90,16 +90,16 @@ def events_of_changes(
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """What changes are in the table's topic, and in its history; `committed` is when each of them counts as committed."""
     keys = keys_of_changes(changes, table)
-    after, before = (_one(changes.column(name)) for name in ("after", "before"))
+    after, before = (one(changes.column(name)) for name in ("after", "before"))
     has_deleted = after.null_count > 0
-    deleted = _one(pc.equal(changes.column("op"), DELETE)) if has_deleted else pa.repeat(False, len(after))
+    deleted = one(pc.equal(changes.column("op"), DELETE)) if has_deleted else pa.repeat(False, len(after))
     columns = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
     columns |= dict(zip((field.name for field in after.type), after.flatten(), strict=True))
     if has_deleted:
         for name in table.key:
             columns[name] = pc.if_else(deleted, pc.struct_field(before, name), columns[name])
     columns |= {TIME: committed, DELETED.name: deleted}
-    history = {key_column(table): keys, **{name: _one(changes.column(name)) for name in changes.schema.names}}
+    history = {key_column(table): keys, **{name: one(changes.column(name)) for name in changes.schema.names}}
     history[TIME] = committed
     if HEADERS.name in changes.schema.names:
         columns[HEADERS.name] = history[HEADERS.name]
@@ -110,7 +110,7 @@ def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed
     """What rows of a backfill are in the table's topic, and in its history."""
     count, keys = rows.num_rows, key_values(rows, table)
     columns: dict[str, Any] = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
-    columns |= {name: _one(rows.column(name)) for name in rows.schema.names}
+    columns |= {name: one(rows.column(name)) for name in rows.schema.names}
     columns[TIME] = times(np.full(count, committed_us))
     fields = list(changes_schema(table.schema).field("after").type)
     after = pa.StructArray.from_arrays([columns[field.name].cast(field.type) for field in fields], fields=fields)
@@ -144,7 +144,7 @@ def live_keys(log: Log, topic: Topic) -> pa.Array:
     columns = [topic.key, DELETED.name, *(["_partition"] if topic.splits else [])]
     for batch in log.scan(topic.name, columns=columns):
         newest.add(batch)
-    return _one(newest.table(log.store, columns=[topic.key]).column(topic.key))
+    return one(newest.table(log.store, columns=[topic.key]).column(topic.key))
 
 
 def reached_us(log: Log, *topics: str) -> int:
@@ -161,7 +161,7 @@ def fitted(events: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | p
     """Events with their structs as a topic has them: fields that these lack are null, narrower ones are widened."""
     for at, field in enumerate(events.schema):
         if pa.types.is_struct(field.type) and field.name in schema.names:
-            events = events.set_column(at, field.name, _struct(_one(events.column(at)), schema.field(field.name).type))
+            events = events.set_column(at, field.name, _struct(one(events.column(at)), schema.field(field.name).type))
     return events
 
 
@@ -181,7 +181,8 @@ def _struct(column: pa.Array, type_: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(type_), mask=column.is_null())
 
 
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column in one piece."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
