@@ -144,7 +144,9 @@ def _refuse_broken(batch: pa.RecordBatch) -> None:
 def _one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(table, pa.RecordBatch):
         return table
-    batches = table.combine_chunks().to_batches()
+    batches = table.to_batches()
+    if len(batches) > 1:
+        batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
         raise too_large(table.schema.names[0] if table.num_columns == 1 else "one of " + ", ".join(table.schema.names))
     if batches:

@@ -80,7 +80,7 @@ class EventBatch:
                 self._add_changes(batch.changes, tables[batch.table], table.topic, us)
             except HeadwaterError as error:
                 refused.append((batch.table, str(error)))
-            reached = max(reached, int(us.max(initial=0)))
+            reached = max(reached, int(us[-1]) if len(us) else 0)
         for topic, rows in (
             (f"{self._source}.transactions", part.transactions),
             (f"{self._source}.messages", part.messages),
@@ -121,8 +121,10 @@ class EventBatch:
         start, committed = 0, times(us)
         for at in [*truncates, changes.num_rows]:
             if at > start:
-                some = changes.slice(start, at - start)
-                current, history = events_of_changes(some, table, committed.slice(start, at - start))
+                some, when = changes, committed
+                if truncates:
+                    some, when = changes.slice(start, at - start), committed.slice(start, at - start)
+                current, history = events_of_changes(some, table, when)
                 self._put(topic, current)
                 self._put(topic + HISTORY, history)
                 self.events += some.num_rows

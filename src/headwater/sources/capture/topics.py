@@ -11,6 +11,7 @@ Functions only, no state; columns, not rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,16 @@ def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
     return pc.binary_join_element_wise("[", parts, "]", "")
 
 
-def keys_of_changes(changes: pa.Table, table: TableInfo) -> pa.Array:
+def keys_of_changes(changes: Mapping[str, pa.Array], table: TableInfo) -> pa.Array:
     """The key of each change: of the row after it, or, where that is gone, before it."""
-    after, before = (one(changes.column(name)) for name in ("after", "before"))
+    after, before = changes["after"], changes["before"]
     if not after.null_count:
         columns = [after.field(name) for name in table.key]
     else:
         gone = after.is_null()
         columns = [pc.if_else(gone, pc.struct_field(before, name), pc.struct_field(after, name)) for name in table.key]
+    if len(columns) == 1:
+        return columns[0]
     return key_values(pa.RecordBatch.from_arrays(columns, names=list(table.key)), table)
 
 
@@ -89,20 +92,19 @@ def events_of_changes(
     changes: pa.Table, table: TableInfo, committed: pa.Array
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """What changes are in the table's topic, and in its history; `committed` is when each of them counts as committed."""
-    keys = keys_of_changes(changes, table)
-    after, before = (one(changes.column(name)) for name in ("after", "before"))
+    given = columns_of(changes)
+    keys, after, before = keys_of_changes(given, table), given["after"], given["before"]
     has_deleted = after.null_count > 0
-    deleted = one(pc.equal(changes.column("op"), DELETE)) if has_deleted else pa.repeat(False, len(after))
+    deleted = pc.equal(given["op"], DELETE) if has_deleted else pa.repeat(False, len(after))
     columns = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
     columns |= dict(zip((field.name for field in after.type), after.flatten(), strict=True))
     if has_deleted:
         for name in table.key:
             columns[name] = pc.if_else(deleted, pc.struct_field(before, name), columns[name])
     columns |= {TIME: committed, DELETED.name: deleted}
-    history = {key_column(table): keys, **{name: one(changes.column(name)) for name in changes.schema.names}}
-    history[TIME] = committed
-    if HEADERS.name in changes.schema.names:
-        columns[HEADERS.name] = history[HEADERS.name]
+    history = {key_column(table): keys, **given, TIME: committed}
+    if HEADERS.name in given:
+        columns[HEADERS.name] = given[HEADERS.name]
     return pa.record_batch(columns), pa.record_batch(history)
 
 
@@ -159,9 +161,9 @@ def reached_us(log: Log, *topics: str) -> int:
 
 def fitted(events: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     """Events with their structs as a topic has them: fields that these lack are null, narrower ones are widened."""
-    for at, field in enumerate(events.schema):
-        if pa.types.is_struct(field.type) and field.name in schema.names:
-            events = events.set_column(at, field.name, _struct(one(events.column(at)), schema.field(field.name).type))
+    for at, (name, type_) in enumerate(zip(events.schema.names, events.schema.types, strict=True)):
+        if pa.types.is_struct(type_) and name in schema.names and type_ != (wanted := schema.field(name).type):
+            events = events.set_column(at, name, _struct(one(events.column(at)), wanted))
     return events
 
 
@@ -171,8 +173,6 @@ def times(us: Any) -> pa.Array:
 
 
 def _struct(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    if column.type == type_:
-        return column
     there = {field.name: at for at, field in enumerate(column.type)}
     columns = [
         column.field(there[field.name]).cast(field.type) if field.name in there else pa.nulls(len(column), field.type)
@@ -186,3 +186,10 @@ def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def columns_of(rows: pa.Table) -> dict[str, pa.Array]:
+    """All columns by their names, each in one piece."""
+    batches = rows.to_batches()
+    pieces = batches[0].columns if len(batches) == 1 else map(one, rows.columns)
+    return dict(zip(rows.schema.names, pieces, strict=True))
