@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.capture import pg_few
+from headwater.sources.capture import pg_few, pg_stream
 from headwater.sources.capture.pg_changes import Decoder
 from headwater.sources.capture.pg_nested import array_texts, composite_texts, elements, parts
 from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_of, lsn_sql
+from headwater.sources.capture.pg_stream import Stream
 from headwater.sources.capture.pg_tables import Captured, PgColumn, PgTable
 from headwater.sources.capture.pg_types import type_of
 from headwater.sources.capture.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
@@ -279,6 +282,22 @@ def test_what_is_not_plain_or_not_whole_is_read_by_columns() -> None:
     assert known._few(block_of([row, commit(0x60, 0x70)])) is None
     assert known._few(block_of([begin(0x60), *[row] * pg_few.FEW_MESSAGES, commit(0x60, 0x70)])) is None
     assert known._few(block_of([begin(0x60), row, commit(0x60, 0x70)])) is not None
+
+
+def test_a_transaction_is_not_read_in_parts_because_it_came_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends each message by itself; what it has begun it ends at once, and parts would have to be read by columns."""
+    whole = [begin(0x60), insert("1", "a"), commit(0x60, 0x70)]
+    coming: list[bytes | None] = [None, whole[0], None, None, whole[1], None, whole[2], None, begin(0x80)]
+
+    class Cursor:
+        def read_message(self) -> Any:
+            payload = coming.pop(0)
+            return None if payload is None else SimpleNamespace(payload=payload)
+
+    stream = Stream.__new__(Stream)
+    stream._cursor, stream._connection, stream._told_s, stream._is_open = Cursor(), None, time.monotonic(), False
+    monkeypatch.setattr(pg_stream, "is_readable", lambda connection, timeout_s: timeout_s > 0)
+    assert stream._messages(1.0) == whole and len(coming) == 1
 
 
 def by_position(changes: Any) -> list[dict[str, Any]]:
