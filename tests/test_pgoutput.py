@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.capture import pg_few
+from headwater.sources.capture import pg_few, pg_stream
 from headwater.sources.capture.pg_changes import Decoder
 from headwater.sources.capture.pg_nested import array_texts, composite_texts, elements, parts
 from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_of, lsn_sql
+from headwater.sources.capture.pg_stream import Stream
 from headwater.sources.capture.pg_tables import Captured, PgColumn, PgTable
 from headwater.sources.capture.pg_types import type_of
 from headwater.sources.capture.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
@@ -281,6 +284,22 @@ def test_what_is_not_plain_or_not_whole_is_read_by_columns() -> None:
     assert known._few(block_of([begin(0x60), row, commit(0x60, 0x70)])) is not None
 
 
+def test_a_transaction_is_not_read_in_parts_because_it_came_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends each message by itself; what it has begun it ends at once, and parts would have to be read by columns."""
+    whole = [begin(0x60), insert("1", "a"), commit(0x60, 0x70)]
+    coming: list[bytes | None] = [None, whole[0], None, None, whole[1], None, whole[2], None, begin(0x80)]
+
+    class Cursor:
+        def read_message(self) -> Any:
+            payload = coming.pop(0)
+            return None if payload is None else SimpleNamespace(payload=payload)
+
+    stream = Stream.__new__(Stream)
+    stream._cursor, stream._connection, stream._told_s, stream._is_open = Cursor(), None, time.monotonic(), False
+    monkeypatch.setattr(pg_stream, "is_readable", lambda connection, timeout_s: timeout_s > 0)
+    assert stream._messages(1.0) == whole and len(coming) == 1
+
+
 def by_position(changes: Any) -> list[dict[str, Any]]:
     rows = [{**row, "table": batch.table} for batch in changes.batches for row in batch.changes.to_pylist()]
     return sorted(rows, key=lambda row: row["position"])
@@ -350,3 +369,31 @@ def test_composites_are_taken_apart(text: str, expected: list[str | None]) -> No
     assert [part.to_pylist() for part in composite_texts(pa.array([text, None]), 3)] == [
         [value, None] for value in [*expected, None]
     ]
+
+
+@pytest.mark.parametrize(
+    ("oid", "modifier", "texts"),
+    [
+        (16, -1, ["t", "f"]),
+        (17, -1, ["\\x", "\\x00ff"]),
+        (20, -1, ["0", "-9223372036854775808", "9223372036854775807"]),
+        (21, -1, ["-32768", "32767"]),
+        (23, -1, ["-2147483648", "7"]),
+        (26, -1, ["4294967295"]),
+        (700, -1, ["0.1", "16777217", "1e-45", "NaN", "Infinity", "-Infinity"]),
+        (701, -1, ["0.1", "1e-300", "5e-324", "1.7976931348623157e+308", "-0", "Infinity", "-Infinity"]),
+        (1082, -1, ["2026-02-28", "infinity", "0044-03-15 BC"]),
+        (1114, -1, ["2026-02-28 12:00:00.5", "-infinity", "10000-01-01 00:00:00"]),
+        (1184, -1, ["2026-02-28 12:00:00.000001+00", "infinity"]),
+        (1700, (10 << 16 | 2) + 4, ["12345678.90", "-0.01", "NaN"]),
+        (1700, -1, ["1e400", "NaN"]),
+        (25, -1, ["", "ä", "t"]),
+    ],
+)
+def test_one_value_is_read_as_a_column_of_them_is(oid: int, modifier: int, texts: list[str]) -> None:
+    """Of every plain type, its ends too; inside a struct, as the row of a change is."""
+    type_ = type_of(oid, modifier, {})
+    event = pa.struct([pa.field("value", type_.arrow)])
+    read = pa.array([(type_.from_one(text),) for text in texts], event).field("value")
+    expected = type_.from_text(pa.array(texts, pa.string()))
+    assert read.type == expected.type and repr(read.to_pylist()) == repr(expected.to_pylist())  # NaN is not NaN

@@ -140,6 +140,16 @@ def test_rows_are_grouped_by_partition_in_order(partitions: int, data: st.DataOb
     assert [(p, everything if rows is None else rows.tolist()) for p, rows in groups] == expected
 
 
+@pytest.mark.parametrize("type_", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary()])
+def test_a_single_row_goes_where_it_goes_in_a_batch(type_: pa.DataType) -> None:
+    """It is placed by another path, which must agree for ever."""
+    numbers = [None, 0, 1, -1, 127, -128]
+    values = numbers if pa.types.is_integer(type_) else [None if n is None else str(n) for n in numbers]
+    rows = pa.record_batch({"k": pa.array(values, type_)})
+    together = place(rows, "k", 7, sticky=3).partitions.tolist()
+    assert together == [place(rows.slice(at, 1), "k", 7, sticky=3).only for at in range(len(values))]
+
+
 def test_what_stays_together_is_not_picked_apart() -> None:
     """The usual single event, or a batch of one key, is handed on as it is."""
     assert Placement(np.array([3, 3], np.int32), 4).groups() == [(3, None)]

@@ -13,12 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.columns import ARROW_ERRORS, Place, advice, first_refused, map_parts
+from headwater.log.columns import ARROW_ERRORS, Place, advice, extremes, first_refused, map_parts
 from headwater.model.ddl import short, type_to_ddl
 from headwater.model.errors import SchemaMismatch
 
 _DAY_US = 86_400_000_000
 _DAYS = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days)
+
+
+def is_exact(column: pa.Array, type_: pa.DataType) -> bool:
+    """Whether `cast_column` has nothing to do, and nothing to refuse."""
+    return column.type == type_ and _within_years(column)
 
 
 def cast_column(column: pa.Array, type_: pa.DataType, *, place: Place) -> pa.Array:
@@ -130,7 +135,8 @@ def _within(column: pa.Array, day: int) -> bool:
     first, behind = _DAYS[0] * day, (_DAYS[1] + 1) * day
     kind = np.int32 if day == 1 else np.int64
     raw = np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
-    if raw.min() >= first and raw.max() < behind:
+    least, greatest = extremes(raw)
+    if least >= first and greatest < behind:
         return True
     if not column.null_count:
         return False

@@ -8,7 +8,8 @@ pending, end, last transaction, chain, failed. `commits` holds the commit record
             the partitions' shares; with magic "HWC2" (from format 2 on) those, then the offsets that groups commit; with
             "HWC3" (from format 3 on) all that, then the marker that a stage commits
 
-A file begins with format 1 and becomes one of a later format with the first record that needs it.
+A file begins with format 1 and becomes one of a later format with the first record that needs it. It is longer than its records: room
+is allocated ahead of them, and zeros are no record.
 
 A transaction holds the append and sync locks of all its partitions, in a fixed order. It writes its frames behind the
 published ends, syncs them, and then, under the lock of `state`: sets `pending` to the place of its record, writes and syncs
@@ -45,6 +46,7 @@ from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, St
 
 FORMAT = 3
 COMMITS_BYTES_MAX = 4 << 20
+ROOM_BYTES = 64 << 10
 
 _STATE_MAGIC = b"HWLOGS"
 _STATE_FORMAT = 1
@@ -179,7 +181,7 @@ class CommitLog:
                 raise _failed(self._folder)
             record = _encode(decision, state.chain)
             file = self._commits()
-            file.allocate(state.end + len(record))
+            _make_room(file, state.end + len(record))
             self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
             self._disk.reach("commit: intended")
             try:
@@ -329,6 +331,16 @@ def create_commits(disk: Disk, folder: str, *, floor: int = 0) -> None:
 
 def _boot_bytes(boot_id: str) -> bytes:
     return boot_id.encode("ascii")[:36].ljust(36, b"\0")
+
+
+def _make_room(file: File, length: int) -> None:
+    """Allocates ahead: the sync of a file that has grown waits for the file system's journal, too."""
+    if length <= file.size():
+        return
+    try:
+        file.allocate(length + ROOM_BYTES)
+    except DiskFull:
+        file.allocate(length)
 
 
 def _encode(decision: Decision, chain: int) -> bytes:

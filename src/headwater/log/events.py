@@ -141,14 +141,14 @@ def _appended_us(chunk: Chunk) -> Any:
     """The append time of each event; without end where all have the same."""
     if chunk.appended is not None:
         return repeat(chunk.appended)
-    return chunk.batch.column("_appended").cast(pa.int64()).to_pylist()
+    return chunk.batch.column("_appended").view(pa.int64()).to_pylist()
 
 
 def _times_us(batch: pa.RecordBatch, topic: Topic, appended: Any) -> Any:
     if topic.time is None:
         return appended
     column = batch.column(topic.time)
-    times = column.cast(pa.int64()).to_pylist()
+    times = column.view(pa.int64()).to_pylist()  # no cast: that costs 0.1 ms where it is not called all the time
     if column.null_count:
         return [log if time is None else time for time, log in zip(times, appended, strict=False)]
     return times

@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from headwater.log.columns import extremes
 from headwater.model.errors import Damaged
 from headwater.model.schema import DELETED, HEADERS
 
@@ -163,7 +164,7 @@ def prepare(
     if time_column is not None:
         times = _times(batch.column(time_column))
         if len(times):
-            time_min, time_max = int(times.min()), int(times.max())
+            time_min, time_max = extremes(times)
     buffers = _serialise(batch)
     crc = 0
     for buffer in buffers:

@@ -227,8 +227,8 @@ class LocalStore(LocalStages, LocalCopies):
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         with self.gate:
             held = self.handles.partition(name, partition)
-            told = reached_by(read_heartbeats(self._disk, held.folder), offset)
-            return max(told, reached(self.handles, held, offset))
+            known, beats = reached(self.handles, held, offset), read_heartbeats(self._disk, held.folder)
+            return max(known, reached_by(beats, offset)) if beats else known
 
     def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
         with self.gate:

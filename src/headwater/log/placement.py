@@ -112,7 +112,7 @@ def place(rows: pa.RecordBatch, key: str | None, partitions: int, *, sticky: int
     """Where each row goes: by its key, and rows without one together to the partition `sticky` stands for."""
     alone = sticky % partitions
     if rows.num_rows == 1:
-        value = None if key is None else key_bytes(rows.column(key))[0].as_py()
+        value = None if key is None else _one_key(rows.column(key))
         only = alone if value is None else (_murmur2_scalar(value) & 0x7FFFFFFF) % partitions
         return Placement(_ONLY[only : only + 1], partitions, only)
     if key is None:
@@ -121,6 +121,14 @@ def place(rows: pa.RecordBatch, key: str | None, partitions: int, *, sticky: int
     if rows.column(key).null_count:
         places[places < 0] = alone
     return Placement(places, partitions)
+
+
+def _one_key(column: pa.Array) -> bytes | None:
+    """`key_bytes` of a column of one."""
+    if not pa.types.is_signed_integer(column.type):
+        return key_bytes(column)[0].as_py()
+    value = column[0].as_py()
+    return None if value is None else value.to_bytes(8, "big", signed=True)
 
 
 def _big_endian(column: pa.Array) -> pa.Array:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.log.cast import cast_column
+from headwater.log.cast import cast_column, is_exact
 from headwater.log.columns import (
     Place,
     as_mapping,
@@ -113,7 +114,7 @@ def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Recor
     _refuse_broken(batch)
     given = dict(zip(names, batch.columns, strict=True))
     columns = {
-        name: cast_column(given[name], type_, place=Place(name)) if name in given else pa.nulls(batch.num_rows, type_)
+        name: _fitted(given[name], type_, name) if name in given else pa.nulls(batch.num_rows, type_)
         for name, type_ in zip(wanted.names, wanted.types, strict=True)
     }
     _refuse_nulls(columns, wanted)
@@ -122,8 +123,15 @@ def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Recor
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=wanted)
 
 
+def _fitted(column: pa.Array, type_: pa.DataType, name: str) -> pa.Array:
+    return column if is_exact(column, type_) else cast_column(column, type_, place=Place(name))
+
+
 def _refuse_broken(batch: pa.RecordBatch) -> None:
     """Arrow data of others may hold strings that are not UTF-8, or offsets that lead nowhere."""
+    with suppress(pa.ArrowInvalid):
+        batch.validate(full=True)
+        return
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
@@ -136,7 +144,9 @@ def _refuse_broken(batch: pa.RecordBatch) -> None:
 def _one_batch(table: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(table, pa.RecordBatch):
         return table
-    batches = table.combine_chunks().to_batches()
+    batches = table.to_batches()
+    if len(batches) > 1:
+        batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
         raise too_large(table.schema.names[0] if table.num_columns == 1 else "one of " + ", ".join(table.schema.names))
     if batches:

@@ -9,7 +9,7 @@ The lock of a stage whose marker it commits is held by the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
@@ -144,9 +144,10 @@ class Transactions:
             for partition, base in [*own, *others[len(running) :]]:
                 partition.sync_file(base)
         finally:
-            wait(running)
-        for done in running:
-            done.result()
+            failures = [done.exception() for done in running]  # each when that thread is done
+        for failure in failures:
+            if failure is not None:
+                raise failure
 
     def _publish(self, decision: Decision) -> None:
         self._groups.publish(decision, now_us=self._clock())

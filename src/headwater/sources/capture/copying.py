@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.sources.capture.source import TRUNCATE, BackfillChunk, Changes, TableInfo
-from headwater.sources.capture.topics import key_values, keys_of_changes
+from headwater.sources.capture.topics import columns_of, key_values, keys_of_changes
 
 
 class Copying:
@@ -44,7 +44,7 @@ class Copying:
             if batch.table == self.table.name and batch.changes.num_rows:
                 positions, keys = (
                     batch.changes.column("position").combine_chunks(),
-                    keys_of_changes(batch.changes, self.table),
+                    keys_of_changes(columns_of(batch.changes), self.table),
                 )
                 self._changed.append((positions, keys))
                 self._see_keys(keys)

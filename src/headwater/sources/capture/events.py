@@ -28,6 +28,7 @@ from headwater.sources.capture.topics import (
     events_of_rows,
     fitted,
     live_keys,
+    one,
     reached_us,
     removals,
     times,
@@ -79,7 +80,7 @@ class EventBatch:
                 self._add_changes(batch.changes, tables[batch.table], table.topic, us)
             except HeadwaterError as error:
                 refused.append((batch.table, str(error)))
-            reached = max(reached, int(us.max(initial=0)))
+            reached = max(reached, int(us[-1]) if len(us) else 0)
         for topic, rows in (
             (f"{self._source}.transactions", part.transactions),
             (f"{self._source}.messages", part.messages),
@@ -120,8 +121,10 @@ class EventBatch:
         start, committed = 0, times(us)
         for at in [*truncates, changes.num_rows]:
             if at > start:
-                some = changes.slice(start, at - start)
-                current, history = events_of_changes(some, table, committed.slice(start, at - start))
+                some, when = changes, committed
+                if truncates:
+                    some, when = changes.slice(start, at - start), committed.slice(start, at - start)
+                current, history = events_of_changes(some, table, when)
                 self._put(topic, current)
                 self._put(topic + HISTORY, history)
                 self.events += some.num_rows
@@ -158,6 +161,6 @@ class EventBatch:
     def _clamped(self, rows: pa.Table, *topics: str) -> Indexes:
         """When rows count as committed; what was told of a topic meanwhile, by whoever waits for it, holds as well."""
         floor = max(self.committed_us, reached_us(self._log, *topics))
-        us = np.minimum(rows.column(TIME).cast(pa.int64()).to_numpy(), self._now_us)
+        us = np.minimum(one(rows.column(TIME)).view(pa.int64()).to_numpy(), self._now_us)
         clamped: Indexes = np.maximum.accumulate(np.maximum(us, floor))
         return clamped

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.sources.capture.byte_columns import Bytes, Flags, Indexes, numbers
-from headwater.sources.capture.pg_few import few_changes
+from headwater.sources.capture.pg_few import FewTable, few_changes, few_table
 from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_texts
 from headwater.sources.capture.pg_rows import Present, oids_of, table_rows
 from headwater.sources.capture.pg_tables import Captured, Types
@@ -114,6 +114,7 @@ class Decoder:
         self._after = after
         self._xids = xids
         self._relations: dict[int, Relation] = {}
+        self._few_tables: dict[int, FewTable] = {}
         self._open: _Open | None = None
         self._kept = NOTHING
         """Of a transaction that has no end yet, not given."""
@@ -157,12 +158,21 @@ class Decoder:
             yield self._segment(Block(block.data, block.starts[begin:]), tables)
 
     def _few(self, block: Block) -> Changes | None:
-        few = few_changes(block, self._captured, self._relations, types=self._types, after=self._after, end=self.end)
+        few = few_changes(block, self._few_table, after=self._after, end=self.end)
         if few is None:
             return None
         self.end = few.end
         self._xids.append(np.array(few.xids, np.int64))
         return few.changes
+
+    def _few_table(self, oid: int) -> FewTable | None:
+        captured, known = self._captured.get(oid), self._few_tables.get(oid)
+        if captured is None:
+            return None
+        relation = self._relations[oid]
+        if known is None or known.captured is not captured or known.relation is not relation:
+            known = self._few_tables[oid] = few_table(captured, relation, self._types)
+        return known
 
     def _segment(self, block: Block, tables: tuple[TableChange, ...]) -> Changes:
         kinds = block.kinds

@@ -5,14 +5,14 @@ three times as long that way (decision 0017).
 
 Invariant: `few_changes` gives what `pg_changes` would give of the same messages, or None: where the block has anything but whole
 transactions of plain inserts, updates and deletes (a table described, a key that changed, a value that was not sent), it is left to that.
-Functions only, no state.
+Functions only; what of a table is the same for all its messages is a `FewTable`, made once.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -32,8 +32,8 @@ from headwater.sources.capture.pgoutput import (
     Relation,
 )
 from headwater.sources.capture.source import BEGIN as BEGUN
-from headwater.sources.capture.source import COMMITTED, END, TRANSACTIONS_SCHEMA, ChangeBatch, Changes, changes_schema
 from headwater.sources.capture.source import DELETE as DELETED
+from headwater.sources.capture.source import END, TRANSACTIONS_SCHEMA, ChangeBatch, Changes, changes_schema
 from headwater.sources.capture.source import INSERT as INSERTED
 from headwater.sources.capture.source import UPDATE as UPDATED
 
@@ -44,8 +44,37 @@ _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">QQ")
 _OID = struct.Struct(">I")
 _WIDTH = struct.Struct(">H")
+_TRANSACTION = pa.struct(list(TRANSACTIONS_SCHEMA))
 
 Row = list[str | None]
+
+
+class FewTable(NamedTuple):
+    """A table as its changes are read here; another one is needed where it is captured or described otherwise."""
+
+    captured: Captured
+    relation: Relation
+    event: pa.DataType
+    columns: list[tuple[int, Callable[[str], Any]] | None]
+    """Of each column of the topic its place in a message and how its text is read; None where it is not sent."""
+    key: list[int]
+    is_plain: bool
+    """Without columns that the database generates: their values are in no message."""
+
+
+def few_table(captured: Captured, relation: Relation, types: Types) -> FewTable:
+    """What is known of a table before its next change comes."""
+    places = {
+        column.name: (at, types.of(column.type, column.modifier).from_one) for at, column in enumerate(relation.columns)
+    }
+    return FewTable(
+        captured,
+        relation,
+        event=pa.struct(list(changes_schema(captured.info.schema))),
+        columns=[places.get(name) for name in captured.info.schema.names],
+        key=[at for at, column in enumerate(relation.columns) if column.name in captured.info.key],
+        is_plain=not any(column.generated for column in captured.table.columns),
+    )
 
 
 class _Transaction(NamedTuple):
@@ -72,23 +101,16 @@ class Few(NamedTuple):
     xids: list[int]
 
 
-def few_changes(
-    block: Block,
-    captured: Mapping[int, Captured],
-    relations: Mapping[int, Relation],
-    *,
-    types: Types,
-    after: int,
-    end: int,
-) -> Few | None:
+def few_changes(block: Block, table_of: Callable[[int], FewTable | None], *, after: int, end: int) -> Few | None:
     """The changes of a small block behind which no transaction is open; None where they have to be read by columns.
 
-    What committed before `after` is left out, and `end` is how far everything was given before.
+    `table_of` is asked by a table's oid, and has none where it is not captured. What committed before `after` is left out, and `end` is how
+    far everything was given before.
     """
     if len(block.starts) > FEW_MESSAGES:
         return None
     data = block.data.tobytes()
-    events: dict[int, list[_Event]] = {}
+    events: dict[int, tuple[FewTable, list[_Event]]] = {}
     transactions: list[_Transaction] = []
     xids: list[int] = []
     current: _Transaction | None = None
@@ -105,29 +127,25 @@ def few_changes(
             current = None
         elif kind not in (INSERT, UPDATE, DELETE) or current is None:
             return None
-        elif (oid := _OID.unpack_from(data, start + 1)[0]) in captured and current.lsn >= after:
-            found = _row_change(data, start, captured[oid], relations[oid])
+        elif current.lsn >= after and (table := table_of(oid := _OID.unpack_from(data, start + 1)[0])):
+            found = _row_change(data, start, table)
             if found is None:
                 return None
             order = sum(current.events.values()) + 1
             current.events[oid] = current.events.get(oid, 0) + 1
-            events.setdefault(oid, []).append(_Event(*found, order, current))
+            events.setdefault(oid, (table, []))[1].append(_Event(*found, order, current))
     if current is not None:
         return None
-    batches = tuple(
-        ChangeBatch(captured[oid].info.name, _event_table(events[oid], captured[oid], relations[oid], types))
-        for oid in sorted(events)
-    )
-    ended = _ended(transactions, lambda oid: captured[oid].info.name) if transactions else None
+    names = {oid: table.captured.info.name for oid, (table, _) in events.items()}
+    batches = tuple(ChangeBatch(names[oid], _event_table(*events[oid])) for oid in sorted(events))
+    ended = _ended(transactions, names) if transactions else None
     return Few(Changes(batches=batches, transactions=ended, end=end_text(end)), end, xids)
 
 
-def _row_change(
-    data: bytes, start: int, captured: Captured, relation: Relation
-) -> tuple[str, Row | None, Row | None] | None:
+def _row_change(data: bytes, start: int, table: FewTable) -> tuple[str, Row | None, Row | None] | None:
     """What a message did to a row, as the row was before and after; None where that cannot be seen from it alone."""
     kind, tag, before, after = data[start], data[start + 5], None, None
-    if any(column.generated for column in captured.table.columns):
+    if not table.is_plain:
         return None
     at = start + 6
     if tag != _NEW_ROW:
@@ -141,10 +159,8 @@ def _row_change(
         if read is None:
             return None
         after = read[0]
-    if before is not None and after is not None:
-        key = [at for at, column in enumerate(relation.columns) if column.name in captured.info.key]
-        if any(before[at] != after[at] for at in key):
-            return None
+    if before is not None and after is not None and any(before[at] != after[at] for at in table.key):
+        return None
     return INSERTED if kind == INSERT else DELETED if kind == DELETE else UPDATED, before, after
 
 
@@ -167,58 +183,40 @@ def _row(data: bytes, at: int) -> tuple[Row, int] | None:
     return row, at
 
 
-def _event_table(events: list[_Event], captured: Captured, relation: Relation, types: Types) -> pa.Table:
-    schema = changes_schema(captured.info.schema)
-    return pa.Table.from_arrays(
-        [
-            pa.array([event.op for event in events], pa.string()),
-            _rows([event.before for event in events], captured, relation, types),
-            _rows([event.after for event in events], captured, relation, types),
-            pa.array([event_text(event.transaction.lsn, event.order) for event in events], pa.string()),
-            pa.array([event.transaction.name for event in events], pa.string()),
-            pa.array([event.order for event in events], pa.int64()),
-            pa.array([event.transaction.committed_us for event in events], pa.int64()).view(COMMITTED),
-        ],
-        schema=schema,
-    )
+def _event_table(table: FewTable, events: list[_Event]) -> pa.Table:
+    """All columns by one call, which costs as much as one of them would."""
+    rows = [
+        (
+            op,
+            _values(table, before),
+            _values(table, after),
+            event_text(transaction.lsn, order),
+            transaction.name,
+            order,
+            transaction.committed_us,
+        )
+        for op, before, after, order, transaction in events
+    ]
+    return _as_table(pa.array(rows, table.event))
 
 
-def _rows(rows: list[Row | None], captured: Captured, relation: Relation, types: Types) -> pa.Array:
-    fields = list(captured.info.schema)
-    is_none = [row is None for row in rows]
-    if all(is_none):
-        return pa.nulls(len(rows), pa.struct(fields))
-    places = {column.name: (at, column) for at, column in enumerate(relation.columns)}
-    children = []
-    for field in fields:
-        if field.name in places:
-            at, column = places[field.name]
-            texts = pa.array([None if row is None else row[at] for row in rows], pa.string())
-            children.append(types.of(column.type, column.modifier).from_text(texts))
-        else:
-            children.append(pa.nulls(len(rows), field.type))
-    mask = pa.array(is_none) if any(is_none) else None
-    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+def _values(table: FewTable, row: Row | None) -> tuple[Any, ...] | None:
+    if row is None:
+        return None
+    texts = [(None, None) if column is None else (row[column[0]], column[1]) for column in table.columns]
+    return tuple(None if text is None or read is None else read(text) for text, read in texts)
 
 
-def _ended(transactions: list[_Transaction], name_of: Callable[[int], str]) -> pa.Table:
+def _ended(transactions: list[_Transaction], names: Mapping[int, str]) -> pa.Table:
     """Begin and end of each transaction, in turn."""
-    columns: tuple[list[object], ...] = ([], [], [], [], [], [])
+    rows: list[tuple[Any, ...]] = []
     for lsn, name, committed_us, events in transactions:
         count = sum(events.values())
-        tables = [(name_of(oid), events[oid]) for oid in sorted(events)]
-        for column, pair in zip(
-            columns,
-            (
-                (name, name),
-                (BEGUN, END),
-                (event_text(lsn, 0), event_text(lsn, count + 1)),
-                (committed_us, committed_us),
-                (None, count),
-                (None, tables),
-            ),
-            strict=True,
-        ):
-            column.extend(pair)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, TRANSACTIONS_SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=TRANSACTIONS_SCHEMA)
+        tables = [(names[oid], events[oid]) for oid in sorted(events)]
+        rows.append((name, BEGUN, event_text(lsn, 0), committed_us, None, None))
+        rows.append((name, END, event_text(lsn, count + 1), committed_us, count, tables))
+    return _as_table(pa.array(rows, _TRANSACTION))
+
+
+def _as_table(rows: pa.StructArray) -> pa.Table:
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from headwater.sources.capture.pg_connection import Database
-from headwater.sources.capture.pgoutput import COMMIT, Block, block_of
+from headwater.sources.capture.pgoutput import BEGIN, COMMIT, Block, block_of
 from headwater.sources.capture.readable import is_readable
 
 BLOCK_BYTES_MAX = 8 << 20
@@ -32,6 +32,8 @@ class Stream:
         self._connection = database.stream()
         self._cursor = self._connection.cursor()
         self._told_s = time.monotonic()
+        self._is_open = False
+        """Whether the end of a transaction is still to come; the server sends none before it has committed."""
         try:
             with database.told():
                 self._cursor.start_replication(
@@ -83,6 +85,7 @@ class Stream:
             if message is not None:
                 messages.append(payload := message.payload)
                 size += len(payload)
+                self._is_open = (self._is_open or payload[0] == BEGIN) and payload[0] != COMMIT
                 if size >= BLOCK_BYTES and payload[0] == COMMIT:
                     break
                 continue
@@ -90,9 +93,9 @@ class Stream:
             if now - self._told_s > FEEDBACK_S:
                 self._cursor.send_feedback(force=True)
                 self._told_s = now
-            if (messages and size < LINGER_BYTES) or now >= deadline:
+            if (messages and size < LINGER_BYTES and not self._is_open) or now >= deadline:
                 break
-            if messages:  # much has come: more is on its way, and a large block costs less than many small ones
+            if messages:  # the rest is on its way; or much has come, so more is, and a large block costs less than many small ones
                 deadline = min(deadline, now + LINGER_S)
             if not is_readable(self._connection, min(deadline - now, FEEDBACK_S)) and messages:
                 break

@@ -11,6 +11,7 @@ Functions only, no state; columns, not rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,21 +68,23 @@ def history_schema(table: TableInfo) -> pa.Schema:
 
 def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
     """The keys of rows that have at least the key columns, as the topics have them."""
-    columns = [_one(rows.column(name)) for name in table.key]
+    columns = [one(rows.column(name)) for name in table.key]
     if len(columns) == 1:
         return columns[0]
     parts = pc.binary_join_element_wise(*(json_texts(column) for column in columns), ",")
     return pc.binary_join_element_wise("[", parts, "]", "")
 
 
-def keys_of_changes(changes: pa.Table, table: TableInfo) -> pa.Array:
+def keys_of_changes(changes: Mapping[str, pa.Array], table: TableInfo) -> pa.Array:
     """The key of each change: of the row after it, or, where that is gone, before it."""
-    after, before = (_one(changes.column(name)) for name in ("after", "before"))
+    after, before = changes["after"], changes["before"]
     if not after.null_count:
         columns = [after.field(name) for name in table.key]
     else:
         gone = after.is_null()
         columns = [pc.if_else(gone, pc.struct_field(before, name), pc.struct_field(after, name)) for name in table.key]
+    if len(columns) == 1:
+        return columns[0]
     return key_values(pa.RecordBatch.from_arrays(columns, names=list(table.key)), table)
 
 
@@ -89,20 +92,19 @@ def events_of_changes(
     changes: pa.Table, table: TableInfo, committed: pa.Array
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """What changes are in the table's topic, and in its history; `committed` is when each of them counts as committed."""
-    keys = keys_of_changes(changes, table)
-    after, before = (_one(changes.column(name)) for name in ("after", "before"))
+    given = columns_of(changes)
+    keys, after, before = keys_of_changes(given, table), given["after"], given["before"]
     has_deleted = after.null_count > 0
-    deleted = _one(pc.equal(changes.column("op"), DELETE)) if has_deleted else pa.repeat(False, len(after))
+    deleted = pc.equal(given["op"], DELETE) if has_deleted else pa.repeat(False, len(after))
     columns = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
     columns |= dict(zip((field.name for field in after.type), after.flatten(), strict=True))
     if has_deleted:
         for name in table.key:
             columns[name] = pc.if_else(deleted, pc.struct_field(before, name), columns[name])
     columns |= {TIME: committed, DELETED.name: deleted}
-    history = {key_column(table): keys, **{name: _one(changes.column(name)) for name in changes.schema.names}}
-    history[TIME] = committed
-    if HEADERS.name in changes.schema.names:
-        columns[HEADERS.name] = history[HEADERS.name]
+    history = {key_column(table): keys, **given, TIME: committed}
+    if HEADERS.name in given:
+        columns[HEADERS.name] = given[HEADERS.name]
     return pa.record_batch(columns), pa.record_batch(history)
 
 
@@ -110,7 +112,7 @@ def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed
     """What rows of a backfill are in the table's topic, and in its history."""
     count, keys = rows.num_rows, key_values(rows, table)
     columns: dict[str, Any] = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
-    columns |= {name: _one(rows.column(name)) for name in rows.schema.names}
+    columns |= {name: one(rows.column(name)) for name in rows.schema.names}
     columns[TIME] = times(np.full(count, committed_us))
     fields = list(changes_schema(table.schema).field("after").type)
     after = pa.StructArray.from_arrays([columns[field.name].cast(field.type) for field in fields], fields=fields)
@@ -144,7 +146,7 @@ def live_keys(log: Log, topic: Topic) -> pa.Array:
     columns = [topic.key, DELETED.name, *(["_partition"] if topic.splits else [])]
     for batch in log.scan(topic.name, columns=columns):
         newest.add(batch)
-    return _one(newest.table(log.store, columns=[topic.key]).column(topic.key))
+    return one(newest.table(log.store, columns=[topic.key]).column(topic.key))
 
 
 def reached_us(log: Log, *topics: str) -> int:
@@ -159,9 +161,9 @@ def reached_us(log: Log, *topics: str) -> int:
 
 def fitted(events: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     """Events with their structs as a topic has them: fields that these lack are null, narrower ones are widened."""
-    for at, field in enumerate(events.schema):
-        if pa.types.is_struct(field.type) and field.name in schema.names:
-            events = events.set_column(at, field.name, _struct(_one(events.column(at)), schema.field(field.name).type))
+    for at, (name, type_) in enumerate(zip(events.schema.names, events.schema.types, strict=True)):
+        if pa.types.is_struct(type_) and name in schema.names and type_ != (wanted := schema.field(name).type):
+            events = events.set_column(at, name, _struct(one(events.column(at)), wanted))
     return events
 
 
@@ -171,8 +173,6 @@ def times(us: Any) -> pa.Array:
 
 
 def _struct(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    if column.type == type_:
-        return column
     there = {field.name: at for at, field in enumerate(column.type)}
     columns = [
         column.field(there[field.name]).cast(field.type) if field.name in there else pa.nulls(len(column), field.type)
@@ -181,7 +181,15 @@ def _struct(column: pa.Array, type_: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(type_), mask=column.is_null())
 
 
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column in one piece."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def columns_of(rows: pa.Table) -> dict[str, pa.Array]:
+    """All columns by their names, each in one piece."""
+    batches = rows.to_batches()
+    pieces = batches[0].columns if len(batches) == 1 else map(one, rows.columns)
+    return dict(zip(rows.schema.names, pieces, strict=True))
