@@ -106,7 +106,14 @@ class Prints:
 
 @pytest.mark.parametrize(
     ("operate", "but_not"),
-    [(once, {"column"}), (paced, set[str]()), (lambda f: hw.top_n(f, 1, by="page", order="at"), set[str]())],
+    [
+        (once, {"column"}),
+        (paced, set[str]()),
+        (lambda f: hw.top_n(f, 1, by="page", order="at"), set[str]()),
+        (lambda f: hw.top_n(f, 1, by="page", order="at", over="1 minute"), set[str]()),
+        (lambda f: hw.windowed(f, by="page", over="1 minute", n="count"), {"column"}),
+        (lambda f: hw.windowed(f, by="page", gap="1 minute", n="count"), {"column"}),
+    ],
 )
 def test_a_state_depends_on_what_it_has_in_it(
     spark: SparkSession, tmp_path: Path, operate: Callable[[DataFrame], DataFrame], but_not: set[str]

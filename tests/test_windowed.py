@@ -23,6 +23,7 @@ from headwater.processing.partials import KINDS
 from headwater.processing.runs import H1, H2
 from headwater.processing.sessions import Sessions
 from headwater.processing.state import State, StateStore, StateTable
+from headwater.processing.top_of_windows import TopOfWindows
 from headwater.processing.windowed import Windowed
 from operator_rig import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled, table_of
 
@@ -245,3 +246,29 @@ def test_what_is_kept_grows_with_groups_and_not_with_batches(tmp_path: Path, sha
     found = operator.process(state, [rows.slice(0, 0)], Time(before, MAX_TIME)).to_pylist()
     assert [row["n"] for row in found] == [100] * 3
     assert not any(table.rows().num_rows for table in state.tables.values())
+
+
+@pytest.mark.parametrize("kind", ["windows", "sessions", "best"])
+def test_rows_leave_the_same_state_combined_or_not(kind: str) -> None:
+    """So whether they are combined may change from one batch to the next."""
+    random = Random(3)
+    wanted = aggregates(SCHEMA, WANTED)
+    operator: Any = {
+        "windows": Windowed(SCHEMA, ["id"], "at", Panes(10 * SECOND, 4 * SECOND), wanted),
+        "sessions": Sessions(SCHEMA, ["id"], "at", 3 * SECOND, wanted),
+        "best": TopOfWindows(SCHEMA, 2, ["v DESC"], ["id"], "at", Panes(10 * SECOND, 4 * SECOND), ties=True),
+    }[kind]
+    raw, before, state, other = events(random, int), NO_TIME, empty(operator), empty(operator)
+    raw = [{**row, "at": row["at"] // SECOND * SECOND} for row in sorted(raw, key=lambda row: row["at"])]
+    for start in range(0, len(raw), 40):
+        rows, until = table_of(raw[start : start + 40], SCHEMA, "at", ["id"]), raw[start]["at"] - 1
+        pieces = hashed(operator.combine(rows.drop_columns([H1, H2])), ["id"])
+        given = [
+            operator.process(state, [rows], Time(before, until)),
+            operator.process(other, [pieces], Time(before, until)),
+        ]
+        assert plain(given[0].to_pylist()) == plain(given[1].to_pylist())
+        for name in operator.tables:
+            assert plain(state[name].rows().to_pylist()) == plain(other[name].rows().to_pylist())
+        before = until
+    assert any(table.rows().num_rows for table in state.tables.values())
