@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
+from headwater.processing.grouping import distinct
 from headwater.processing.hashing import hashes_of
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
@@ -143,24 +144,23 @@ class Fused(NamedTuple):
     def _hashed(self, side: Side, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
         columns = [_whole(rows.column(name)) for name in side.key]
-        placed = columns[side.key.index(side.placed_by)].dictionary_encode()
-        self._check_placed(side, placed, numbers, roots)
+        values, code = distinct(columns[side.key.index(side.placed_by)])
+        self._check_placed(side, values, code, numbers, roots)
         if len(columns) > 1:
             return {name: pa.array(each) for name, each in zip((H1, H2), hashes_of(columns), strict=True)}
-        h1, h2 = hashes_of([placed.dictionary])
+        h1, h2 = hashes_of([values])
         order = np.lexsort((h2, h1))
         number = np.empty(len(order), np.int64)
         number[order] = np.arange(len(order))
-        code = placed.indices.to_numpy()
         return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
 
-    def _check_placed(self, side: Side, keys: pa.DictionaryArray, numbers: Any, roots: Sequence[Root]) -> None:
+    def _check_placed(self, side: Side, values: pa.Array, code: Any, numbers: Any, roots: Sequence[Root]) -> None:
         """`numbers` are the roots that rows were read in; of a single root each key is looked at once."""
-        placed = partitions_of(key_bytes(keys.dictionary), self.roots)
+        placed = partitions_of(key_bytes(values), self.roots)
         is_one = len(roots) == 1
-        wrong = np.flatnonzero(placed != roots[0].number if is_one else placed[keys.indices.to_numpy()] != numbers)
+        wrong = np.flatnonzero(placed != roots[0].number if is_one else placed[code] != numbers)
         if len(wrong):
-            key = keys.dictionary[int(wrong[0])] if is_one else keys[int(wrong[0])]
+            key = values[int(wrong[0]) if is_one else int(code[wrong[0]])]
             raise Unsupported(
                 f"The event with {side.placed_by}={key.as_py()!r} is in a partition of topic {side.topic!r} where that key "
                 f"does not belong, so operator {self.uid!r} cannot run inside the source.",

@@ -55,6 +55,21 @@ class Groups(NamedTuple):
         return len(self.one)
 
 
+def distinct(column: pa.Array) -> tuple[pa.Array, Array]:
+    """The values that differ of a column without nulls, and for each row which of them it has."""
+    if column.type == pa.int64() and len(column):
+        values = column.to_numpy()
+        low, span = _near(values)
+        if span:
+            is_there = np.zeros(span, bool)
+            is_there[values - low] = True
+            found = np.flatnonzero(is_there)
+            code = values - low if len(found) == span else (np.cumsum(is_there) - 1)[values - low]
+            return pa.array(found + low), code
+    encoded = column.dictionary_encode()
+    return encoded.dictionary, encoded.indices.to_numpy()
+
+
 def keyed(df: DataFrame, group: Sequence[str]) -> tuple[DataFrame, list[str]]:
     """Rows with the columns of a key; where all belong together that is one column more."""
     return (df, list(group)) if group else (df.withColumn(ALL, F.lit(0)), [ALL])
@@ -73,14 +88,20 @@ def _encoded(column: Any) -> tuple[Array, int]:
     """For each value its number among those that differ, and how many those are."""
     if isinstance(column, np.ndarray):
         if len(column) and column.dtype == np.int64:
-            low, high = int(column.min()), int(column.max())
-            if high - low <= SPARSE * len(column):  # near each other, they are numbers already
-                return column - low, high - low + 1
+            low, span = _near(column)
+            if span:
+                return column - low, span
         column = pa.array(column)
     elif isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else _whole(column)
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), max(1, len(encoded.dictionary))
+
+
+def _near(values: Array) -> tuple[int, int]:
+    """The least of some numbers and how far the others reach, where they are near each other: they need no other numbers then. Else 0."""
+    low, high = int(values.min()), int(values.max())
+    return (low, high - low + 1) if high - low <= SPARSE * len(values) else (0, 0)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
