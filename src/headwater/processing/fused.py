@@ -127,7 +127,7 @@ class Fused(NamedTuple):
             tables.append(rows)
         counts = [rows.num_rows for rows in tables]
         whole = pa.concat_tables(tables)
-        numbers = np.repeat([root.number for root in roots], counts)
+        numbers = np.repeat([root.number for root in roots], counts) if len(roots) > 1 else None
         table = pa.table({**side.named(whole), **self._hashed(side, whole, numbers, roots)})
         return [table.slice(end - count, count) for count, end in zip(counts, np.cumsum(counts).tolist(), strict=True)]
 
@@ -157,7 +157,7 @@ class Fused(NamedTuple):
     def _check_placed(self, side: Side, values: pa.Array, code: Any, numbers: Any, roots: Sequence[Root]) -> None:
         """`numbers` are the roots that rows were read in; of a single root each key is looked at once."""
         placed = partitions_of(key_bytes(values), self.roots)
-        is_one = len(roots) == 1
+        is_one = numbers is None
         wrong = np.flatnonzero(placed != roots[0].number if is_one else placed[code] != numbers)
         if len(wrong):
             key = values[int(wrong[0]) if is_one else int(code[wrong[0]])]
