@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
-from headwater.processing.grouping import distinct
+from headwater.processing.grouping import distinct, whole
 from headwater.processing.hashing import hashes_of
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
@@ -143,7 +143,7 @@ class Fused(NamedTuple):
 
     def _hashed(self, side: Side, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
-        columns = [_whole(rows.column(name)) for name in side.key]
+        columns = [whole(rows.column(name)) for name in side.key]
         values, code = distinct(columns[side.key.index(side.placed_by)])
         self._check_placed(side, values, code, numbers, roots)
         if len(columns) > 1:
@@ -173,8 +173,3 @@ class Fused(NamedTuple):
 def _threads(process: int) -> ThreadPoolExecutor:
     """What waits for the disk, made once in each process."""
     return ThreadPoolExecutor(SYNCED_AT_ONCE_MAX)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -93,7 +93,7 @@ def _encoded(column: Any) -> tuple[Array, int]:
                 return column - low, span
         column = pa.array(column)
     elif isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else _whole(column)
+        column = column.chunk(0) if column.num_chunks == 1 else whole(column)
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), max(1, len(encoded.dictionary))
 
@@ -104,6 +104,7 @@ def _near(values: Array) -> tuple[int, int]:
     return (low, high - low + 1) if high - low <= SPARSE * len(values) else (0, 0)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
