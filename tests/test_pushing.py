@@ -49,10 +49,28 @@ UNDERSTOOD = [
     "b",
     "b = false OR n = 0",
     "n IS NULL AND t IS NOT NULL",
+    "n * 0.908BD > 111.684BD",
+    "111.684 <= 0.908BD * n",
+    "CAST(n * 0.908BD AS DECIMAL(23, 3)) < 1.0",
+    "n * 2.5BD <= -307.5",
+    "NOT (n * 0.3BD >= 37)",
     "at >= TIMESTAMP '1970-01-01 00:00:30Z'",
 ]
 IN_PART = ["n > 0 AND length(t) = 1", "n > 0 AND t LIKE '%a%'", "n % 123 = 0 AND n / 2 > 100"]
-NOT_AT_ALL = ["length(t) = 1", "n > 0 OR length(t) = 1", "n = row", "n / 3 > 0", "rand() < 0.5", "n % -5 = 0"]
+NOT_AT_ALL = [
+    "length(t) = 1",
+    "n > 0 OR length(t) = 1",
+    "n = row",
+    "n / 3 > 0",
+    "rand() < 0.5",
+    "n % -5 = 0",
+    "n * -1.5BD > 0",
+    "n * 0.5BD = 61.5",
+    "n * 1.5D > 0",
+    "n * 1.234567E-21BD > 1",
+    "CAST(n * 0.908BD AS DECIMAL(10, 0)) < 112",
+    "CAST(t AS DECIMAL(20, 0)) * 0.5BD > 1",
+]
 
 
 @pytest.fixture(scope="module")

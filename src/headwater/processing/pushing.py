@@ -4,12 +4,16 @@ Spark puts conditions as near to an input as they can go; there they are found i
 `where`: lists of lists in JSON, the name of what is asked first. The source answers for whole Arrow batches. Spark asks the same again of
 what comes, so the source may let too much through and must never hold a row back. Only what means the same in both is told: whole
 numbers, texts, times and truths compared with constants, what is null, and `and`, `or`, `not` and `in` of such; of several conditions
-those that are understood.
+those that are understood. A whole number times a decimal is compared as the number with what the constant is divided by it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, floor
 from typing import Any
 
 import msgspec
@@ -35,7 +39,12 @@ _TURNED = {
     "GreaterThan": "LessThan",
     "GreaterThanOrEqual": "LessThanOrEqual",
 }
-_NUMBERS = {"tinyint", "smallint", "int", "bigint"}
+_ROUNDED = {"LessThan": ceil, "LessThanOrEqual": floor, "GreaterThan": floor, "GreaterThanOrEqual": ceil}
+"""What a whole number is compared with instead of a fraction."""
+
+_NUMBERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""How many digits they have at most."""
+
 _TYPES = {*_NUMBERS, "string", "boolean", "timestamp"}
 
 
@@ -130,10 +139,44 @@ def asked(expression: Any) -> Asked | None:
 
 
 def _compared(name: str, left: Any, right: Any) -> Asked | None:
+    if left.foldable():
+        name, left, right = _TURNED.get(name, name), right, left
+    times, value = _times(left), _decimal(right)
+    if times is not None and value is not None and name in _ROUNDED:
+        column, by = times
+        bound = _ROUNDED[name](Fraction(value) / by)
+        return [name, column, bound] if abs(bound) < 2**63 else None
     column, value = _column(left), _constant(right)
-    if column is None or value is None:
-        name, column, value = _TURNED.get(name, name), _column(right), _constant(left)
     return None if column is None or value is None else [name, column, value]
+
+
+def _times(expression: Any) -> tuple[Asked, Fraction] | None:
+    """A column of whole numbers, and the positive decimal that it is multiplied by, where no digit of the product is lost."""
+    product = expression.child() if kind(expression) == "Cast" else expression
+    if kind(product) != "Multiply":
+        return None
+    for number, constant in ((product.left(), product.right()), (product.right(), product.left())):
+        by = _decimal(constant)
+        if by is None or by <= 0 or kind(number) != "Cast" or _type(number.child()) not in _NUMBERS:
+            continue
+        column, digits = _column(number.child()), _NUMBERS[_type(number.child())]
+        whole, behind = len(str(int(by))), max(0, -int(by.as_tuple().exponent))
+        is_whole = all(_has_digits(each, digits + whole, behind) for each in (product, expression))
+        if column is not None and is_whole and _has_digits(number, digits, 0):
+            return column, Fraction(by)
+    return None
+
+
+def _has_digits(expression: Any, before: int, behind: int) -> bool:
+    """Whether it is a decimal with at least so many digits before its point, and behind it."""
+    found = re.fullmatch(r"decimal\((\d+),(\d+)\)", _type(expression))
+    return found is not None and int(found[1]) - int(found[2]) >= before and int(found[2]) >= behind
+
+
+def _decimal(expression: Any) -> Decimal | None:
+    """The value of a constant that is a decimal."""
+    value = expression.eval(None) if expression.foldable() and _has_digits(expression, 0, 0) else None
+    return None if value is None else Decimal(str(value.toString()))
 
 
 def _column(expression: Any) -> Asked | None:
