@@ -143,11 +143,11 @@ def _compared(name: str, left: Any, right: Any) -> Asked | None:
         name, left, right = _TURNED.get(name, name), right, left
     times, value = _times(left), _decimal(right)
     if times is not None and value is not None and name in _ROUNDED:
-        column, by = times
+        number, by = times
         bound = _ROUNDED[name](Fraction(value) / by)
-        return [name, column, bound] if abs(bound) < 2**63 else None
-    column, value = _column(left), _constant(right)
-    return None if column is None or value is None else [name, column, value]
+        return [name, number, bound] if abs(bound) < 2**63 else None
+    column, constant = _column(left), _constant(right)
+    return None if column is None or constant is None else [name, column, constant]
 
 
 def _times(expression: Any) -> tuple[Asked, Fraction] | None:
