@@ -11,7 +11,7 @@ SIDE_BY_SIDE = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export HEADWATER_SERVICES ?= optional
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint bench lock clean environment preflight
+.PHONY: help demo test check lint bench lock clean environment archive preflight
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ help: ## what can be made
 demo: environment ## make the environment and run the best example so far
 	@$(BIN)/headwater demo
 
-test: environment lint ## everything: style, types, layers, and all tests with the services they need
+test: environment lint archive ## everything: style, types, layers, and all tests with the services they need
 	$(BIN)/pytest -m "not bench" $(SIDE_BY_SIDE) --durations 40
 
 check: environment lint ## what to run before a commit: style, types, layers and the fast tests
@@ -42,6 +42,9 @@ environment: preflight ## .venv, made from the locks
 
 test bench: NEEDS = --services $(if $(filter required,$(HEADWATER_SERVICES)),--strict)
 bench: NEEDS += --bench
+archive: environment
+	@$(BIN)/python tools/archive.py
+
 preflight:
 	@$(PYTHON) tools/preflight.py $(NEEDS)
 
