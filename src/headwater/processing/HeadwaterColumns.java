@@ -174,7 +174,7 @@ public class HeadwaterReader implements PartitionReader {
         for (int i = 0; i < width; i++) {
             columns[i] = row.getChild(i);
         }
-        return new ColumnarBatch(columns, batch.numRows());
+        return new HeadwaterBatch(columns, batch.numRows());
     }
 
     public void close() {}
@@ -197,4 +197,13 @@ public class HeadwaterReader implements PartitionReader {
     private static Object of(PythonStreamingPartitionReaderFactory rows, String name) throws ReflectiveOperationException {
         return PythonStreamingPartitionReaderFactory.class.getField(OWN + name).get(rows);
     }
+}
+
+/** Whose columns are filled again with what comes next: nobody but the connection closes them. */
+public class HeadwaterBatch extends ColumnarBatch {
+    public HeadwaterBatch(ColumnVector[] columns, int rows) {
+        super(columns, rows);
+    }
+
+    public void closeIfFreeable() {}
 }
