@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,10 @@ archive = Path(__file__).parent.parent / ".venv" / "spark.jsa"
 if archive.exists() and " " not in str(archive):
     java += f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
 os.environ.setdefault("JDK_JAVA_OPTIONS", java)
+
+# A shell has what it runs in the background ignore interrupts, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a busy machine is not a wrong result. The blob replays a failure that another machine found.
 settings.register_profile("headwater", deadline=None, print_blob=True)

@@ -46,6 +46,7 @@ from headwater.log.queue_read_only import ReadOnlyStates
 from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, QueueStates, local_queues
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
+from headwater.log.side_by_side import SideBySide
 from headwater.log.split import split_topic
 from headwater.log.stage_files import LocalStages, StageFiles
 from headwater.log.store import Bounds, Cursor, TimeKind, Waiter, Write, repartitioned
@@ -301,6 +302,7 @@ class LocalStore(LocalStages, LocalCopies):
         if self.gate.close():
             if self._pool is not None:
                 self._pool.shutdown()
+            self._together.close()
             self._close_files()
             self._closed = True
 
@@ -323,6 +325,7 @@ class LocalStore(LocalStages, LocalCopies):
         self._mutex = threading.RLock()
         self._catalog_depth = 0
         self._pool: ThreadPoolExecutor | None = None
+        self._together: SideBySide = SideBySide(WRITERS)
         try:
             read_text(self._disk, f"{self.folder}/headwater", "log")
         except FileNotFoundError:
@@ -352,7 +355,7 @@ class LocalStore(LocalStages, LocalCopies):
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
         self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
-        threads = self._writers if self._is_real else None
+        threads = self._together if self._is_real else None
         self._transactions = Transactions(
             self._commits, self.handles, self._groups, self._stages, clock=self._clock, threads=threads
         )

@@ -8,9 +8,8 @@ The lock of a stage whose marker it commits is held by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
 from headwater.log.frame import Payload
@@ -18,6 +17,7 @@ from headwater.log.gate import Held, hold, leave
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
+from headwater.log.side_by_side import SideBySide
 from headwater.log.stage_files import StageFiles
 from headwater.log.store import Bounds
 from headwater.model.clock import Clock
@@ -37,7 +37,7 @@ class Transactions:
         stages: StageFiles,
         *,
         clock: Clock,
-        threads: Callable[[], Executor] | None,
+        threads: SideBySide | None,
     ) -> None:
         """Without `threads` everything happens one after the other, in the caller's."""
         self._commits = commits
@@ -134,20 +134,12 @@ class Transactions:
 
     def _sync(self, segments: Sequence[tuple[Partition, int]]) -> None:
         """Returns when these segments are on disk, and no thread is at work on them any more."""
-        own, others = segments[:1], segments[1:]
-        running: list[Future[None]] = []
-        try:
-            if self._threads is not None and others:
-                with suppress(RuntimeError):  # the interpreter is about to end, and takes no more work for threads
-                    for partition, base in others:
-                        running.append(self._threads().submit(partition.sync_file, base))
-            for partition, base in [*own, *others[len(running) :]]:
-                partition.sync_file(base)
-        finally:
-            failures = [done.exception() for done in running]  # each when that thread is done
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        calls = [partial(partition.sync_file, base) for partition, base in segments]
+        if self._threads is not None and len(calls) > 1:
+            self._threads.run(calls)
+        else:
+            for call in calls:
+                call()
 
     def _publish(self, decision: Decision) -> None:
         self._groups.publish(decision, now_us=self._clock())

@@ -1,0 +1,106 @@
+"""Side by side: calls that wait for the disk, in threads, so that they wait at the same time.
+
+The caller gets on when all of them are done, also when it is interrupted meanwhile. Ctrl-C raises between any two instructions of the main
+thread, and what `threading` and `concurrent.futures` wait by are locks in Python code, which then stay locked for ever. So threads are
+started, given work and waited for by single calls into C here, and a wait looks again whether there is still something to wait for.
+
+Thread-safe; a forked process has none of the threads, and starts its own.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+_LOOK_S = 0.05
+
+
+class SideBySide:
+    """Threads that are started when they are needed, and stay until they are told to end."""
+
+    def __init__(self, threads_max: int) -> None:
+        self._threads_max = threads_max
+        self._begin()
+
+    def run(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Returns when all calls are done, the first of them by the caller itself; raises what one of them raised."""
+        own, *others = calls
+        jobs = [_Job(call) for call in others]
+        interrupted: BaseException | None = None
+        try:
+            self._give(jobs)
+            own()
+        except BaseException as error:  # noqa: BLE001 - raised again below, when no thread is at work any more
+            interrupted = error
+        while not all(job.is_done for job in jobs):
+            try:
+                for job in jobs:
+                    job.wait(_LOOK_S)
+                    if not job.is_done and interrupted is not None:
+                        self._give([job])  # the interrupt may have come before it was given; it is done once
+            except KeyboardInterrupt as error:
+                interrupted = error
+        for failure in (interrupted, *(job.failure for job in jobs)):
+            if failure is not None:
+                raise failure
+
+    def close(self) -> None:
+        """Lets the threads end; the next call of `run` starts others."""
+        self._jobs.put(None)
+        self._begin()
+
+    def __del__(self) -> None:
+        self._jobs.put(None)
+
+    def _begin(self) -> None:
+        self._process, self._started = os.getpid(), 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+
+    def _give(self, jobs: Sequence[_Job]) -> None:
+        if self._process != os.getpid():
+            self._begin()
+        try:
+            while self._started < min(len(jobs), self._threads_max):
+                start_new_thread(_work, (self._jobs,))
+                self._started += 1
+        except RuntimeError:  # no thread can be had: the machine has no more, or the interpreter is about to end
+            if not self._started:
+                for job in jobs:
+                    job.run()
+        for job in jobs:
+            self._jobs.put(job)
+
+
+class _Job:
+    """One call: done once, by whichever thread comes first."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._turn, self._done = allocate_lock(), allocate_lock()
+        self._done.acquire()
+        self.failure: BaseException | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Does it, unless somebody else does."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._call()
+        except BaseException as error:  # noqa: BLE001 - it is the caller's to raise
+            self.failure = error
+        self.is_done = True
+        self._done.release()
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when it is done, or after that time."""
+        if not self.is_done:
+            self._done.acquire(timeout=timeout_s)
+
+
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+    jobs.put(None)  # the others are to end as well
