@@ -19,7 +19,12 @@ TIMEOUT_S = 180.0
 
 def main() -> None:
     """Make the archive, unless it is there."""
-    wanted = LOCK.read_text() + subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    try:
+        java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError:
+        print("archive: not made, since there is no Java", flush=True)
+        return
+    wanted = LOCK.read_text() + java
     if ARCHIVE.exists() and STAMP.exists() and STAMP.read_text() == wanted:
         return
     print("archive: of the classes that Spark loads, once; half a minute", flush=True)
