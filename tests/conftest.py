@@ -16,7 +16,6 @@ pytest_plugins = [
     "marks",
     "services",
     "commands",
-    "interrupts",
     "spark",
     "source_topics",
     "log_pairs",

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 import headwater as hw
 from headwater.testing.contract_groups_case import numbered
+from interrupts import interrupt_in, run_interrupted
 
 INTERRUPTS = 80
 
 
-# An interrupt that falls into a finaliser is printed and forgotten by Python itself.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupted_consumer_skips_nothing(tmp_path: Path, interrupts: None) -> None:
+def test_an_interrupted_consumer_skips_nothing(tmp_path: Path) -> None:
     """One that commits by itself, and one that copies in transactions."""
+    run_interrupted(consume, f"file://{tmp_path}/log")
+
+
+def consume(url: str) -> None:
     chance = random.Random(7)
     seen: set[int] = set()
-    log = hw.open_log(f"file://{tmp_path}/log", durability="os")
+    log = hw.open_log(url, durability="os")
     numbered(log, partitions=3, count=4000)
     log.create_topic("out", "n INT", partitions=2)
     for _ in range(INTERRUPTS):
         with suppress(KeyboardInterrupt):
             try:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.03))
+                interrupt_in(chance.uniform(0.0005, 0.03))
                 with (
                     log.consumer("t", group="plain") as plain,
                     log.consumer("t", group="copy", commit="manual") as copying,
@@ -42,8 +42,8 @@ def test_an_interrupted_consumer_skips_nothing(tmp_path: Path, interrupts: None)
                             transaction.commit_offsets(copying)
                 time.sleep(0.03)
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    with hw.open_log(f"file://{tmp_path}/log") as other:  # another owner of locks, as another process would be
+                interrupt_in(0)
+    with hw.open_log(url) as other:  # another owner of locks, as another process would be
         for name in ("plain", "copy"):
             other.consumer("t", group=name).close(commit=False)
         groups = {name: other.group(name) for name in ("plain", "copy")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections import Counter
 from contextlib import suppress
@@ -12,23 +11,26 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from interrupts import interrupt_in, run_interrupted
 
 INTERRUPTS = 300
 
 
-# An interrupt that falls into a finaliser is printed and forgotten by Python itself.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, durability: str) -> None:
+def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, durability: str) -> None:
+    run_interrupted(work, f"file://{tmp_path}/log", durability)
+
+
+def work(url: str, durability: str) -> None:
     chance = random.Random(durability)
     acknowledged: set[str] = set()
-    log = hw.open_log(f"file://{tmp_path}/log")
+    log = hw.open_log(url)
     log.create_topic("t", "id string", durability=durability, partitions=2)
     producer = log.producer(linger_ms=1)
     for number in range(INTERRUPTS):
         with suppress(KeyboardInterrupt):
             try:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.004))
+                interrupt_in(chance.uniform(0.0001, 0.004))
                 with log.reader("t", start="latest") as reader:
                     log.append("t", [{"id": f"a{number}"}])
                     acknowledged.add(f"a{number}")
@@ -41,13 +43,13 @@ def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, interrupts: None, du
                     acknowledged.add(f"d{number}")
                 time.sleep(0.005)
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    with hw.open_log(f"file://{tmp_path}/log") as other:  # another owner of locks, as another process would be
+                interrupt_in(0)
+    with hw.open_log(url) as other:  # another owner of locks, as another process would be
         other.append("t", [{"id": "other"}])
     log.append("t", [{"id": "after"}])
     producer.close()
     log.close()
-    with hw.open_log(f"file://{tmp_path}/log") as other:
+    with hw.open_log(url) as other:
         stored = Counter(other.read("t").column("id").to_pylist())
     assert acknowledged | {"other", "after"} <= set(stored)
     assert max(stored.values()) == 1

@@ -6,12 +6,10 @@ import json
 import os
 import random
 import re
-import signal
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from headwater.log.queue_window import CAPACITY_MIN, FAR_US, Window, _checked, _
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
+from interrupts import interrupt_in, run_interrupted
 
 SEEDS = range(8)
 
@@ -276,45 +275,39 @@ def make_window(capacity: int, floor: int) -> Window:
     return Window(memoryview(buffer), "memory")
 
 
-# An interrupt that falls into a finaliser is printed and forgotten by Python itself.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_leaves_nothing_locked_and_loses_nothing(folder: str) -> None:
     """Ctrl-C at any instruction of leasing, settling and units of work: everybody goes on, and every event is done."""
+    run_interrupted(work_interrupted, folder)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
 
+def work_interrupted(folder: str) -> None:
     chance, total, acked = random.Random(5), 0, set[bytes]()
-    before = signal.signal(signal.SIGALRM, interrupt)
     log = hw.open_log(folder, durability="os")
     log.create_topic("tasks", partitions=2)
     log.create_topic("done", partitions=1)
     queue = log.queue("tasks", lease_s=0.05, deliveries_max=None)
-    try:
-        for _ in range(250):
-            log.append("tasks", [b"%d" % n for n in range(total, total + 5)])
-            total += 5
-            with suppress(KeyboardInterrupt, LeaseExpired):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.003))
-                    first, *rest = queue.lease(events_max=5, timeout_s=0) or [None]
-                    if first is not None:
-                        first.nack()
-                        with log.transaction() as tx:
-                            tx.ack(rest[:1])
-                            tx.append("done", [b"x"])
-                        acked |= {lease.event.value for lease in rest[:1]}
-                        queue.ack(rest[1:3])
-                        acked |= {lease.event.value for lease in rest[1:3]}
-                        for lease in rest[3:]:
-                            lease.ack()
-                        queue.flush()
-                        acked |= {lease.event.value for lease in rest[3:]}
-                    time.sleep(0.004)
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    for _ in range(250):
+        log.append("tasks", [b"%d" % n for n in range(total, total + 5)])
+        total += 5
+        with suppress(KeyboardInterrupt, LeaseExpired):
+            try:
+                interrupt_in(chance.uniform(0.0001, 0.003))
+                first, *rest = queue.lease(events_max=5, timeout_s=0) or [None]
+                if first is not None:
+                    first.nack()
+                    with log.transaction() as tx:
+                        tx.ack(rest[:1])
+                        tx.append("done", [b"x"])
+                    acked |= {lease.event.value for lease in rest[:1]}
+                    queue.ack(rest[1:3])
+                    acked |= {lease.event.value for lease in rest[1:3]}
+                    for lease in rest[3:]:
+                        lease.ack()
+                    queue.flush()
+                    acked |= {lease.event.value for lease in rest[3:]}
+                time.sleep(0.004)
+            finally:
+                interrupt_in(0)
     with hw.open_log(folder) as other, other.queue("tasks", deliveries_max=None) as second:
         found = []
         while (depth := second.depth()).ready + depth.leased:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import threading
 import time
-from contextlib import suppress
-from types import FrameType
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from headwater.log import side_by_side
 from headwater.log.side_by_side import SideBySide
+from interrupts import interrupt_in, run_interrupted
 
 
 def test_calls_wait_at_the_same_time() -> None:
@@ -63,45 +63,58 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 
 def test_without_a_thread_the_caller_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("headwater.log.side_by_side.start_new_thread", refuse)
+    monkeypatch.setattr(side_by_side, "start_new_thread", refuse)
     done: list[int] = []
     SideBySide(2).run([lambda: done.append(threading.get_ident())] * 3)
     assert done == [threading.get_ident()] * 3
 
 
+def refuse(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_an_interrupt_at_any_instruction_leaves_no_thread_at_work() -> None:
     """What was begun is done when it comes out, and the next calls are done as ever."""
+    run_interrupted(work_interrupted, 600)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
 
-    chance, together, working = random.Random(3), SideBySide(3), list[int]()
+def work_interrupted(times: int) -> None:
+    together, working = SideBySide(3), list[int]()
 
     def work() -> None:
         working.append(1)
         time.sleep(0.0002)
         working.pop()
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    interrupted = 0
-    try:
-        for _ in range(600):
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 0.0008))
-                    together.run([lambda: None, work, work, work])
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-            with suppress(KeyboardInterrupt):
-                assert not working
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted > 50
-    done: list[int] = []
+    for _ in interrupted(together, work, times):
+        assert not working
+    together.run([work] * 4)
+
+
+def test_an_interrupt_at_any_instruction_is_borne_without_threads() -> None:
+    run_interrupted(work_alone_interrupted, 600)
+
+
+def work_alone_interrupted(times: int) -> None:
+    together, done = SideBySide(3), list[int]()
+    side_by_side.start_new_thread = refuse  # type: ignore[attr-defined]
+    for _ in interrupted(together, lambda: time.sleep(0.0002), times):
+        pass
     together.run([lambda: done.append(1)] * 4)
     assert done == [1] * 4
+
+
+def interrupted(together: SideBySide, work: Callable[[], None], times: int) -> Iterator[None]:
+    """Yields after each run of three such calls, most of which were interrupted."""
+    chance, count = random.Random(3), 0
+    for _ in range(times):
+        try:
+            try:
+                interrupt_in(chance.uniform(0.00001, 0.0008))
+                together.run([lambda: None, work, work, work])
+            finally:
+                interrupt_in(0)
+        except KeyboardInterrupt:
+            count += 1
+        yield
+    assert count > times / 12

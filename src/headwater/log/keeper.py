@@ -11,13 +11,14 @@ Thread-safety: `holding` excludes threads as it excludes processes, since each o
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 
+from headwater.log.background import Background
 from headwater.log.disk import Disk
 from headwater.log.partition import Partition
 from headwater.model.errors import HeadwaterError
@@ -61,10 +62,7 @@ class Keeper:
         self._seal_due: float | None = None
         self._tidy_due: float | None = None
         look_s = min(_LOOK_S, self._every_s)
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(self), self._end, look_s), name="headwater-keeper", daemon=True
-        )
-        self._thread.start()
+        self._thread = Background(partial(_run, weakref.ref(self), self._end, look_s))
 
     def seal_later(self) -> None:
         """A segment was closed: it is sealed in a while."""

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.background import Background
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Stamp
 from headwater.log.gather import to_rows, to_rows_one_by_one
@@ -188,7 +189,7 @@ class Producer:
         self._work = threading.Condition(self._mutex)
         self._writing = threading.Lock()
         self._ticking = False
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
 
     # Gathering
     #
@@ -245,9 +246,7 @@ class Producer:
         )
         self._open[topic] = batch
         if self._thread is None and self._linger_s:
-            thread = threading.Thread(target=self._run, name="headwater-producer", daemon=True)
-            thread.start()
-            self._thread = thread  # only now: Ctrl-C may fall before it runs, and then another is started
+            self._thread = Background(self._run)
         if self._thread is not None and not self._ticking:
             self._work.notify_all()
         return batch

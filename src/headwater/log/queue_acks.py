@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from headwater.log.background import Background
 from headwater.log.lease import Grant
 from headwater.model.clock import Clock
 from headwater.model.errors import Closed, HeadwaterError
@@ -43,7 +44,7 @@ class Acks:
         self._grants: list[Grant] = []
         self._mutex = threading.Lock()
         self._wake: SimpleQueue[None] = SimpleQueue()  # not an Event: Ctrl-C could leave its lock taken
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
 
     def add(self, grant: Grant) -> None:
         """Another grant whose acknowledgements are to be written."""
@@ -98,7 +99,7 @@ class Acks:
         self._closed = True
         self.ticking = False
         self._wake.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
 
     def forked(self) -> None:
@@ -113,9 +114,7 @@ class Acks:
     def _start(self) -> None:
         with self._mutex:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="headwater-queue", daemon=True)
-                thread.start()
-                self._thread = thread  # only now: Ctrl-C may fall before it runs, and then another is started
+                self._thread = Background(self._run)
 
     def _run(self) -> None:
         while True:

@@ -34,12 +34,15 @@ class SideBySide:
             own()
         except BaseException as error:  # noqa: BLE001 - raised again below, when no thread is at work any more
             interrupted = error
-        while not all(job.is_done for job in jobs):
-            try:
-                for job in jobs:
-                    job.wait(_LOOK_S)
-                    if not job.is_done and interrupted is not None:
-                        self._give([job])  # the interrupt may have come before it was given; it is done once
+        are_done = False
+        while not are_done:
+            try:  # around the loop: Python looks for interrupts where a loop goes round
+                while not all(job.is_done for job in jobs):
+                    for job in jobs:
+                        job.wait(_LOOK_S)
+                        if not job.is_done and interrupted is not None:
+                            self._give([job])  # the interrupt may have come before it was given; it is done once
+                are_done = True
             except KeyboardInterrupt as error:
                 interrupted = error
         for failure in (interrupted, *(job.failure for job in jobs)):
@@ -85,9 +88,9 @@ class _Job:
 
     def run(self) -> None:
         """Does it, unless somebody else does."""
-        if not self._turn.acquire(blocking=False):
-            return
         try:
+            if not self._turn.acquire(blocking=False):
+                return
             self._call()
         except BaseException as error:  # noqa: BLE001 - it is the caller's to raise
             self.failure = error
