@@ -97,6 +97,21 @@ def test_a_target_holds_what_the_events_come_to(make_target: Make, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_that_changes_no_row_counts(make_target: Make, kind: str) -> None:
+    """Deletions of what is not there, and none at all: the next batch follows."""
+    target = make_target(kind)
+    sink = target.sink()
+    sink.open(SHAPE)
+    batches = [[("a", None)], [], [("a", user(1))], [("b", None)], [], [("a", None)], [("a", None)], [("c", user(2))]]
+    for epoch, one in enumerate(batches):
+        assert write(sink, epoch, batch(one)).written
+        assert not write(sink, epoch, batch(one)).written
+        assert sink.entry().last.epoch == epoch
+        assert target.rows() == folded(*batches[: epoch + 1])
+    sink.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_was_overtaken_changes_nothing(make_target: Make, kind: str) -> None:
     """The one that came later has the stage; the other is refused before and in the middle of a batch."""
     target = make_target(kind)

@@ -147,6 +147,18 @@ class DeltaSink(ShapedSink):
         )
         merge = merge.when_matched_delete(gone).when_matched_update(values)
         merge.when_not_matched_insert(values, f"not {gone}").execute()
+        if marker is not None and self._table.transaction_version(self.stage) != marker.epoch:
+            self._commit_alone(marker)
+
+    def _commit_alone(self, marker: Marker) -> None:
+        """A merge that changes no row, as of deletions of keys that are not there, makes no version; the batch counts all the same."""
+        self._table.create_write_transaction(
+            [],
+            mode="append",
+            schema=self._table.schema(),
+            partition_by=list(self._table.metadata().partition_columns),
+            commit_properties=self._properties(marker),
+        )
 
     def _properties(self, marker: Marker | None) -> Any:
         more: dict[str, Any] = {}
