@@ -160,7 +160,7 @@ class RealDisk:
             raise storage_error(error, folder) from error
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        return os.access(path, os.F_OK)
 
     def make_folder(self, path: str) -> None:
         try:

@@ -34,6 +34,7 @@ from headwater.model.marker import Marker
 from headwater.sources.capture.captured import CapturedTopics
 from headwater.sources.capture.copying import Copying
 from headwater.sources.capture.events import EventBatch
+from headwater.sources.capture.few_events import FewTopics
 from headwater.sources.capture.progress import STAGE, CaptureStatus, Progress, TableProgress, progress_of
 from headwater.sources.capture.source import CaptureSource, Changes, TableChange, TableInfo
 from headwater.sources.capture.spill import Spill
@@ -82,6 +83,7 @@ class Capture:
         self._tables: dict[str, TableInfo] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self._copies: dict[str, Copying] = {}
+        self._few: dict[str, FewTopics] = {}
         self._spill = Spill(_scratch(log, source.name))
         self._begun: EventBatch | None = None
         """A transaction whose end has not come yet."""
@@ -255,7 +257,7 @@ class Capture:
         return None
 
     def _new_batch(self) -> EventBatch:
-        return EventBatch(self._log, self.source.name, self.progress.committed_us, self._spill)
+        return EventBatch(self._log, self.source.name, self.progress.committed_us, self._spill, self._few)
 
     def _gather(self, changes: Changes, batch: EventBatch) -> None:
         """Puts changes into the batch, and lets the tables follow."""

@@ -18,8 +18,18 @@ from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
 from headwater.sources.capture.byte_columns import Indexes
+from headwater.sources.capture.few_events import FewTopics, few_events, few_topics, few_transactions
 from headwater.sources.capture.progress import Progress
-from headwater.sources.capture.source import DELETE, TRUNCATE, Changes, TableInfo
+from headwater.sources.capture.source import (
+    DELETE,
+    TRANSACTIONS_SCHEMA,
+    TRUNCATE,
+    ChangeBatch,
+    Changes,
+    FewRows,
+    TableInfo,
+    as_table,
+)
 from headwater.sources.capture.spill import Spill, placed
 from headwater.sources.capture.topics import (
     HISTORY,
@@ -41,11 +51,12 @@ SPILL_BYTES = 128 << 20
 class EventBatch:
     """Gathers events. Not thread-safe."""
 
-    def __init__(self, log: Log, source: str, committed_us: int, spill: Spill) -> None:
-        """`committed_us` is the event time that the source had reached."""
+    def __init__(self, log: Log, source: str, committed_us: int, spill: Spill, few: dict[str, FewTopics]) -> None:
+        """`committed_us` is the event time that the source had reached; `few` keeps what is known of each table for the next batch."""
         self._log = log
         self._source = source
         self._spill = spill
+        self._few = few
         self._now_us = log.clock()
         self._appends: list[tuple[Topic, pa.RecordBatch]] = []
         """With the topic as it was when the events were made: the table may change within a step, and its topics with it."""
@@ -75,21 +86,22 @@ class EventBatch:
             table = progress.tables.get(batch.table)
             if table is None or table.state == "stopped":
                 continue
-            us = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
+            last_us: int | None = 0
             try:
-                self._add_changes(batch.changes, tables[batch.table], table.topic, us)
+                last_us = self._add_few(batch, tables[batch.table], table.topic)
+                if last_us is None:
+                    us = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
+                    last_us = int(us[-1]) if len(us) else 0
+                    self._add_changes(batch.changes, tables[batch.table], table.topic, us)
             except HeadwaterError as error:
                 refused.append((batch.table, str(error)))
-            reached = max(reached, int(us[-1]) if len(us) else 0)
+            reached = max(reached, last_us or 0)
         for topic, rows in (
             (f"{self._source}.transactions", part.transactions),
             (f"{self._source}.messages", part.messages),
         ):
-            if rows is not None and rows.num_rows:
-                us = self._clamped(rows, topic)
-                at = rows.schema.get_field_index(TIME)
-                self._put(topic, rows.set_column(at, TIME, times(us)))
-                reached = max(reached, int(us[-1]))
+            if rows is not None:
+                reached = max(reached, self._add_told(topic, rows))
         self.committed_us = reached
         return refused
 
@@ -112,6 +124,38 @@ class EventBatch:
         committed = times(np.full(len(keys), max(self.committed_us, self._now_us)))
         positions = pa.repeat(position, len(keys))
         self._remove(keys, table, topic, op=DELETE, positions=positions, committed=committed)
+
+    def _add_told(self, topic: str, rows: pa.Table | FewRows) -> int:
+        """What is told beside the tables, and its last time."""
+        described = self._log.store.topic(topic)
+        if isinstance(rows, FewRows) and described.schema.equals(TRANSACTIONS_SCHEMA):
+            events, last_us = few_transactions(rows.rows, floor_us=self._floor_us(topic), now_us=self._now_us)
+            self._appends.append((described, events))
+            return last_us
+        table = as_table(rows)
+        us = self._clamped(table, topic)
+        if len(us):
+            self._put(topic, table.set_column(table.schema.get_field_index(TIME), TIME, times(us)))
+        return int(us[-1]) if len(us) else 0
+
+    def _add_few(self, batch: ChangeBatch, table: TableInfo, topic: str) -> int | None:
+        """A few changes, and the last time; None where they are not few, or not plain."""
+        if not isinstance(batch.given, FewRows):
+            return None
+        current, history = self._log.store.topic(topic), self._log.store.topic(topic + HISTORY)
+        known = self._few.get(topic)
+        if known is None or not known.are(table, current, history):
+            known = self._few[topic] = few_topics(table, current, history)
+        floor_us = self._floor_us(topic, topic + HISTORY)
+        made = few_events(batch.given.rows, known, floor_us=floor_us, now_us=self._now_us)
+        if made is None:
+            return None
+        events, told, last_us = made
+        check_size(events, current)
+        check_size(told, history)
+        self._appends += [(current, events), (history, told)]
+        self.events += len(batch.given.rows)
+        return last_us
 
     def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, us: Indexes) -> None:
         """Changes of one table; a truncation removes each key that lives there."""
@@ -159,8 +203,11 @@ class EventBatch:
         self._appends.append((described, batch))
 
     def _clamped(self, rows: pa.Table, *topics: str) -> Indexes:
-        """When rows count as committed; what was told of a topic meanwhile, by whoever waits for it, holds as well."""
-        floor = max(self.committed_us, reached_us(self._log, *topics))
+        """When rows count as committed."""
         us = np.minimum(one(rows.column(TIME)).view(pa.int64()).to_numpy(), self._now_us)
-        clamped: Indexes = np.maximum.accumulate(np.maximum(us, floor))
+        clamped: Indexes = np.maximum.accumulate(np.maximum(us, self._floor_us(*topics)))
         return clamped
+
+    def _floor_us(self, *topics: str) -> int:
+        """No event is earlier: what was told of a topic meanwhile, by whoever waits for it, holds as well."""
+        return max(self.committed_us, reached_us(self._log, *topics))

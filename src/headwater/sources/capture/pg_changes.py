@@ -43,6 +43,7 @@ from headwater.sources.capture.pgoutput import (
     Block,
     Emitted,
     Relation,
+    block_of,
     joined,
     read_emitted,
     read_relation,
@@ -131,12 +132,14 @@ class Decoder:
         """Whether no transaction has begun and not ended, given or not."""
         return self._open is None and not len(self._kept.starts)
 
-    def changes(self, block: Block) -> Iterator[Changes]:
-        """What the messages of a block say; a new piece where a table changes its columns."""
-        if self.is_between and (few := self._few(block)):
-            yield few
-            return
-        block, self._kept = _cut(joined(self._kept, block))
+    def changes(self, messages: Block | list[bytes]) -> Iterator[Changes]:
+        """What messages say; a new piece where a table changes its columns."""
+        if isinstance(messages, list):
+            if self.is_between and (few := self._few(messages)):
+                yield few
+                return
+            messages = block_of(messages)
+        block, self._kept = _cut(joined(self._kept, messages))
         described = np.flatnonzero(block.kinds == RELATION)
         tables: tuple[TableChange, ...] = ()
         begin = 0
@@ -157,8 +160,8 @@ class Decoder:
         if len(block.starts) > begin or tables:
             yield self._segment(Block(block.data, block.starts[begin:]), tables)
 
-    def _few(self, block: Block) -> Changes | None:
-        few = few_changes(block, self._few_table, after=self._after, end=self.end)
+    def _few(self, messages: list[bytes]) -> Changes | None:
+        few = few_changes(messages, self._few_table, after=self._after, end=self.end)
         if few is None:
             return None
         self.end = few.end

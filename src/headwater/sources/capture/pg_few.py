@@ -11,7 +11,7 @@ Functions only; what of a table is the same for all its messages is a `FewTable`
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -28,12 +28,19 @@ from headwater.sources.capture.pgoutput import (
     OLD_ROW,
     TEXT,
     UPDATE,
-    Block,
     Relation,
 )
 from headwater.sources.capture.source import BEGIN as BEGUN
 from headwater.sources.capture.source import DELETE as DELETED
-from headwater.sources.capture.source import END, TRANSACTIONS_SCHEMA, ChangeBatch, Changes, changes_schema
+from headwater.sources.capture.source import (
+    END,
+    TRANSACTIONS_SCHEMA,
+    Change,
+    ChangeBatch,
+    Changes,
+    FewRows,
+    changes_schema,
+)
 from headwater.sources.capture.source import INSERT as INSERTED
 from headwater.sources.capture.source import UPDATE as UPDATED
 
@@ -85,14 +92,6 @@ class _Transaction(NamedTuple):
     """How many there are, by the oid of the table."""
 
 
-class _Event(NamedTuple):
-    op: str
-    before: Row | None
-    after: Row | None
-    order: int
-    transaction: _Transaction
-
-
 class Few(NamedTuple):
     """What some messages say, up to where they go, and the numbers of their transactions."""
 
@@ -101,53 +100,64 @@ class Few(NamedTuple):
     xids: list[int]
 
 
-def few_changes(block: Block, table_of: Callable[[int], FewTable | None], *, after: int, end: int) -> Few | None:
-    """The changes of a small block behind which no transaction is open; None where they have to be read by columns.
+def few_changes(
+    messages: Sequence[bytes], table_of: Callable[[int], FewTable | None], *, after: int, end: int
+) -> Few | None:
+    """The changes of a few messages behind which no transaction is open; None where they have to be read by columns.
 
     `table_of` is asked by a table's oid, and has none where it is not captured. What committed before `after` is left out, and `end` is how
     far everything was given before.
     """
-    if len(block.starts) > FEW_MESSAGES:
+    if len(messages) > FEW_MESSAGES:
         return None
-    data = block.data.tobytes()
-    events: dict[int, tuple[FewTable, list[_Event]]] = {}
+    events: dict[int, tuple[FewTable, list[Change]]] = {}
     transactions: list[_Transaction] = []
     xids: list[int] = []
     current: _Transaction | None = None
-    for start in block.starts.tolist():
-        kind = data[start]
+    for data in messages:
+        kind = data[0]
         if kind == BEGIN:
-            lsn, time_us, xid = _BEGIN.unpack_from(data, start + 1)
+            lsn, time_us, xid = _BEGIN.unpack_from(data, 1)
             xids.append(xid)
             current = _Transaction(lsn, f"{xid}:{end_text(lsn)}", time_us + EPOCH_US, {})
         elif kind == COMMIT:
-            end = max(end, _COMMIT.unpack_from(data, start + 2)[1])
+            end = max(end, _COMMIT.unpack_from(data, 2)[1])
             if current is not None and current.events:
                 transactions.append(current)
             current = None
         elif kind not in (INSERT, UPDATE, DELETE) or current is None:
             return None
-        elif current.lsn >= after and (table := table_of(oid := _OID.unpack_from(data, start + 1)[0])):
-            found = _row_change(data, start, table)
+        elif current.lsn >= after and (table := table_of(oid := _OID.unpack_from(data, 1)[0])):
+            found = _row_change(data, table)
             if found is None:
                 return None
+            op, old, new = found
             order = sum(current.events.values()) + 1
             current.events[oid] = current.events.get(oid, 0) + 1
-            events.setdefault(oid, (table, []))[1].append(_Event(*found, order, current))
+            change = Change(
+                op,
+                _values(table, old),
+                _values(table, new),
+                event_text(current.lsn, order),
+                current.name,
+                order,
+                current.committed_us,
+            )
+            events.setdefault(oid, (table, []))[1].append(change)
     if current is not None:
         return None
     names = {oid: table.captured.info.name for oid, (table, _) in events.items()}
-    batches = tuple(ChangeBatch(names[oid], _event_table(*events[oid])) for oid in sorted(events))
+    batches = tuple(ChangeBatch(names[oid], FewRows(events[oid][1], events[oid][0].event)) for oid in sorted(events))
     ended = _ended(transactions, names) if transactions else None
     return Few(Changes(batches=batches, transactions=ended, end=end_text(end)), end, xids)
 
 
-def _row_change(data: bytes, start: int, table: FewTable) -> tuple[str, Row | None, Row | None] | None:
+def _row_change(data: bytes, table: FewTable) -> tuple[str, Row | None, Row | None] | None:
     """What a message did to a row, as the row was before and after; None where that cannot be seen from it alone."""
-    kind, tag, before, after = data[start], data[start + 5], None, None
+    kind, tag, before, after = data[0], data[5], None, None
     if not table.is_plain:
         return None
-    at = start + 6
+    at = 6
     if tag != _NEW_ROW:
         read = _row(data, at)
         if read is None or (kind == UPDATE and tag != OLD_ROW):
@@ -183,23 +193,6 @@ def _row(data: bytes, at: int) -> tuple[Row, int] | None:
     return row, at
 
 
-def _event_table(table: FewTable, events: list[_Event]) -> pa.Table:
-    """All columns by one call, which costs as much as one of them would."""
-    rows = [
-        (
-            op,
-            _values(table, before),
-            _values(table, after),
-            event_text(transaction.lsn, order),
-            transaction.name,
-            order,
-            transaction.committed_us,
-        )
-        for op, before, after, order, transaction in events
-    ]
-    return _as_table(pa.array(rows, table.event))
-
-
 def _values(table: FewTable, row: Row | None) -> tuple[Any, ...] | None:
     if row is None:
         return None
@@ -207,7 +200,7 @@ def _values(table: FewTable, row: Row | None) -> tuple[Any, ...] | None:
     return tuple(None if text is None or read is None else read(text) for text, read in texts)
 
 
-def _ended(transactions: list[_Transaction], names: Mapping[int, str]) -> pa.Table:
+def _ended(transactions: list[_Transaction], names: Mapping[int, str]) -> FewRows:
     """Begin and end of each transaction, in turn."""
     rows: list[tuple[Any, ...]] = []
     for lsn, name, committed_us, events in transactions:
@@ -215,8 +208,4 @@ def _ended(transactions: list[_Transaction], names: Mapping[int, str]) -> pa.Tab
         tables = [(names[oid], events[oid]) for oid in sorted(events)]
         rows.append((name, BEGUN, event_text(lsn, 0), committed_us, None, None))
         rows.append((name, END, event_text(lsn, count + 1), committed_us, count, tables))
-    return _as_table(pa.array(rows, _TRANSACTION))
-
-
-def _as_table(rows: pa.StructArray) -> pa.Table:
-    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
+    return FewRows(rows, _TRANSACTION)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from headwater.sources.capture.pg_connection import Database
-from headwater.sources.capture.pgoutput import BEGIN, COMMIT, Block, block_of
+from headwater.sources.capture.pgoutput import BEGIN, COMMIT
 from headwater.sources.capture.readable import is_readable
 
 BLOCK_BYTES_MAX = 8 << 20
@@ -57,11 +57,10 @@ class Stream:
         with self._database.told():
             self._cursor.send_feedback(reply=True, force=True)
 
-    def read(self, timeout_s: float) -> Block | None:
-        """The next messages; None: none came in that time."""
+    def read(self, timeout_s: float) -> list[bytes]:
+        """The next messages; none where none came in that time."""
         with self._database.told():
-            messages = self._messages(timeout_s)
-        return block_of(messages) if messages else None
+            return self._messages(timeout_s)
 
     def confirm(self, lsn: int) -> None:
         """Everything that committed before this is durable."""

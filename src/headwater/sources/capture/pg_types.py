@@ -22,6 +22,8 @@ encoding SQL_ASCII may hold, gets replacement characters. A `PgType` is immutabl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -80,7 +82,21 @@ class PgType(msgspec.Struct, frozen=True):
     @property
     def from_one(self) -> Callable[[str], Any]:
         """How a single text is read, to what Arrow takes for a value; a column of one would cost some ten times as much."""
-        return _ONE.get(self.arrow, lambda text: self.from_text(pa.array([text], pa.string()))[0])
+
+        def by_column(text: str) -> Any:
+            return self.from_text(pa.array([text], pa.string()))[0]
+
+        if self.arrow not in _ENDS:
+            return _one_decimal if pa.types.is_decimal(self.arrow) else _ONE.get(self.arrow, by_column)
+        read = date.fromisoformat if pa.types.is_date(self.arrow) else datetime.fromisoformat
+
+        def moment(text: str) -> Any:
+            try:
+                return read(text)
+            except ValueError:  # outside the years that Python knows
+                return by_column(text)
+
+        return moment
 
     def from_selected(self, column: pa.Array) -> pa.Array:
         """A column as a backfill got it."""
@@ -225,6 +241,11 @@ _READERS: dict[pa.DataType, Callable[[pa.Array], pa.Array]] = {
     **{arrow: _moments(arrow) for arrow in _ENDS},
 }
 
+
+def _one_decimal(text: str) -> Decimal | None:
+    return None if text == "NaN" else Decimal(text)
+
+
 _ONE: dict[pa.DataType, Callable[[str], Any]] = {
     pa.bool_(): lambda text: text == "t",
     pa.int16(): int,
@@ -232,5 +253,6 @@ _ONE: dict[pa.DataType, Callable[[str], Any]] = {
     pa.int64(): int,
     pa.float64(): float,
     pa.string(): str,
+    pa.binary(): lambda text: bytes.fromhex(text[2:]),
 }
 """Where Python reads a text as Arrow does."""

@@ -23,6 +23,7 @@ names end with a zero byte. Functions only, no state: safe from any thread.
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -97,9 +98,7 @@ class Rows(NamedTuple):
 
 def block_of(messages: list[bytes]) -> Block:
     """A block of single messages."""
-    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-    starts = np.zeros(len(messages), np.int64)
-    np.cumsum(lengths[:-1], out=starts[1:])
+    starts = np.array([*accumulate(map(len, messages), initial=0)][:-1], np.int64)
     return Block(np.frombuffer(b"".join(messages), np.uint8), starts)
 
 

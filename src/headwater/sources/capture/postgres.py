@@ -176,10 +176,10 @@ class PostgresSource(ReplicaSource):
         goal, reached, deadline, wait_s = 0, -1, 0.0, timeout_s
         while True:
             decoder, session = self._current(after)
-            block = session.read(wait_s)
-            if block is not None:
-                self._bytes_since_look += len(block.data)
-                return list(decoder.changes(block))
+            messages = session.read(wait_s)
+            if messages:
+                self._bytes_since_look += sum(map(len, messages)) if isinstance(messages, list) else len(messages.data)
+                return list(decoder.changes(messages))
             if not isinstance(session, Stream):
                 self._stream_next = not session.has_more
                 self._end_session()

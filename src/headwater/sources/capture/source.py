@@ -22,7 +22,9 @@ Invariants of a source:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -102,11 +104,52 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class FewRows:
+    """A few rows as tuples of plain values, which become columns when they are asked for as such."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]], type_: pa.StructType) -> None:
+        self.rows = rows
+        self._type = type_
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, pa.Table | FewRows) and bool(self.table.equals(as_table(other)))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The rows as columns."""
+        rows = pa.array([tuple(row) for row in self.rows], self._type)
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
+
+
+def as_table(rows: pa.Table | FewRows) -> pa.Table:
+    """Rows as columns, however they were given."""
+    return rows.table if isinstance(rows, FewRows) else rows
+
+
+class Change(NamedTuple):
+    """One of a few changes: values that Arrow takes for those of `changes_schema`. A row is a tuple of the table's columns."""
+
+    op: str
+    before: tuple[Any, ...] | None
+    after: tuple[Any, ...] | None
+    position: str
+    transaction: str
+    transaction_order: int
+    committed: int
+
+
 class ChangeBatch(msgspec.Struct, frozen=True):
-    """Changes of one table, in commit order, by the columns of `changes_schema`."""
+    """Changes of one table, in commit order, by the columns of `changes_schema`; a few may be given as rows, each a `Change`."""
 
     table: str
-    changes: pa.Table
+    given: pa.Table | FewRows
+
+    @property
+    def changes(self) -> pa.Table:
+        """The changes as columns."""
+        return as_table(self.given)
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +161,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     batches: tuple[ChangeBatch, ...] = ()
-    transactions: pa.Table | None = None
+    transactions: pa.Table | FewRows | None = None
     messages: pa.Table | None = None
     tables: tuple[TableChange, ...] = ()
     end: str
