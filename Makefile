@@ -19,9 +19,11 @@ help: ## what can be made
 demo: environment ## make the environment and run the best example so far
 	@$(BIN)/headwater demo
 
-test: environment lint archive ## everything: style, types, layers, and all tests with the services they need
+test: environment ## everything: style, types, layers, and all tests with the services they need
+	@$(MAKE) --no-print-directory --jobs 2 lint archive
 	$(BIN)/pytest -m "not bench" $(SIDE_BY_SIDE) --durations 40
 
+check: WORKERS = 4
 check: environment lint ## what to run before a commit: style, types, layers and the fast tests
 	$(BIN)/pytest -m "not slow and not service and not bench" --timeout 60 $(SIDE_BY_SIDE)
 

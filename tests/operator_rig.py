@@ -16,15 +16,20 @@ from headwater.processing.operator import MAX_TIME, Operator, Time
 from headwater.processing.runs import H1, H2
 from headwater.processing.state import StateStore, partition_of
 
-SEEDS, SEEDS_BENCH = 30, 300
+SEEDS_CHECK, SEEDS, SEEDS_BENCH = 4, 30, 300
 
 UTC_US = pa.timestamp("us", tz="UTC")
 
 
 def seeds(count: int = SEEDS) -> list[Any]:
-    """So many seeds in every run, and ten times as many where there is time for them."""
-    more = range(count, count + SEEDS_BENCH)
-    return [*range(count), *(pytest.param(seed, marks=pytest.mark.bench) for seed in more)]
+    """So many seeds in every run of all tests, a few of them in `make check`, and ten times as many where there is time for them."""
+    few = min(count, SEEDS_CHECK)
+    slow, more = range(few, count), range(count, count + SEEDS_BENCH)
+    return [
+        *range(few),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in slow),
+        *(pytest.param(seed, marks=pytest.mark.bench) for seed in more),
+    ]
 
 
 def hashed(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -70,6 +70,7 @@ class Sending:
         self.server.close()
 
 
+@pytest.mark.slow
 def test_an_event_of_several_packets_is_whole_wherever_it_is_cut_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all of its first packet has come, and nothing of the next, or half of its head."""
     monkeypatch.setattr(mysql_stream, "_PACKET_MAX", 0xFF)

@@ -125,6 +125,7 @@ def test_tail_follows_and_ends_quietly_with_ctrl_c(orders: Command) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_question_that_takes_too_long(orders: Command) -> None:
     process = start("sql", "select count(*) from range(1000000000) a, range(1000) b, orders")
     time.sleep(3)

@@ -43,6 +43,7 @@ def test_a_point_never_reached_kills_nobody(tmp_path: Path) -> None:
     assert work("CrashingDisk('elsewhere')", tmp_path / "file") == (0, b"0123456789" * 100)
 
 
+@pytest.mark.slow
 def test_a_process_dies_at_a_random_moment_and_again_at_the_same(tmp_path: Path) -> None:
     """By seed; a write may be torn, and what is there is always a beginning."""
     ends = [work(f"RandomCrashDisk({seed}, 0.05)", tmp_path / str(seed)) for seed in range(6)]

@@ -210,6 +210,7 @@ def test_arrivals_compose() -> None:
     assert all(pa.concat_tables([part[name] for part in tables]).equals(once[name]) for name in TOPICS)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_two_halves(tmp_path: Path, whole: dict[str, pa.Table]) -> None:
     """As its users start it: the log has every event once, each key's in order."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}

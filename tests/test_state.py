@@ -85,7 +85,7 @@ def check_same(state: State, model: Model, random: Random) -> None:
     assert sorted(row["v"] for row in everything) == sorted(v for values in model.last.values() for v in values)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 def test_tables_equal_plain_python_through_versions_and_repeated_batches(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +321,7 @@ def test_rows_are_numbered_and_ordered_by_their_keys(keys: int) -> None:
     assert (order == np.argsort(number, kind="stable")).all()
 
 
+@pytest.mark.slow
 def test_a_state_larger_than_memory_is_found_in_and_merged(tmp_path: Path) -> None:
     """What is allocated goes with the parts and the batch, not with the rows that are kept."""
     script = f"import test_state; print(test_state.most_allocated({str(tmp_path)!r}))"

@@ -276,6 +276,7 @@ def test_a_new_target_built_from_a_compacted_topic_equals_the_source(tmp_path: P
         assert (report.is_equal, report.exact, report.rows) == (True, True, len(expected))
 
 
+@pytest.mark.slow
 def test_a_database_is_compared_with_a_topic(feed: Feed, tmp_path: Path) -> None:
     """Without a common position a key has to differ for a while: what arrives meanwhile is no difference."""
     path = tmp_path / "shop.db"

@@ -37,6 +37,7 @@ def table_of(path: Path, *rows: tuple[object, ...]) -> str:
     return f"sqlite:///{path}?table=users"
 
 
+@pytest.mark.slow
 def test_however_much_differs_it_is_counted_and_put_right_in_pieces(
     make_target: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
