@@ -69,6 +69,7 @@ def test_a_relative_path_means_the_folder_it_meant_when_it_was_opened(
     [
         ("", InvalidInput),
         ("file://", InvalidInput),
+        ("a\0b", InvalidInput),
         ("http://example.org/log", Unsupported),
         ("nonsense://x", Unsupported),
         (None, InvalidInput),

@@ -80,7 +80,7 @@ def open_log(
         raise InvalidInput(f"Unknown durability {durability!r}.", advice='Use "fsync" or "os".')
     url = os.fspath(url)
     scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
-    if not rest and scheme != "memory":
+    if "\0" in url or (not rest and scheme != "memory"):
         advice = 'Use a folder such as "./data", or "memory://".'
         if scheme == "kafka":
             advice = 'Name the brokers: "kafka://host:9092".'
