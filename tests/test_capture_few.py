@@ -75,11 +75,8 @@ class Side:
         """One step of a capture, with changes that were handed over one after the other."""
         batch = EventBatch(self.log, "shop", self.committed_us, self._spill, self._known)
         for rows, told in parts:
-            batches = [
-                ChangeBatch(name, self._given(some, pa.struct(list(changes_schema(COLUMNS)))))
-                for name, some in rows.items()
-            ]
-            ended = self._given(told, pa.struct(list(TRANSACTIONS_SCHEMA)))
+            batches = [ChangeBatch(name, self._given(some, changes_schema(COLUMNS))) for name, some in rows.items()]
+            ended = self._given(told, TRANSACTIONS_SCHEMA)
             progress = Progress(url="", position="", tables=self._tables)
             assert not batch.add(Changes(batches=tuple(batches), transactions=ended, end=""), TABLES, progress)
         with self.log.transaction() as transaction:
@@ -92,8 +89,8 @@ class Side:
         rows = self.log.read(topic, columns=names).to_pylist()
         return sorted(rows, key=lambda row: (row["_partition"], row["_offset"]))
 
-    def _given(self, rows: list[Any], type_: pa.StructType) -> pa.Table | FewRows:
-        return FewRows(rows, type_) if self._is_few else FewRows(rows, type_).table
+    def _given(self, rows: list[Any], schema: pa.Schema) -> pa.Table | FewRows:
+        return FewRows(rows, schema) if self._is_few else FewRows(rows, schema).table
 
 
 @contextmanager

@@ -21,9 +21,7 @@ from headwater.model.errors import (
     CheckpointConflict,
     Conflict,
     Fenced,
-    HeadwaterError,
     InvalidInput,
-    Unreachable,
     Unsupported,
 )
 from headwater.model.schema import to_arrow_schema
@@ -484,21 +482,3 @@ def test_a_test_of_an_application_writes_to_no_real_target(tmp_path: Path) -> No
         "files": "./files",
     }
     assert app.graph.stages["cache"].to == "redis://production/0"
-
-
-def test_wrong_addresses_are_told(tmp_path: Path) -> None:
-    """One sentence each, without the password."""
-    for url, error in [
-        ("gopher://x/y", Unsupported),
-        ("sqlite://", InvalidInput),
-        ("sqlite:///x.db?tabel=users", InvalidInput),
-        ("redis://127.0.0.1:1/0?as=list", InvalidInput),
-        (f"sqlite:///{tmp_path}/no/such/folder.db", HeadwaterError),
-        ("redis://:secret@127.0.0.1:1/0", Unreachable),
-        ("postgresql://me:secret@127.0.0.1:1/x?table=users", Unreachable),
-        ("postgresql://me@127.0.0.1:1/x?table=users&password_env=HEADWATER_NO_SUCH", InvalidInput),
-        ("postgresql://me@127.0.0.1:1/x?table=users&password_file=/nowhere/word", InvalidInput),
-    ]:
-        with pytest.raises(error) as refused:
-            open_sink(url, stage="s").open(SHAPE)
-        assert "secret" not in str(refused.value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from children import in_child
-from headwater.model.errors import InvalidInput, Unreachable
+from headwater.model.errors import HeadwaterError, InvalidInput, Unreachable, Unsupported
 from headwater.sinks import sqlite
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.ledger import NO_ENTRY
@@ -260,3 +260,21 @@ def test_a_batch_for_delta_does_not_read_the_whole_history(tmp_path: Path, monke
         write(other, epoch, batch([("o", user(epoch))], first=epoch))
     assert sink.last is not None and sink.last.epoch == 2
     assert None in asked
+
+
+def test_wrong_addresses_are_told(tmp_path: Path) -> None:
+    """One sentence each, without the password."""
+    for url, error in [
+        ("gopher://x/y", Unsupported),
+        ("sqlite://", InvalidInput),
+        ("sqlite:///x.db?tabel=users", InvalidInput),
+        ("redis://127.0.0.1:1/0?as=list", InvalidInput),
+        (f"sqlite:///{tmp_path}/no/such/folder.db", HeadwaterError),
+        ("redis://:secret@127.0.0.1:1/0", Unreachable),
+        ("postgresql://me:secret@127.0.0.1:1/x?table=users", Unreachable),
+        ("postgresql://me@127.0.0.1:1/x?table=users&password_env=HEADWATER_NO_SUCH", InvalidInput),
+        ("postgresql://me@127.0.0.1:1/x?table=users&password_file=/nowhere/word", InvalidInput),
+    ]:
+        with pytest.raises(error) as refused:
+            open_sink(url, stage="s").open(SHAPE)
+        assert "secret" not in str(refused.value)

@@ -6,7 +6,8 @@ that one. So a database whose clock jumps makes nothing late, and one in the fut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,16 +87,10 @@ class EventBatch:
             table = progress.tables.get(batch.table)
             if table is None or table.state == "stopped":
                 continue
-            last_us: int | None = 0
             try:
-                last_us = self._add_few(batch, tables[batch.table], table.topic)
-                if last_us is None:
-                    us = self._clamped(batch.changes, table.topic, table.topic + HISTORY)
-                    last_us = int(us[-1]) if len(us) else 0
-                    self._add_changes(batch.changes, tables[batch.table], table.topic, us)
+                reached = max(reached, self._add_batch(batch, tables[batch.table], table.topic))
             except HeadwaterError as error:
                 refused.append((batch.table, str(error)))
-            reached = max(reached, last_us or 0)
         for topic, rows in (
             (f"{self._source}.transactions", part.transactions),
             (f"{self._source}.messages", part.messages),
@@ -138,23 +133,31 @@ class EventBatch:
             self._put(topic, table.set_column(table.schema.get_field_index(TIME), TIME, times(us)))
         return int(us[-1]) if len(us) else 0
 
-    def _add_few(self, batch: ChangeBatch, table: TableInfo, topic: str) -> int | None:
-        """A few changes, and the last time; None where they are not few, or not plain."""
-        if not isinstance(batch.given, FewRows):
-            return None
+    def _add_batch(self, batch: ChangeBatch, table: TableInfo, topic: str) -> int:
+        """Changes of one table, and the last time."""
+        if isinstance(batch.given, FewRows):
+            last_us = self._add_few(batch.given.rows, table, topic)
+            if last_us is not None:
+                return last_us
+        us = self._clamped(batch.changes, topic, topic + HISTORY)
+        self._add_changes(batch.changes, table, topic, us)
+        return int(us[-1]) if len(us) else 0
+
+    def _add_few(self, rows: Sequence[tuple[Any, ...]], table: TableInfo, topic: str) -> int | None:
+        """A few changes, and the last time; None where they are not plain."""
         current, history = self._log.store.topic(topic), self._log.store.topic(topic + HISTORY)
         known = self._few.get(topic)
         if known is None or not known.are(table, current, history):
             known = self._few[topic] = few_topics(table, current, history)
         floor_us = self._floor_us(topic, topic + HISTORY)
-        made = few_events(batch.given.rows, known, floor_us=floor_us, now_us=self._now_us)
+        made = few_events(rows, known, floor_us=floor_us, now_us=self._now_us)
         if made is None:
             return None
         events, told, last_us = made
         check_size(events, current)
         check_size(told, history)
         self._appends += [(current, events), (history, told)]
-        self.events += len(batch.given.rows)
+        self.events += len(rows)
         return last_us
 
     def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, us: Indexes) -> None:

@@ -51,7 +51,6 @@ _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">QQ")
 _OID = struct.Struct(">I")
 _WIDTH = struct.Struct(">H")
-_TRANSACTION = pa.struct(list(TRANSACTIONS_SCHEMA))
 
 Row = list[str | None]
 
@@ -61,7 +60,7 @@ class FewTable(NamedTuple):
 
     captured: Captured
     relation: Relation
-    event: pa.DataType
+    changes: pa.Schema
     columns: list[tuple[int, Callable[[str], Any]] | None]
     """Of each column of the topic its place in a message and how its text is read; None where it is not sent."""
     key: list[int]
@@ -77,7 +76,7 @@ def few_table(captured: Captured, relation: Relation, types: Types) -> FewTable:
     return FewTable(
         captured,
         relation,
-        event=pa.struct(list(changes_schema(captured.info.schema))),
+        changes=changes_schema(captured.info.schema),
         columns=[places.get(name) for name in captured.info.schema.names],
         key=[at for at, column in enumerate(relation.columns) if column.name in captured.info.key],
         is_plain=not any(column.generated for column in captured.table.columns),
@@ -147,7 +146,7 @@ def few_changes(
     if current is not None:
         return None
     names = {oid: table.captured.info.name for oid, (table, _) in events.items()}
-    batches = tuple(ChangeBatch(names[oid], FewRows(events[oid][1], events[oid][0].event)) for oid in sorted(events))
+    batches = tuple(ChangeBatch(names[oid], FewRows(events[oid][1], events[oid][0].changes)) for oid in sorted(events))
     ended = _ended(transactions, names) if transactions else None
     return Few(Changes(batches=batches, transactions=ended, end=end_text(end)), end, xids)
 
@@ -208,4 +207,4 @@ def _ended(transactions: list[_Transaction], names: Mapping[int, str]) -> FewRow
         tables = [(names[oid], events[oid]) for oid in sorted(events)]
         rows.append((name, BEGUN, event_text(lsn, 0), committed_us, None, None))
         rows.append((name, END, event_text(lsn, count + 1), committed_us, count, tables))
-    return FewRows(rows, _TRANSACTION)
+    return FewRows(rows, TRANSACTIONS_SCHEMA)

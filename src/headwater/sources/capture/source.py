@@ -107,9 +107,9 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True):
 class FewRows:
     """A few rows as tuples of plain values, which become columns when they are asked for as such."""
 
-    def __init__(self, rows: Sequence[tuple[Any, ...]], type_: pa.StructType) -> None:
+    def __init__(self, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> None:
         self.rows = rows
-        self._type = type_
+        self._schema = schema
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, pa.Table | FewRows) and bool(self.table.equals(as_table(other)))
@@ -119,7 +119,7 @@ class FewRows:
     @cached_property
     def table(self) -> pa.Table:
         """The rows as columns."""
-        rows = pa.array([tuple(row) for row in self.rows], self._type)
+        rows = pa.array([tuple(row) for row in self.rows], pa.struct(list(self._schema)))
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
 
 
