@@ -33,8 +33,7 @@ lint: environment
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: environment ## the long test tier and every figure: writes bench/results/*.json
-	$(BIN)/pytest -m bench --timeout 0
+bench: environment ## the long test tier (bench/storms.py) and every figure: writes bench/results/*.json
 	@for script in $$(grep -l '^if __name__ == "__main__"' bench/*.py); do \
 		echo "$$script"; $(BIN)/python -m bench.$$(basename $$script .py) || exit 1; \
 	done
