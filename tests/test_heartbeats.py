@@ -111,6 +111,22 @@ def test_a_file_that_has_grown_keeps_what_counts(tmp_path: Path, monkeypatch: py
         assert (tmp_path / "log/topics/t/0" / FILE).stat().st_size < 24 * 30
 
 
+def test_of_several_for_one_offset_the_last_that_is_whole_counts(tmp_path: Path) -> None:
+    """An empty partition may be given thousands of them."""
+    clock = Clock()
+    with hw.open_log(tmp_path / "log", clock=clock) as log:
+        log.create_topic("t", "at TIMESTAMP", time="at", partitions=1)
+        for _ in range(3):
+            clock.now += SECOND
+            log.heartbeat("t", clock.now)
+        assert log.store.heartbeats("t", 0) == [Heartbeat(0, NOON_US + 3 * SECOND)]
+        path = tmp_path / "log/topics/t/0" / FILE
+        data = bytearray(path.read_bytes())
+        data[-12] ^= 1
+        path.write_bytes(data)
+        assert log.store.heartbeats("t", 0) == [Heartbeat(0, NOON_US + 2 * SECOND)]
+
+
 @pytest.mark.parametrize("how", ["torn", "flipped", "empty"])
 def test_a_damaged_heartbeat_counts_as_none(tmp_path: Path, how: str) -> None:
     """Those before it stay, and the next is written behind it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -38,6 +38,7 @@ FORMAT = 1
 
 _BEGIN = struct.Struct("<6sH")
 _MAGIC = b"HWBEAT"
+_PAIR = struct.Struct("<qq")
 _RECORD = np.dtype([("offset", "<i8"), ("time", "<i8"), ("crc", "<u4"), ("zero", "<u4")])
 
 
@@ -60,10 +61,14 @@ def read_heartbeats(disk: Disk, folder: str) -> list[Heartbeat]:
         raise FormatTooNew(
             f"{path} was written by a newer version of Headwater.", advice="Update Headwater wherever this log is used."
         )
+    records = np.frombuffer(data[_BEGIN.size :], _RECORD)
+    is_last = np.append(records["offset"][1:] != records["offset"][:-1], np.ones(min(len(records), 1), bool))
+    last = _checked(records[is_last])
+    # An empty partition may have thousands for one offset, and only the last of them counts, unless that one is damaged.
+    beats = _checked(records) if None in last else last
     found: list[Heartbeat] = []
-    for record in np.frombuffer(data[_BEGIN.size :], _RECORD):
-        beat = Heartbeat(int(record["offset"]), int(record["time"]))
-        if _crc(beat) == int(record["crc"]):
+    for beat in beats:
+        if beat is not None:
             add_heartbeat(found, beat)
     return found
 
@@ -126,9 +131,15 @@ def _begin() -> bytes:
     return _BEGIN.pack(_MAGIC, FORMAT)
 
 
+def _checked(records: Any) -> list[Heartbeat | None]:
+    """Records of the file; None in place of one that is torn or damaged."""
+    beats = [Heartbeat(*pair) for pair in zip(records["offset"].tolist(), records["time"].tolist(), strict=True)]
+    return [beat if _crc(beat) == crc else None for beat, crc in zip(beats, records["crc"].tolist(), strict=True)]
+
+
 def _record(beat: Heartbeat) -> bytes:
     return np.array([(beat.offset, beat.time, _crc(beat), 0)], _RECORD).tobytes()
 
 
 def _crc(beat: Heartbeat) -> int:
-    return int(crc32c(np.array(beat, "<i8").tobytes()))
+    return crc32c(_PAIR.pack(*beat))
