@@ -36,6 +36,24 @@ def system_clock() -> int:
     return time.time_ns() // 1_000
 
 
+class SteadyClock:
+    """Microseconds of a clock that nobody sets: it runs on evenly from the machine's start, asleep or not, for all its processes.
+
+    Where tests own the time it is their clock, which nobody sets either.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.is_own = clock is not system_clock
+
+    def __call__(self) -> int:
+        return self._clock() if self.is_own else time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+    def start_us(self) -> int:
+        """When it began, in microseconds since 1970, by what the machine's clock says at this moment."""
+        return max(0, self._clock() - self())
+
+
 def duration_us(duration: object) -> int:
     """Microseconds of "1 minute", "1 hour 30 minutes", "250 ms" or a `timedelta`."""
     if isinstance(duration, timedelta):
