@@ -138,7 +138,7 @@ class RealDisk:
     def open(self, path: str, mode: Mode = "read") -> File:
         flags = {"read": os.O_RDONLY, "write": os.O_RDWR, "create": os.O_RDWR | os.O_CREAT}[mode]
         try:
-            return RealFile(path, os.open(path, flags, 0o644))
+            return RealFile(path, os.open(path, flags, 0o666))
         except FileNotFoundError:
             raise
         except OSError as error:

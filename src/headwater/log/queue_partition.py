@@ -45,6 +45,7 @@ _KEYED_BLOCK = 1_024
 _SKIP_MAX = 20_000
 _JOIN_GAP = 64
 _RECOVERED_BLOCK = 16_384
+_SHOWN_US = 100_000
 
 
 class Bury(Protocol):
@@ -272,8 +273,9 @@ class QueuePartition:
             assert window is not None
             self._skip_what_is_gone(window, bounds)
             offsets, states, deliveries, times = window.entries()
-            by_steady = (states != READY) & (times > 0)
-            times[by_steady] += self._clock() - self._clock_start(window) - self._steady()
+            # Not to the microsecond: two who look would see two dates, as two clocks are never read at one moment.
+            set_by = round((self._steady.start_us() - self._clock_start(window)) / _SHOWN_US) * _SHOWN_US
+            times[(states != READY) & (times > 0)] += set_by
             columns = (offsets, states, deliveries, times)
             entries = list(zip(*(column.tolist() for column in columns), strict=True))
             start = window.next
