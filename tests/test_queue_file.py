@@ -134,6 +134,35 @@ def test_a_power_loss_doubles_no_unit_of_work_and_no_dead_letter(seed: int, orde
         assert rejected <= set(dead)
 
 
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.bench) for n in range(1000, 1100))])
+def test_what_was_acknowledged_of_lost_events_is_not_taken_for_others_at_their_offsets(seed: int) -> None:
+    """With "os" a power loss takes events back, and others get their offsets: these are delivered, however often it happens."""
+    print(f"seed {seed}")
+    chance, disk = random.Random(seed), SimDisk(seed)
+    number, reused = 0, 0
+    for life in range(6):
+        log = hw.open_log("/disk/log", durability="os", disk=disk.process(f"p{life}"))
+        if life == 0:
+            log.create_topic("tasks", partitions=1)
+            log.create_topic("results", partitions=1)
+        queue = log.queue("tasks", deliveries_max=1)
+        for _ in range(chance.randint(1, 5)):
+            rows = [b"%d" % (number + n) for n in range(chance.choice([1, 20, 100]))]
+            number += len(rows)
+            log.append("tasks", rows)
+            leases = queue.lease(events_max=chance.choice([5, 50, 500]), timeout_s=0)
+            work_in_a_unit(log, [lease for lease in leases if chance.random() < 0.5])
+        before = log.offsets("tasks")[0].stop
+        disk.power_loss()
+        with hw.open_log("/disk/log", disk=disk.process(f"look{life}")) as log:
+            reused += log.offsets("tasks")[0].stop < before
+    with hw.open_log("/disk/log", disk=disk.process("last")) as log, log.queue("tasks") as queue:
+        while leases := queue.lease(timeout_s=0):
+            work_in_a_unit(log, leases)
+        assert set(values_of(log, "tasks")) <= set(values_of(log, "results")), "an event was passed over"
+    print(f"{reused} power losses took events back")
+
+
 def work_in_a_unit(log: hw.Log, leases: list[Lease]) -> None:
     with log.transaction() as unit:
         unit.append("results", [lease.event.value for lease in leases])
@@ -268,6 +297,50 @@ def test_what_is_scheduled_for_a_date_follows_the_clock(folder: str, machine: Ma
             assert queue.lease(timeout_s=0) == [] and queue.depth().scheduled == 1
             machine.date_s += 3_600
             assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"later"]
+
+
+@pytest.mark.parametrize("order", ["none", "key"])
+@pytest.mark.parametrize("set_by_s", [-3_600, 3_600])
+@pytest.mark.parametrize("url", ["file", "memory://"])
+def test_a_delay_that_an_event_is_sent_with_does_not_follow_a_clock_that_is_set(
+    folder: str, machine: Machine, url: str, set_by_s: int, order: Order
+) -> None:
+    """However the clock is set, before it is looked at or after; and it holds up no later event of its key."""
+    with hw.open_log(folder if url == "file" else url) as log:
+        log.create_topic("tasks", partitions=1)
+        with log.queue("tasks", lease_s=10_000, order=order) as queue:
+            queue.send(b"delayed", key=b"k", delay_s=60)
+            machine.date_s += set_by_s
+            queue.send(b"now", key=b"k")
+            leases = queue.lease(timeout_s=0)
+            assert [lease.event.value for lease in leases] == [b"now"]
+            queue.ack(leases)
+            machine.date_s += set_by_s
+            machine.let_pass(59)
+            assert queue.lease(timeout_s=0) == []
+            machine.let_pass(2)
+            assert [lease.event.value for lease in queue.lease(timeout_s=0)] == [b"delayed"]
+
+
+@pytest.mark.parametrize("date_is_off_by_s", [-86_400, 0, 86_400])
+def test_a_delay_of_before_a_restart_of_the_machine_lasts_no_longer_than_if_it_began_now(
+    folder: str, machine: Machine, monkeypatch: pytest.MonkeyPatch, date_is_off_by_s: int
+) -> None:
+    """Whatever the date is then: by that it ends, but never later."""
+    with hw.open_log(folder) as log:
+        log.create_topic("tasks", partitions=1)
+        with log.queue("tasks") as queue:
+            queue.send(b"delayed", delay_s=60)
+    monkeypatch.setattr(clock.SteadyClock, "boot_id", lambda self: "another")
+    machine.date_s, machine.steady_s = machine.date_s + 40 + date_is_off_by_s, 3
+    with hw.open_log(folder) as log, log.queue("tasks") as queue:
+        waits_s = {-86_400: 60, 0: 20, 86_400: 0}[date_is_off_by_s]
+        if waits_s:
+            assert queue.lease(timeout_s=0) == []
+            machine.let_pass(waits_s - 1)
+            assert queue.lease(timeout_s=0) == []
+            machine.let_pass(2)
+        assert drain(queue) == [b"delayed"]
 
 
 def test_leases_and_delays_of_before_a_restart_of_the_machine_are_over(machine: Machine) -> None:

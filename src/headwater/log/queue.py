@@ -268,7 +268,7 @@ class Queue:
     ) -> Position:
         """Appends one event: to be delivered now, after a delay or at a time; with an `id`, once in the duplicate window."""
         self._check_usable()
-        extra = sending_headers(headers, delay_s=delay_s, at=at, id=id, now=self._clock())
+        extra = sending_headers(headers, delay_s=delay_s, at=at, id=id, now=self._clock(), steady=self._steady)
         return send_event(self._log, self.topic, value, key=key, headers=extra, spread_by=id)
 
     # Looking

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from headwater.log.queue_headers import DEAD_PREFIX, DELIVER_AT, GROUP, ID
+from headwater.log.queue_headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID
 from headwater.log.queue_send import row_again
 from headwater.log.store import Write
 from headwater.log.topic import Topic
@@ -80,6 +80,7 @@ class DeadLetters:
                 GROUP: self._group.encode("utf-8"),
             }
             headers.pop(DELIVER_AT, None)
+            headers.pop(DELAY, None)
             headers.pop(ID, None)
             rows.append(row_again(target, event, headers))
         if not rows:

@@ -26,7 +26,7 @@ import numpy as np
 
 from headwater.log.events import to_events
 from headwater.log.frame import NO_PRODUCER
-from headwater.log.queue_headers import Ids, delivery_times, has_headers, is_for_others, key_hashes
+from headwater.log.queue_headers import Ids, delays, delivery_times, has_headers, is_for_others, key_hashes
 from headwater.log.queue_settings import Settings
 from headwater.log.queue_states import QueueStates
 from headwater.log.queue_window import CAPACITY_MAX, FAR_US, READY, Offsets, Window
@@ -107,6 +107,7 @@ class QueuePartition:
         self._settings = settings
         self._clock = clock
         self._steady = steady
+        self._boot_id = "" if steady.is_own else steady.boot_id()
         self._bury_events = bury
         self._acks_topic = acks_topic
         self._fresh = Feed(store, topic, number)
@@ -444,17 +445,28 @@ class QueuePartition:
         times = np.zeros(count, np.int64)
         done = np.ones(count, np.bool_)
         keys = np.zeros(count, np.uint64)
+        delayed = np.zeros(count, np.bool_)
         for chunk in chunks:
             rows = chunk.all_offsets() - start
             times[rows] = delivery_times(chunk)
+            self._tell_delays(window, chunk, rows, times, delayed)
             done[rows] = is_for_others(chunk, self._group)
             if self._ids is not None:
                 done[rows] |= self._ids.is_duplicate(chunk)
             if self._settings.has_keys:
                 keys[rows] = key_hashes(chunk)
-        window.add(times, done, keys)
+        window.add(times, done, keys, delayed=delayed)
         if done.any():
             window.settle(np.flatnonzero(done) + start)
+
+    def _tell_delays(self, window: Window, chunk: Chunk, rows: Offsets, times: Any, delayed: Any) -> None:
+        """A delay of this boot ends by the steady clock; of one before, at its date, and never later than if it began now."""
+        for row, boot, due, delay_us in [] if self._steady.is_own else delays(chunk):
+            at = rows[row]
+            if boot == self._boot_id:
+                times[at], delayed[at] = due + self._clock_start(window), True
+            else:
+                times[at] = min(times[at], self._clock() + delay_us)
 
     def _make_room(self, window: Window, wanted: int) -> tuple[Window, int]:
         while window.room < wanted and window.capacity < CAPACITY_MAX:

@@ -14,7 +14,7 @@ whose capacity is a power of two. The event at offset o has the place o mod capa
     keys     only with order="key": murmur2 of the key + 1, 0 for none; the highest bit makes the number of ones even
 
 States: READY (to be delivered from the time on), LEASED (until the time), BURYING (on its way to the dead letters), DELAYED (given
-back, to be delivered from the time on), and the word of all ones: acknowledged.
+back or sent with a delay, to be delivered from the time on), and the word of all ones: acknowledged.
 
 The time of a READY event is a date: microseconds since 1970 by the machine's clock, which may be set. All other times are by a clock that
 nobody sets (see `SteadyClock`), counted from `clock start`: the date at which that clock began, as the first to ask took it. So they
@@ -240,11 +240,16 @@ class Window:
         self._set(_NEXT, int(offsets[-1]) + 1)
         return offsets
 
-    def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None) -> None:
-        """The next offsets, to be delivered from these times on; those that are `done` count as acknowledged."""
+    def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None, *, delayed: Mask | None = None) -> None:
+        """The next offsets, to be delivered from these times on, of the `delayed` by the clock that nobody sets.
+
+        Those that are `done` count as acknowledged.
+        """
         offsets = np.arange(self.next, self.next + len(times), dtype=np.int64)
         places = offsets & self._wrap
         words = np.clip(times, 0, FAR_US).astype(np.uint64) << _SHIFT
+        if delayed is not None:
+            words[delayed] |= np.uint64(DELAYED)
         words = _even(words, _PARITY_AT)
         words[done] = _ACKED
         self._tokens[places] = 0
@@ -252,7 +257,9 @@ class Window:
         if self._keys is not None and keys is not None:
             self._keys[places] = _even(keys, _KEY_PARITY_AT)
         if not done.all():
-            self._set(_HINT_AT, min(self.hint_at, int(words.min() >> _SHIFT)))
+            is_ready = (words & _STATE_MASK) == READY
+            self._set(_HINT_AT, min(self.hint_at, _earliest(words[is_ready])))
+            self._set(_HINT, min(self.hint, _earliest(words[~is_ready])))
         self._set(_NEXT, int(offsets[-1]) + 1)
 
     # Entries are found
@@ -296,7 +303,8 @@ class Window:
         assert self._keys is not None
         keys = self._in_order(self._keys)
         is_later = ~is_due
-        has_not_come = (((words & np.uint64(0x7FF)) == READY) & is_later) | (words >= np.uint64(FAR_US << SHIFT))
+        is_new = ((words & np.uint64(0x7FF)) == READY) | ((words & np.uint64(0x7FF)) == DELAYED)
+        has_not_come = (is_new & is_later) | (words >= np.uint64(FAR_US << SHIFT))
         waits = ~has_not_come & (keys != 0)
         at = np.flatnonzero(waits)
         free = keys == 0

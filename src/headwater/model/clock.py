@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from headwater.model.errors import InvalidInput
 
@@ -48,6 +49,10 @@ class SteadyClock:
 
     def __call__(self) -> int:
         return self._clock() if self.is_own else time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+    def boot_id(self) -> str:
+        """Another one after each start of the machine, with which the clock begins again."""
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
     def start_us(self) -> int:
         """When it began, in microseconds since 1970, by what the machine's clock says at this moment."""
