@@ -31,6 +31,8 @@ from headwater.model import clock
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired
 from headwater.testing import SimDisk
 from headwater.testing.contract_case import refused, values_of
+from headwater.testing.points import queue_recovery_points
+from headwater.testing.simprocess import Crashed
 from interrupts import interrupt_in, run_interrupted
 
 SEEDS = range(8)
@@ -161,6 +163,27 @@ def test_what_was_acknowledged_of_lost_events_is_not_taken_for_others_at_their_o
             work_in_a_unit(log, leases)
         assert set(values_of(log, "tasks")) <= set(values_of(log, "results")), "an event was passed over"
     print(f"{reused} power losses took events back")
+
+
+@pytest.mark.parametrize("point", queue_recovery_points())
+@pytest.mark.parametrize("loses_power_again", [False, True])
+def test_a_process_dies_while_it_puts_a_queue_in_order_after_a_power_loss(point: str, loses_power_again: bool) -> None:
+    """Whoever comes next does it again: what was done once stays done, and everything else comes."""
+    for seed in range(4):
+        disk = SimDisk(seed)
+        log = hw.open_log("/disk/log", disk=disk.process("first"))
+        for name in ("tasks", "results"):
+            log.create_topic(name, partitions=1)
+        log.append("tasks", [b"%d" % n for n in range(200)])
+        work_in_a_unit(log, log.queue("tasks").lease(timeout_s=0)[1::2])
+        disk.power_loss()
+        disk.crash_at("second", point)
+        with pytest.raises(Crashed):
+            hw.open_log("/disk/log", disk=disk.process("second")).queue("tasks").lease(timeout_s=0)
+        if loses_power_again:
+            disk.power_loss()
+        with hw.open_log("/disk/log", disk=disk.process("third")) as log, log.queue("tasks") as queue:
+            assert drain(queue) == [b"%d" % n for n in range(0, 200, 2)], f"seed {seed}"
 
 
 def work_in_a_unit(log: hw.Log, leases: list[Lease]) -> None:

@@ -344,7 +344,7 @@ class QueuePartition:
             else:
                 window = self._settle_again(window, done)
         window.incarnation = self._store.incarnation()
-        self._states.reach("queue: put in order")
+        self._states.reach("queue recovery: put in order")
         return window
 
     def _settle_again(self, window: Window, done: Offsets) -> Window:
@@ -360,7 +360,7 @@ class QueuePartition:
                 break
             self._add(window, self._fresh.read(start, start + count), start, count)
             window.settle(done[(done >= max(start, window.floor)) & (done < start + count)])
-            self._states.reach("queue: settled again")
+            self._states.reach("queue recovery: settled again")
         return window
 
     def _acks(self, start: int) -> Iterator[tuple[int, Offsets]]:
