@@ -24,8 +24,7 @@ _REPLACES = re.compile(r"""\bpoint(?:: str)? ?= ?"([^"]+)\"""")
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
     others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS, *_REPLACING)
-    others += _QUEUES_RECOVERY
-    return [point for point in _all_points() if not point.startswith(others)]
+    return [point for point in _all_points() if not point.startswith((*others, *_QUEUES_RECOVERY))]
 
 
 def keeping_points() -> list[str]:
