@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import struct
 import threading
 import time
 import weakref
@@ -15,11 +16,13 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 
 import headwater as hw
 from children import in_child
 from headwater.log.disk import RealDisk, RealFile
 from headwater.log.log import Log
+from headwater.log.segment import Segment, segment_name
 from headwater.model.errors import Closed, InvalidInput, Poisoned, StorageError
 from headwater.testing.contract_case import ORDERS, events_of, orders, refused, values_of
 from log_folders import filled, open_folders
@@ -320,3 +323,52 @@ def test_closing_while_threads_use_it_says_closed_to_each(folder: Path, delay_ms
     assert [repr(error) for error in errors if not isinstance(error, Closed)] == []
     with hw.open_log(str(folder)) as again:
         assert sum(map(len, again.offsets("raw").values())) >= len(acknowledged)
+
+
+@pytest.mark.parametrize("days", [29, 31])
+def test_a_named_producer_is_remembered_by_time_and_not_by_how_many_others_there_are(folder: Path, days: int) -> None:
+    """Of producers without a name 1,000 are remembered, and they displace none with one, which is for 30 days."""
+    now_us = 1_700_000_000_000_000
+
+    def import_all(log: hw.Log) -> None:
+        with log.producer(id="importer", linger_ms=0) as producer:
+            for line in range(3):
+                producer.send("raw", b"line %d" % line, sequence=line)
+
+    with hw.open_log(str(folder), durability="os", clock=lambda: now_us) as log:
+        log.create_topic("raw", partitions=1, segment_bytes=1 << 16)
+        import_all(log)
+        now_us += days * 86_400_000_000
+        for number in range(1_300):
+            with log.producer(linger_ms=0) as producer:
+                producer.send("raw", b"%d" % number)
+        log.append("raw", [b"x" * 1_000] * 200)
+    with hw.open_log(str(folder), clock=lambda: now_us) as log:
+        newest = max(folder.glob("topics/raw/0/*.frames"))
+        segment = Segment(RealDisk(), str(newest.parent), int(newest.stem))
+        assert len(segment.header.producers) == (1_001 if days < 30 else 1_000)
+        segment.close()
+        import_all(log)
+        lines = [value for value in values_of(log, "raw") if value.startswith(b"line")]
+        assert len(lines) == (3 if days < 30 else 6)
+
+
+def test_a_segment_from_before_names_were_kept_apart_is_read(tmp_path: Path) -> None:
+    """Its producers are those it names; one with a name counts as having appended when the segment began."""
+    count, appended = 3, 1_700_000_000_000_000
+    size = 48 + 36 * count
+    size += -size % 64
+    data = bytearray(size)
+    struct.pack_into("<6sHqqqIII", data, 0, b"HWSEGM", 1, 7, 5, appended, 9, size, count)
+    for number in range(count):
+        struct.pack_into("<16sIqq", data, 48 + 36 * number, bytes([number + 1]) * 16, number, 10 + number, 7)
+    struct.pack_into("<I", data, 44, crc32c(data))
+    (tmp_path / segment_name(7)).write_bytes(data)
+    segment = Segment(RealDisk(), str(tmp_path), 7)
+    assert segment.start == size
+    assert {name[:1]: (found.epoch, found.last, found.at) for name, found in segment.header.producers.items()} == {
+        b"\x01": (0, 10, appended),
+        b"\x02": (1, 11, appended),
+        b"\x03": (2, 12, appended),
+    }
+    segment.close()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.log.receipt import Receipt
+from headwater.model.errors import HeadwaterError, TimedOut
 from interrupts import interrupt_in, run_interrupted
 
 INTERRUPTS = 300
@@ -18,12 +20,14 @@ INTERRUPTS = 300
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_an_interrupt_leaves_nothing_locked(tmp_path: Path, durability: str) -> None:
+    """Every receipt settles, those too whose `result` was interrupted, and what one says is stored is stored, once."""
     run_interrupted(work, f"file://{tmp_path}/log", durability)
 
 
 def work(url: str, durability: str) -> None:
     chance = random.Random(durability)
     acknowledged: set[str] = set()
+    receipts: dict[str, Receipt] = {}
     log = hw.open_log(url)
     log.create_topic("t", "id string", durability=durability, partitions=2)
     producer = log.producer(linger_ms=1)
@@ -31,23 +35,35 @@ def work(url: str, durability: str) -> None:
         with suppress(KeyboardInterrupt):
             try:
                 interrupt_in(chance.uniform(0.0001, 0.004))
+                for part in range(chance.choice([0, 4])):
+                    receipts[f"e{number}.{part}"] = receipt = producer.send("t", {"id": f"e{number}.{part}"})
+                    receipt.result()
                 with log.reader("t", start="latest") as reader:
                     log.append("t", [{"id": f"a{number}"}])
                     acknowledged.add(f"a{number}")
                     with log.transaction() as transaction:
                         transaction.append("t", [{"id": f"b{number}"}, {"id": f"c{number}"}])
                     acknowledged |= {f"b{number}", f"c{number}"}
-                    receipt = producer.send("t", {"id": f"d{number}"})
+                    receipts[f"d{number}"] = receipt = producer.send("t", {"id": f"d{number}"})
                     reader.poll()
                     receipt.result()
-                    acknowledged.add(f"d{number}")
                 time.sleep(0.005)
             finally:
                 interrupt_in(0)
     with hw.open_log(url) as other:  # another owner of locks, as another process would be
         other.append("t", [{"id": "other"}])
     log.append("t", [{"id": "after"}])
-    producer.close()
+    for name, receipt in receipts.items():
+        try:
+            receipt.result(timeout_s=30)
+            acknowledged.add(name)
+        except TimedOut:
+            raise AssertionError(f"the receipt of {name} never settles") from None
+        except HeadwaterError:
+            continue  # it was not stored, and its receipt says so
+    assert len(receipts) > INTERRUPTS / 4
+    with suppress(HeadwaterError):  # what the receipts said
+        producer.close()
     log.close()
     with hw.open_log(url) as other:
         stored = Counter(other.read("t").column("id").to_pylist())

@@ -239,3 +239,84 @@ def test_a_partition_without_rights_refuses_its_events_only(folder: Path) -> Non
             return len(values_of(mine, "other"))
 
     assert as_nobody(use) == 1
+
+
+@pytest.mark.skipif(not ROOT, reason="needs two users")
+def test_users_of_one_group_share_a_log(folder: Path) -> None:
+    """With umask 002 and a folder that gives its group to what is made in it, each does everything with what others made."""
+    folder.mkdir()
+    os.chown(folder, 0, STAFF)
+    folder.chmod(0o2775)
+
+    def use(name: str, where: Path = folder) -> list[bytes]:
+        with hw.open_log(str(where)) as log:
+            log.create_topic("raw", partitions=2, segment_bytes=4096, retention_bytes=1, exist_ok=True)
+            log.create_topic(f"of-{name[0]}", partitions=1)
+            log.append("raw", [name.encode() + b"x" * 500] * 20)
+            log.append("raw", [name.encode()], atomic=True)
+            with log.producer(id="shared") as producer:
+                producer.send("raw", name.encode()).result()
+            with log.consumer("raw", group="readers", missed="skip") as consumer:
+                assert consumer.poll(timeout_s=10)
+            with log.queue("raw", group="workers", deliveries_max=1) as queue:
+                leases = queue.lease(events_max=10, timeout_s=10)
+                queue.ack(leases[:3])
+                queue.reject(leases[3:5], "poison")
+                with log.transaction() as unit:
+                    unit.append(f"of-{name[0]}", [b"done"])
+                    unit.ack(leases[5:])
+                queue.redrive()
+            log.stage("shared")
+            log.seal("raw")
+            log.tidy("raw")
+            log.alter_topic("raw", partitions=2 * log.topic("raw").partitions)
+            return [event.value[:1] for event in log.reader("raw", missed="skip").poll(events_max=10_000)]
+
+    use("loads every module while they may be read", folder.with_name("other"))
+    for name, user in (("a", 1_001), ("b", 1_002), ("c", 1_001)):
+        assert as_member(lambda name=name: use(name), user)
+    for path in folder.rglob("*"):
+        mode = path.stat().st_mode
+        assert path.stat().st_gid == STAFF and mode & 0o070 >= (0o070 if path.is_dir() else 0o060), path
+
+
+@pytest.mark.skipif(not ROOT, reason="needs two users")
+def test_one_who_may_only_read_is_told_so_where_something_is_written(folder: Path) -> None:
+    """In one sentence with its code, whatever was to be written; reading works, with a log that is opened for that."""
+    filled(folder).close()
+
+    def use() -> tuple[str, int]:
+        with pytest.raises(NoAccess) as refusal:
+            hw.open_log(str(folder)).append("raw", [b"x"])
+        with hw.open_log(str(folder), read_only=True) as log:
+            for attempt in (
+                lambda: log.append("raw", [b"x"]),
+                lambda: log.create_topic("more"),
+                lambda: log.producer(id="me"),
+                lambda: log.consumer("raw", group="mine").poll(timeout_s=0),
+                lambda: log.queue("raw").lease(timeout_s=0),
+                lambda: log.tidy("raw"),
+            ):
+                with pytest.raises(NoAccess, match="read-only"):
+                    attempt()
+            return str(refusal.value), len(values_of(log, "raw"))
+
+    said, events = as_nobody(use)
+    assert events == 10
+    assert "refused access" in said and "read_only=True" in said and "\n" not in said.split(". ")[0]
+
+
+STAFF = 4_242
+
+
+def as_member(work: Callable[[], Any], user: int) -> Any:
+    """What the function gives in a process of a user of the group, whose files are the group's to write."""
+
+    def use() -> Any:
+        os.umask(0o002)
+        os.setgroups([STAFF])
+        os.setgid(user)
+        os.setuid(user)
+        return work()
+
+    return in_child(use)

@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +22,7 @@ import pytest
 import headwater as hw
 from children import Child, Gate, in_child
 from headwater.log import wait
+from headwater.log.keeper import holding
 from headwater.log.log import Log
 from headwater.model.errors import Closed, Fenced
 from headwater.testing.contract_case import events_of, refused, values_by_partition, values_of
@@ -301,6 +304,86 @@ def test_a_fork_in_the_middle_of_an_append_does_not_block_the_child(folder: str)
         assert values_of(log, "raw").count(b"child") == 15
 
 
+def test_a_fork_while_another_thread_appends_for_the_first_time_does_not_block_the_child(tmp_path: Path) -> None:
+    """PyArrow imports pandas under a lock when it builds its first array; a fork waits until that is over."""
+    slow = tmp_path / "pandas"
+    slow.mkdir()
+    (slow / "__init__.py").write_text(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "time.sleep(1)\n"
+        "raise ImportError('as if it were not installed')\n"
+    )
+    code = (
+        "import os, pathlib, signal, sys, threading, time\n"
+        "import headwater as hw\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "log = hw.open_log(folder / 'log')\n"
+        "log.create_topic('raw', partitions=1)\n"
+        "threading.Thread(target=lambda: log.append('raw', [b'parent'])).start()\n"
+        "while not (folder / 'begun').exists():\n"
+        "    time.sleep(0.001)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(20)\n"
+        "    log.append('raw', [b'child'])\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0, 'the child hung'\n"
+        "log.close()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    with hw.open_log(str(tmp_path / "log")) as log:
+        assert sorted(values_of(log, "raw")) == [b"child", b"parent"]
+
+
+@pytest.mark.parametrize("parent_dies", [False, True])
+def test_a_lock_that_another_thread_held_at_a_fork_is_not_kept_by_the_child(folder: str, parent_dies: bool) -> None:
+    """Its file is known to a thread that the child does not have; it is freed when the parent lets go of it, or dies."""
+    with hw.open_log(folder) as log, Gate() as forked, Gate() as done:
+        log.create_topic("raw", partitions=1)
+
+        def hold_and_fork() -> None:
+            with hw.open_log(folder) as mine:
+                held, fork = threading.Event(), threading.Event()
+
+                def hold() -> None:
+                    with lock_of(mine, "seal"):
+                        held.set()
+                        fork.wait()
+
+                thread = threading.Thread(target=hold)
+                thread.start()
+                held.wait()
+                grandchild = os.fork()
+                if grandchild == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                if parent_dies:
+                    forked.open(b"%d" % grandchild)
+                    time.sleep(60)
+                fork.set()
+                thread.join()
+                forked.open(b"%d" % grandchild)
+                done.wait()
+
+        parent = Child(hold_and_fork)
+        grandchild = int(forked.wait())
+        try:
+            if parent_dies:
+                parent.kill()
+            with lock_of(log, "seal") as is_free:
+                assert is_free
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+            if not parent_dies:
+                done.open()
+                parent.result()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["append", "sync", "catalog", "commit"])
 def test_a_lock_dies_with_its_process_though_a_child_of_it_lives(folder: str, held: str) -> None:
@@ -344,6 +427,8 @@ def lock_of(log: Log, held: str) -> Any:
     if held == "commit":
         return store._commits.locked()
     partition = store.handles.partition("raw", 0)
+    if held == "seal":
+        return holding(store._disk, partition)
     return partition.appending() if held == "append" else partition.syncing()
 
 

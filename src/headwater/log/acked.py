@@ -6,7 +6,9 @@ was not put in order since a power loss is believed only as far as the log itsel
 read, or that has none yet, needs everything.
 
 The topic of acknowledgements of a group's units of work (see `queue_work`) is done with up to the first unit that a window still
-has noted as half done. Its end has to be asked for before the windows: a unit that is noted later stands behind it.
+has noted as half done, and up to the first acknowledgement that a window would need after a power loss: one that its floor is not past
+yet. The floors are on disk before anything below them is given up. The topic's end has to be asked for before the windows: a unit
+that is noted later stands behind it.
 
 Thread-safety: may be used by many threads.
 """
@@ -14,16 +16,19 @@ Thread-safety: may be used by many threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from headwater.log.disk import Disk
 from headwater.log.queue_states import MemoryStates, local_queues
 from headwater.log.queue_window import Window, opened_window
-from headwater.log.queue_work import acks_name
+from headwater.log.queue_work import acks_name, decoded
+from headwater.log.store import Chunk
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
+
+T = TypeVar("T")
 
 Lost = Callable[[int], int | None]
 """The first offset that unclean stops took back since an incarnation."""
@@ -36,8 +41,20 @@ class Acked(msgspec.Struct, frozen=True):
     ids_us: int = 0
 
 
-def acked_in_folder(disk: Disk, folder: str, topic: Topic, number: int, *, end: int, lost_after: Lost) -> Acked | None:
-    """What the queues of a local log are done with in a partition that ends at `end`; None where there is no queue."""
+def acked_in_folder(
+    disk: Disk,
+    folder: str,
+    topic: Topic,
+    number: int,
+    *,
+    end: int,
+    lost_after: Lost,
+    chunks: Callable[[], Iterable[Chunk]],
+) -> Acked | None:
+    """What the queues of a local log are done with in a partition that ends at `end` and holds these `chunks`.
+
+    None where there is no queue.
+    """
     found: list[Acked] = []
     for made in local_queues(disk, folder):
         where = f"{folder}/{made['group']}/{made['topic']}"
@@ -47,7 +64,8 @@ def acked_in_folder(disk: Disk, folder: str, topic: Topic, number: int, *, end: 
         elif acks_name(made["topic"], made["group"]) == topic.name:
             names = [name for name in disk.names(where) if name.endswith(".window")]
             notes = [_with_window(disk, f"{where}/{name}", lambda window: window.acks_from) for name in names]
-            found.append(_applied(notes, end))
+            applied = _applied(notes, end).end
+            found.append(Acked(_not_needed(disk, where, names, chunks(), applied)))
     return _least(found)
 
 
@@ -78,6 +96,44 @@ def _applied(notes: Iterable[int | None], end: int) -> Acked:
     return Acked(min((0 if note is None else note - 1 for note in notes if note != 0), default=end))
 
 
+def _not_needed(disk: Disk, folder: str, names: Iterable[str], chunks: Iterable[Chunk], end: int) -> int:
+    """The place below `end` before which no window needs an acknowledgement, even after a power loss at this moment."""
+    windows = {
+        int(name.removesuffix(".window")): _with_window(disk, f"{folder}/{name}", _floor_and_since) for name in names
+    }
+    if None in windows.values():
+        return 0
+    place = 0
+    for chunk in chunks:
+        for offset, value in zip(chunk.all_offsets().tolist(), chunk.batch.column("value").to_pylist(), strict=True):
+            number, _, offsets = decoded(value)
+            floor, since = windows.get(number) or (0, 0)
+            is_needed = 0 < since <= offset + 1 and len(offsets) and offsets.max() >= floor
+            if offset >= end or is_needed:
+                break
+            place = offset + 1
+        else:
+            continue
+        break
+    if place:
+        _sync(disk, [f"{folder}/{name}" for name in names])
+    return place
+
+
+def _floor_and_since(window: Window) -> tuple[int, int]:
+    return window.floor, window.acks_since
+
+
+def _sync(disk: Disk, paths: Iterable[str]) -> None:
+    """Returns when these windows are on disk, with floors that are no lower than those read before."""
+    for path in paths:
+        file = disk.open(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+
 def _ids_us(made: Mapping[str, Any]) -> int:
     return int(made.get("duplicates_us") or 0)
 
@@ -88,7 +144,7 @@ def _least(found: list[Acked]) -> Acked | None:
     return Acked(min(one.end for one in found), max(one.ids_us for one in found))
 
 
-def _with_window(disk: Disk, path: str, ask: Callable[[Window], int]) -> int | None:
+def _with_window(disk: Disk, path: str, ask: Callable[[Window], T]) -> T | None:
     """What a window says; None where it cannot be read."""
     try:
         with opened_window(disk, path) as window:

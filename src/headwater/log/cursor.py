@@ -132,6 +132,14 @@ def ancestors_chunks(handles: Handles, partition: Partition) -> Iterator[Chunk]:
             yield from cursor.read(fence, events_max=_CHUNK_EVENTS)
 
 
+def partition_chunks(handles: Handles, partition: Partition) -> Iterator[Chunk]:
+    """What a partition holds, from its first event on; for those who use the files already."""
+    end = partition.bounds().end
+    cursor = LocalCursor(_Inside(handles), partition.topic.name, partition.number, offset=partition.first())
+    while cursor.offset < end:
+        yield from cursor.read(end, events_max=_CHUNK_EVENTS)
+
+
 class _Inside:
     """What has passed the gate already."""
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from headwater.log.fork import tell_when_forked
 from headwater.model.errors import Damaged, DiskFull, NoAccess, StorageError
 
 Buffer = Any
@@ -137,7 +138,7 @@ class RealDisk:
     def open(self, path: str, mode: Mode = "read") -> File:
         flags = {"read": os.O_RDONLY, "write": os.O_RDWR, "create": os.O_RDWR | os.O_CREAT}[mode]
         try:
-            return RealFile(path, os.open(path, flags, 0o644))
+            return RealFile(path, os.open(path, flags, 0o666))
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -226,6 +227,7 @@ class RealFile:
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
         self._handle = handle
+        self._locked_by = 0
         # One call into C: Ctrl-C falls before or after it, and never between a `finally` and the lock it frees.
         self.unlock: Callable[[], None] = partial(fcntl.flock, handle, fcntl.LOCK_UN)
 
@@ -296,6 +298,9 @@ class RealFile:
             ) from error
 
     def lock(self, *, wait: bool = True, shared: bool = False) -> bool:
+        if not self._locked_by:
+            tell_when_forked(self)
+        self._locked_by = os.getpid()
         try:
             fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -305,10 +310,21 @@ class RealFile:
         return True
 
     def close(self) -> None:
+        """Frees the lock by itself first: a child that was forked meanwhile has a copy of the file, which would keep it.
+
+        Not in that child, which would free the lock of its parent.
+        """
+        if self._locked_by == os.getpid():
+            self.unlock()
+            self._locked_by = 0
         self.unlock = partial(fcntl.flock, -1, fcntl.LOCK_UN)
         handle, self._handle = self._handle, -1  # first, so that an interrupt cannot make us close the number twice
         if handle >= 0:
             os.close(handle)
+
+    def _forked(self) -> None:
+        """In a child: lets go of a lock of the parent's, which the copy would keep after the parent's death."""
+        self.close()
 
     def __del__(self) -> None:
         self.close()

@@ -16,7 +16,7 @@ from typing import Any
 from headwater.log.catalog import read_text, topic_from_json, write_text
 from headwater.log.disk import Disk
 from headwater.log.head import Head
-from headwater.log.queue_window import BURYING, DELETE_IT, opened_window
+from headwater.log.queue_window import DELAYED, DELETE_IT, READY, opened_window
 from headwater.log.recovery import last_boot_id, read_incarnations
 from headwater.log.topic import Topic
 from headwater.model.errors import Damaged, HeadwaterError
@@ -113,10 +113,11 @@ def _check_window(
         if end is not None and window.next > end:
             raise _cannot_be(path, f"it knows of event {window.next - 1}, and the partition ends before {end}")
         offsets, states, _, times = window.entries()
-        if len(states) and int(states.max()) > BURYING:
+        if len(states) and int(states.max()) > DELAYED:
             raise _cannot_be(path, f"event {offsets[int(states.argmax())]} has a state that there is not")
-        if len(times) and window.hint > int(times.min()):
-            raise _cannot_be(path, f"it says that nothing is due before {window.hint}")
+        for hint, mine in ((window.hint_at, times[states == READY]), (window.hint, times[states != READY])):
+            if len(mine) and hint > int(mine.min()):
+                raise _cannot_be(path, f"it says that nothing is due before {hint}")
 
 
 def _incarnation(disk: Disk, folder: str) -> int | None:

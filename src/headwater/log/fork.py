@@ -2,6 +2,9 @@
 
 A forked child has copies of its parent's files, locks and half-filled batches, none of which are its own. Objects that hold
 such things register here, and are told in the child before anything else runs.
+
+One lock is out of their reach: PyArrow imports pandas under a lock of its own when it builds its first array. A child that is
+forked while another thread does so would wait for that lock for ever, so a fork waits until the import has ended.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import os
 import weakref
 from functools import cache
 from typing import Protocol
+
+import pyarrow as pa
 
 
 class Forked(Protocol):
@@ -33,5 +38,10 @@ def _handles() -> weakref.WeakSet[Forked]:
         for handle in list(handles):
             handle._forked()
 
-    os.register_at_fork(after_in_child=tell)
+    os.register_at_fork(before=_end_import_of_pandas, after_in_child=tell)
     return handles
+
+
+def _end_import_of_pandas() -> None:
+    """Builds an array, which waits for the import or does it. Afterwards PyArrow never takes its lock again."""
+    pa.array([None])

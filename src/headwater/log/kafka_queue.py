@@ -125,7 +125,7 @@ class KafkaQueue(Queue):
         """What waits here, or else what Kafka hands over to one member in a little time."""
         self._check_usable(to_change=True)
         if self._credit is not None:
-            events_max = min(events_max, self._credit - self._acks.outstanding(self._clock()))
+            events_max = min(events_max, self._credit - self._acks.outstanding(self._steady()))
         leases = self._hand_out(events_max) if events_max > 0 else []
         if leases:
             return leases
@@ -141,7 +141,7 @@ class KafkaQueue(Queue):
 
     def _free_member(self, events_max: int) -> Member | None:
         """The next member that holds nothing; a new one where all hold something, until there are too many."""
-        now, members = self._clock(), list(self._members)
+        now, members = self._steady(), list(self._members)
         for _ in members:
             self._turn += 1
             member = members[self._turn % len(members)]
@@ -158,7 +158,10 @@ class KafkaQueue(Queue):
                 return None
             self._states.prepare(self._settings)
             member = Member(
-                self._states, clock=self._clock, lease_us=self._settings.lease_us, events_max=min(events_max, ASKED_MAX)
+                self._states,
+                clock=self._steady,
+                lease_us=self._settings.lease_us,
+                events_max=min(events_max, ASKED_MAX),
             )
             self._members.append(member)
             return member
@@ -238,7 +241,7 @@ class KafkaQueue(Queue):
     def _hand_out(self, events_max: int) -> list[Lease]:
         """Leases of what waits; what has waited for half its lease is given back instead."""
         leases: list[Lease] = []
-        fresh = self._clock() + self._settings.lease_us // 2
+        fresh = self._steady() + self._settings.lease_us // 2
         for member in list(self._members):
             if not member.has_waiting or member.lock.locked():
                 continue
@@ -365,6 +368,8 @@ class _Part(QueuePartition):
             number=number,
             group=queue.group,
             settings=settings,
+            clock=queue._clock,
+            steady=queue._steady,
             bury=queue._dead.bury,
         )
         self._queue = queue
@@ -391,7 +396,7 @@ class _Part(QueuePartition):
             batch = member.batch
             if batch is None or batch.token != token:
                 return list(offsets)
-            if batch.deadline <= self._queue._clock():
+            if batch.deadline <= self._queue._steady():
                 # Kafka would say yes if somebody else has acknowledged it meanwhile.
                 member.give_back()
                 return list(offsets)

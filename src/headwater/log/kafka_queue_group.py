@@ -75,6 +75,7 @@ class ShareGroup:
     """The share group of one queue. It keeps no windows: who has which event is the brokers' business."""
 
     threads = True
+    on_disk = False
 
     def __init__(
         self, cluster: Cluster, records: QueueRecords, *, topic: Topic, physical: str, group: str, writable: bool
@@ -192,6 +193,9 @@ class ShareGroup:
         _has_none(partition)
 
     def grow(self, partition: int) -> Window:
+        _has_none(partition)
+
+    def sync(self, partition: int) -> None:
         _has_none(partition)
 
 

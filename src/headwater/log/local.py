@@ -22,13 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from headwater.log.acked import Acked, acked_in_folder
 from headwater.log.archive import check_archive
 from headwater.log.catalog import read_text, topic_to_json, write_text
 from headwater.log.commit import CommitLog, OffsetPart, StagePart, create_commits, create_state
-from headwater.log.cursor import LocalCursor, offset_at, reached
+from headwater.log.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.disk import Disk, RealDisk
 from headwater.log.fork import tell_when_forked
 from headwater.log.frame import Payload
@@ -438,7 +439,15 @@ class LocalStore(LocalStages, LocalCopies):
         def lost_after(incarnation: int) -> int | None:
             return self.lost_after(topic.name, number, incarnation=incarnation)
 
-        return acked_in_folder(self._disk, f"{self.folder}/queues", topic, number, end=end, lost_after=lost_after)
+        return acked_in_folder(
+            self._disk,
+            f"{self.folder}/queues",
+            topic,
+            number,
+            end=end,
+            lost_after=lost_after,
+            chunks=partial(partition_chunks, self.handles, partition),
+        )
 
     def _is_half_deleted(self, name: str) -> bool:
         folder = f"{self.folder}/topics/{name}"

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import compress, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -41,11 +42,13 @@ from headwater.log.queue_settings import (
     to_settings,
 )
 from headwater.log.queue_window import FAR_US
+from headwater.log.queue_work import acks_topic
 from headwater.log.reader import Start
 from headwater.log.split import is_held
 from headwater.log.store import Bounds, Waiter
 from headwater.log.topic import check_name
 from headwater.log.wait import wait_async
+from headwater.model.clock import SteadyClock
 from headwater.model.errors import TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
@@ -95,6 +98,7 @@ class Queue:
         self._log = log
         self._store = log.store
         self._clock = log.clock
+        self._steady = SteadyClock(log.clock)
         self._described = self._store.refresh(topic)
         self._credit = credit
         self._where = where
@@ -123,7 +127,7 @@ class Queue:
         self._sweep_at = 0.0
         self._peers: list[int] = []
         self._free: set[int] = set()
-        self._acks = Acks(self._write_acks, clock=self._clock, threads=self._states.threads, counters=self._counters)
+        self._acks = Acks(self._write_acks, clock=self._steady, threads=self._states.threads, counters=self._counters)
         tell_when_forked(self)
 
     # Leasing
@@ -179,7 +183,7 @@ class Queue:
 
     def nack(self, leases: Iterable[Lease], *, delay_s: float = 0.0, reason: str = "given back") -> None:
         """Gives events back, to be delivered again after the delay; at the delivery limit they become dead letters."""
-        at = self._clock() + round(delay_s * 1e6) if delay_s > 0 else 0
+        at = self._steady() + round(delay_s * 1e6) if delay_s > 0 else 0
         groups, refused = self._by_grant(leases)
         for part, grant, some in groups:
             late = part.nack([lease.event.offset for lease in some], grant.token, time=at, reason=reason)
@@ -224,7 +228,7 @@ class Queue:
     def extend(self, leases: Iterable[Lease], s: float) -> None:
         """Keeps leases for so many seconds from now."""
         check_seconds(s, "s")
-        deadline = self._clock() + round(s * 1e6)
+        deadline = self._steady() + round(s * 1e6)
         groups, refused = self._by_grant(leases)
         for part, grant, some in groups:
             refused += len(part.extend([lease.event.offset for lease in some], grant.token, deadline=deadline))
@@ -264,7 +268,7 @@ class Queue:
     ) -> Position:
         """Appends one event: to be delivered now, after a delay or at a time; with an `id`, once in the duplicate window."""
         self._check_usable()
-        extra = sending_headers(headers, delay_s=delay_s, at=at, id=id, now=self._clock())
+        extra = sending_headers(headers, delay_s=delay_s, at=at, id=id, now=self._clock(), steady=self._steady)
         return send_event(self._log, self.topic, value, key=key, headers=extra, spread_by=id)
 
     # Looking
@@ -347,9 +351,8 @@ class Queue:
             self._member = self._states.join()
             self._sweep_at = 0.0
         self._sweep()
-        now = self._clock()
         if self._credit is not None:
-            events_max = min(events_max, self._credit - self._acks.outstanding(now))
+            events_max = min(events_max, self._credit - self._acks.outstanding(self._steady()))
         leases: list[Lease] = []
         if events_max <= 0:
             return leases, False
@@ -361,23 +364,21 @@ class Queue:
             number = numbers[(self._turn + self._member + step) % len(numbers)]
             if self._is_held(number, bounds):
                 continue
-            if not self._lease_of(number, bounds[number], leases, events_max, now, wait=False):
+            if not self._lease_of(number, bounds[number], leases, events_max, wait=False):
                 busy.append(number)
             if len(leases) >= events_max:
                 return leases, False
         if wait and not leases:
             for number in busy:
-                self._lease_of(number, bounds[number], leases, events_max, now, wait=True)
+                self._lease_of(number, bounds[number], leases, events_max, wait=True)
         return leases, bool(busy)
 
-    def _lease_of(
-        self, number: int, bounds: Bounds, leases: list[Lease], events_max: int, now: int, *, wait: bool
-    ) -> bool:
+    def _lease_of(self, number: int, bounds: Bounds, leases: list[Lease], events_max: int, *, wait: bool) -> bool:
         """Adds what one partition gives; False where another process was at it."""
         part = self._part(number)
         while True:
             granted = part.lease(
-                events_max - len(leases), member=self._member, peers=self._peers, now=now, bounds=bounds, wait=wait
+                events_max - len(leases), member=self._member, peers=self._peers, bounds=bounds, wait=wait
             )
             if granted is None:
                 return False
@@ -408,7 +409,7 @@ class Queue:
             others = [event.offset for event, is_wanted in zip(events, wanted, strict=True) if not is_wanted]
             part.pass_over(others, granted.token)
             events, deliveries = list(compress(events, wanted)), list(compress(deliveries, wanted))
-        grant = Grant(self, self._acks, part.number, granted.token, len(events) + len(gone), granted.deadline)
+        grant = Grant(self, self._acks, part.number, granted.token, len(events) + len(gone), granted.until)
         grant.acked += gone
         self._acks.add(grant)
         self._counters["leased"] += len(events)
@@ -435,10 +436,10 @@ class Queue:
         """How long to sleep when there was nothing: others give back without waking us."""
         if is_busy:
             return _BUSY_S
-        due = min((part.waits_until for part in self._parts.values()), default=FAR_US)
-        if due >= FAR_US:
+        left_us = min((part.waits_us() for part in self._parts.values()), default=FAR_US)
+        if left_us >= FAR_US:
             return _WAIT_S_MAX
-        left_s = (due - self._clock()) / 1e6
+        left_s = left_us / 1e6
         return _BLOCKED_S if left_s <= 0 else max(_BUSY_S, min(_LOOK_AGAIN_S, left_s))
 
     # Settling
@@ -473,7 +474,10 @@ class Queue:
             number=number,
             group=self.group,
             settings=self._settings,
+            clock=self._clock,
+            steady=self._steady,
             bury=self._dead.bury,
+            acks_topic=partial(acks_topic, self._log, self.topic, self.group),
         )
 
     def _letters(self, dead: str | None) -> DeadLetters:

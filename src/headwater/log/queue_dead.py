@@ -5,7 +5,8 @@ The topic is made when the first one comes, with the columns of the queue's topi
 dead letter it is. That topic is itself read as a queue by that group: what was sent back is acknowledged there.
 
 A dead letter is written under the lock of its partition's window, after the window says that it is on its way. Whoever finds
-that after a crash looks for it in the topic first, so it is there once.
+that after a crash looks for it in the topic first, so it is there once. It is written in one transaction with the acknowledgement of
+the event that it was, and sent back in one with its own (see `queue_work`), so that a power loss doubles neither.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from headwater.log.queue_headers import DEAD_PREFIX, DELIVER_AT, GROUP, ID
+from headwater.log.queue_headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID
 from headwater.log.queue_send import row_again
+from headwater.log.store import Write
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput, TopicNotFound
 from headwater.model.event import Event
@@ -52,9 +54,15 @@ class DeadLetters:
             )
 
     def bury(
-        self, events: Sequence[Event], deliveries: Sequence[int], reasons: Sequence[str], begun: Sequence[bool]
+        self,
+        events: Sequence[Event],
+        deliveries: Sequence[int],
+        reasons: Sequence[str],
+        begun: Sequence[bool],
+        *,
+        acks: Sequence[Write] = (),
     ) -> None:
-        """Writes dead letters; of those that were `begun` before, only what is not there yet."""
+        """Writes dead letters, together with their `acks`; of those that were `begun` before, only what is not there yet."""
         assert self._dead is not None
         target = self._open()
         there = self._there() if any(begun) else set()
@@ -72,10 +80,17 @@ class DeadLetters:
                 GROUP: self._group.encode("utf-8"),
             }
             headers.pop(DELIVER_AT, None)
+            headers.pop(DELAY, None)
             headers.pop(ID, None)
             rows.append(row_again(target, event, headers))
-        if rows:
+        if not rows:
+            return
+        if not acks:
             self._log.append(target.name, rows)
+            return
+        with self._log.transaction() as unit:
+            unit.append(target.name, rows)
+            unit.add(acks)
 
     def browse(self, events_max: int) -> list[Event]:
         """Those that were not sent back."""
@@ -101,8 +116,9 @@ class DeadLetters:
             leases = queue.lease(events_max=wanted, timeout_s=0)
             if not leases:
                 break
-            self._send_back(target, [lease.event for lease in leases])
-            queue.ack(leases)
+            with self._log.transaction() as unit:
+                unit.append(target.name, self._rows_back(target, [lease.event for lease in leases]))
+                unit.ack(leases)
             sent += len(leases)
         return sent
 
@@ -112,13 +128,17 @@ class DeadLetters:
             self._queue.close()
 
     def _send_back(self, target: Topic, letters: Sequence[Event]) -> None:
-        """Appends dead letters to the queue's topic as they were, for the group that they name."""
+        """Appends dead letters to the queue's topic."""
+        self._log.append(target.name, self._rows_back(target, letters))
+
+    def _rows_back(self, target: Topic, letters: Sequence[Event]) -> list[dict[str, Any]]:
+        """Dead letters as events of the queue's topic, as they were, for the group that they name."""
         rows = []
         for letter in letters:
             old = letter.headers or {}
             headers = {name: raw for name, raw in old.items() if not name.startswith(DEAD_PREFIX)}
             rows.append(row_again(target, letter, headers))
-        self._log.append(target.name, rows)
+        return rows
 
     def _as_queue(self) -> Queue | None:
         from headwater.log.queue import Queue

@@ -1,6 +1,7 @@
 """Reserved headers: how an event tells the queues what to do with it.
 
     _deliver_at     not before that time (microseconds since 1970, as digits)
+    _delay          beside that: not before that time of the steady clock of that boot, and how long the delay was (microseconds)
     _id             an event with an id that was there less than `duplicates_s` before is not delivered
     _group          only the queue group of that name is given the event (dead letters, and those sent back)
     _dead_…         on a dead letter: reason, topic, partition, offset, deliveries, at
@@ -25,10 +26,11 @@ import pyarrow.compute as pc
 from headwater.log.placement import key_bytes, murmur2
 from headwater.log.queue_window import FAR_US
 from headwater.log.store import Chunk, Store
-from headwater.model.clock import time_us
+from headwater.model.clock import SteadyClock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput
 
 DELIVER_AT = "_deliver_at"
+DELAY = "_delay"
 ID = "_id"
 GROUP = "_group"
 DEAD_PREFIX = "_dead_"
@@ -46,6 +48,7 @@ def sending_headers(
     at: datetime | str | int | None,
     id: str | None,
     now: int,
+    steady: SteadyClock,
 ) -> dict[str, bytes]:
     """The headers of an event that is to be delivered later, or once."""
     extra = dict(headers or {})
@@ -54,6 +57,9 @@ def sending_headers(
     if delay_s is not None or at is not None:
         due = now + round((delay_s or 0) * 1e6) if at is None else time_us(at)
         extra[DELIVER_AT] = b"%d" % max(0, min(due, FAR_US))
+    if delay_s is not None and not steady.is_own:
+        delay_us = round(delay_s * 1e6)
+        extra[DELAY] = f"{steady.boot_id()} {steady() + delay_us} {delay_us}".encode("ascii")
     if id is not None:
         extra[ID] = id.encode("utf-8")
     return extra
@@ -70,6 +76,19 @@ def delivery_times(chunk: Chunk) -> npt.NDArray[np.int64]:
     if found is None:
         return np.zeros(chunk.batch.num_rows, np.int64)
     return np.array([int(raw) if raw is not None and raw.isdigit() else 0 for raw in found.to_pylist()], np.int64)
+
+
+def delays(chunk: Chunk) -> list[tuple[int, str, int, int]]:
+    """The rows that wait for a delay: row, boot, when it ends by the clock of that boot, and how long it was."""
+    found = _header(chunk, DELAY)
+    if found is None or found.null_count == len(found):
+        return []
+    delayed = []
+    for row, raw in enumerate(found.to_pylist()):
+        boot, *numbers = (raw or b"").decode("ascii", "replace").split(" ")
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            delayed.append((row, boot, int(numbers[0]), int(numbers[1])))
+    return delayed
 
 
 def is_for_others(chunk: Chunk, group: str) -> npt.NDArray[np.bool_]:

@@ -24,6 +24,7 @@ class ReadOnlyStates:
 
     threads = False
     writable = False
+    on_disk = True
 
     def __init__(self, disk: Disk, folder: str, *, topic: Topic, incarnation: int, has_keys: bool) -> None:
         self._disk = disk
@@ -82,6 +83,9 @@ class ReadOnlyStates:
     # What only those ask for who change something
 
     def grow(self, partition: int) -> Window:
+        _never()
+
+    def sync(self, partition: int) -> None:
         _never()
 
     def join(self) -> int:

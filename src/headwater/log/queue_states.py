@@ -51,6 +51,9 @@ class QueueStates(Protocol):
     writable: bool
     """Whether anything may be changed; where not, the windows are copies to look at."""
 
+    on_disk: bool
+    """Whether windows outlive a power loss, so that dead letters have to be acknowledged where one takes nothing back."""
+
     def settings(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """What the queue is: as it was made, or as wanted if it is new."""
 
@@ -59,6 +62,9 @@ class QueueStates(Protocol):
 
     def grow(self, partition: int) -> Window:
         """A window with twice the room; the caller holds its lock."""
+
+    def sync(self, partition: int) -> None:
+        """Returns when the window is on disk; the caller holds its lock."""
 
     def join(self) -> int:
         """Becomes a member; its number."""
@@ -86,6 +92,7 @@ class LocalStates:
     """The state of a queue in a folder, opened by one handle."""
 
     writable = True
+    on_disk = True
 
     def __init__(self, disk: Disk, folder: str, *, topic: Topic, incarnation: int, has_keys: bool) -> None:
         self.threads = isinstance(disk, RealDisk)
@@ -113,12 +120,10 @@ class LocalStates:
                         return found
                 else:
                     forget_windows(self._disk, self._folder)
-                for above in (
-                    self._folder,
-                    os.path.dirname(self._folder),
-                    os.path.dirname(os.path.dirname(self._folder)),
-                ):
+                above = self._folder
+                for _ in range(4):  # its own names, then itself in its group, that in `queues`, and that in the log
                     self._disk.sync_folder(above)
+                    above = os.path.dirname(above)
                 write_text(self._disk, path, _KIND, wanted)
                 return wanted
             finally:
@@ -145,6 +150,11 @@ class LocalStates:
         self._write(partition, window, floor=window.floor, capacity=2 * window.capacity)
         place.close_window()
         return self._window(place, partition, 0)
+
+    def sync(self, partition: int) -> None:
+        mapped = self._places[partition].map
+        assert mapped is not None
+        mapped.sync()
 
     def join(self) -> int:
         with self._mutex:
@@ -377,6 +387,7 @@ class MemoryStates:
 
     threads = True
     writable = True
+    on_disk = False
 
     def __init__(self, *, topic: Topic, has_keys: bool) -> None:
         self.topic = topic
@@ -413,6 +424,9 @@ class MemoryStates:
         window.copy_to(larger)
         self._windows[partition] = larger
         return larger
+
+    def sync(self, partition: int) -> None:
+        """It is lost with the process anyhow."""
 
     def delete(self) -> None:
         """It is forgotten, and so are those who hold it; `GroupInUse` while some member lives."""

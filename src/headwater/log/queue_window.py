@@ -5,14 +5,20 @@ whose capacity is a power of two. The event at offset o has the place o mod capa
 
     header   magic "HWQUEU", format u16; then u64, each with a check of its own in the highest 12 bits: capacity, floor, next,
              incarnation, moved, hint, has keys, acks from (where a unit of work that may be half done stands, plus 1; see
-             `queue_work`); at 256 the topic id, and at 288 the crc32c of what never changes: the start, capacity, has keys, topic id
+             `queue_work`), acks since (from where on the acknowledgements of units count, plus 1; 0: none does), hint at, clock
+             start (see below, plus 1; 0: nobody has asked since the machine was started); at 256 the topic id, and at 288 the
+             crc32c of what never changes: the start, capacity, has keys, topic id
     words    time u52 in microseconds | parity | deliveries u8 | state u3, so that one comparison finds what is due; the parity makes
              the number of ones even
     tokens   the lease: the member in the high half, a number of its own in the low half
     keys     only with order="key": murmur2 of the key + 1, 0 for none; the highest bit makes the number of ones even
 
-States: READY (to be delivered from the time on), LEASED (until the time), BURYING (on its way to the dead letters), and the
-word of all ones: acknowledged.
+States: READY (to be delivered from the time on), LEASED (until the time), BURYING (on its way to the dead letters), DELAYED (given
+back or sent with a delay, to be delivered from the time on), and the word of all ones: acknowledged.
+
+The time of a READY event is a date: microseconds since 1970 by the machine's clock, which may be set. All other times are by a clock that
+nobody sets (see `SteadyClock`), counted from `clock start`: the date at which that clock began, as the first to ask took it. So they
+are near the date, too, which is how a window from before this difference was made has them. A power loss or a restart forgets them.
 
 Invariants:
 - everything below `floor` is acknowledged; nothing at or above `next` has been delivered; entries exist between the two only;
@@ -20,13 +26,15 @@ Invariants:
 - a token is written before the word that makes it count, and every change of a live entry is one aligned store of eight bytes
   (NumPy's element-wise assignment, never a block copy), so a kill at any instruction leaves a window that can be read: at worst
   an event is delivered again;
-- `hint` is never later than the earliest time in any word that is not acknowledged, so that most leases need no search;
+- `hint at` is never later than the earliest time in any READY word, and `hint` than in any other that is not acknowledged, so that
+  most leases need no search;
 - no flipped bit passes: each word that is stored at once carries its own check, since a sum over several words could not be stored
   with them in one moment. A file is checked when it is opened. A bit of a token that flips ends a lease, and its event comes again.
 
 After a power loss pages of different moments may stand side by side. The floor alone is believed then (an acknowledgement is
-never untrue), everything above is forgotten and delivered again; and where the power loss took events back (durability="os"),
-floor and next go back with them.
+never untrue), everything above is forgotten; and where the power loss took events back (durability="os"), floor and next go back
+with them. What transactions have acknowledged is in a topic, and is put back from there (see `queue_partition`). `acks since` is on
+disk before the first acknowledgement that counts by it, and before the floor goes back over one that no longer does.
 
 Thread-safety: none; every method is called under the partition's queue lock.
 """
@@ -51,7 +59,7 @@ CAPACITY_MIN = 4096
 CAPACITY_MAX = 1 << 22
 DELIVERIES_MAX = 255
 
-READY, LEASED, BURYING = 0, 1, 2
+READY, LEASED, BURYING, DELAYED = 0, 1, 2, 3
 SHIFT = 12
 FAR_US = (1 << 52) - 2
 """The latest time a word can hold: the year 2112."""
@@ -63,7 +71,9 @@ DELETE_IT = (
 _MAGIC = b"HWQUEU"
 _START = struct.Struct("<6sH")
 _WORD = struct.Struct("<Q")
-_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS, _ACKS_FROM = range(1, 9)
+_CAPACITY, _FLOOR, _NEXT, _INCARNATION, _MOVED, _HINT, _HAS_KEYS, _ACKS_FROM, _ACKS_SINCE, _HINT_AT, _START_US = range(
+    1, 12
+)
 _TOPIC_AT = 256
 _TOPIC_BYTES = 32
 _CRC_AT = 288
@@ -125,7 +135,7 @@ class Window:
 
     @property
     def hint(self) -> int:
-        """No entry is due before."""
+        """No entry that is not READY is due before."""
         return int(self._head[_HINT]) & _VALUE_MASK
 
     @hint.setter
@@ -133,9 +143,31 @@ class Window:
         self._set(_HINT, time_us)
 
     @property
+    def hint_at(self) -> int:
+        """No READY entry is due before that date."""
+        return int(self._head[_HINT_AT]) & _VALUE_MASK
+
+    @hint_at.setter
+    def hint_at(self, time_us: int) -> None:
+        self._set(_HINT_AT, time_us)
+
+    @property
+    def clock_start(self) -> int:
+        """When the clock of leases and delays began, in microseconds since 1970, plus 1; 0 where nobody has said it."""
+        return int(self._head[_START_US]) & _VALUE_MASK
+
+    @clock_start.setter
+    def clock_start(self, time_us: int) -> None:
+        self._set(_START_US, time_us)
+
+    @property
     def incarnation(self) -> int:
         """The log's incarnation when it was last put in order."""
         return int(self._head[_INCARNATION]) & _VALUE_MASK
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._set(_INCARNATION, incarnation)
 
     @property
     def topic_id(self) -> str:
@@ -161,16 +193,25 @@ class Window:
         self._set(_ACKS_FROM, place)
 
     @property
+    def acks_since(self) -> int:
+        """From where on the acknowledgements of units of work speak of this window, plus 1; 0 where none does."""
+        return int(self._head[_ACKS_SINCE]) & _VALUE_MASK
+
+    @acks_since.setter
+    def acks_since(self, place: int) -> None:
+        self._set(_ACKS_SINCE, place)
+
+    @property
     def room(self) -> int:
         """How many more entries it takes."""
         return self.capacity - (self.next - self.floor)
 
-    def recover(self, *, incarnation: int, lost_after: int | None) -> None:
+    def recover(self, *, lost_after: int | None) -> None:
         """After an unclean stop: believes the floor, forgets what stands above, and goes back with the topic."""
         floor = self.floor if lost_after is None else min(self.floor, lost_after)
         self.restart(floor)
         self._set(_ACKS_FROM, 0)
-        self._set(_INCARNATION, incarnation)
+        self._set(_START_US, 0)
 
     def restart(self, offset: int) -> None:
         """Begins anew at an offset: everything below counts as acknowledged, everything from there on as never seen.
@@ -185,6 +226,7 @@ class Window:
             self._set(_FLOOR, offset)
             self._set(_NEXT, offset)
         self._set(_HINT, FAR_US)
+        self._set(_HINT_AT, FAR_US)
 
     # Entries come in
 
@@ -198,11 +240,16 @@ class Window:
         self._set(_NEXT, int(offsets[-1]) + 1)
         return offsets
 
-    def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None) -> None:
-        """The next offsets, to be delivered from these times on; those that are `done` count as acknowledged."""
+    def add(self, times: npt.NDArray[np.int64], done: Mask, keys: Words | None, *, delayed: Mask | None = None) -> None:
+        """The next offsets, to be delivered from these times on, of the `delayed` by the clock that nobody sets.
+
+        Those that are `done` count as acknowledged.
+        """
         offsets = np.arange(self.next, self.next + len(times), dtype=np.int64)
         places = offsets & self._wrap
         words = np.clip(times, 0, FAR_US).astype(np.uint64) << _SHIFT
+        if delayed is not None:
+            words[delayed] |= np.uint64(DELAYED)
         words = _even(words, _PARITY_AT)
         words[done] = _ACKED
         self._tokens[places] = 0
@@ -210,7 +257,9 @@ class Window:
         if self._keys is not None and keys is not None:
             self._keys[places] = _even(keys, _KEY_PARITY_AT)
         if not done.all():
-            self._set(_HINT, min(self.hint, int(words.min() >> _SHIFT)))
+            is_ready = (words & _STATE_MASK) == READY
+            self._set(_HINT_AT, min(self.hint_at, _earliest(words[is_ready])))
+            self._set(_HINT, min(self.hint, _earliest(words[~is_ready])))
         self._set(_NEXT, int(offsets[-1]) + 1)
 
     # Entries are found
@@ -220,17 +269,22 @@ class Window:
         now: int,
         limit: int,
         *,
+        date: int | None = None,
         without: Offsets | None = None,
         among: tuple[int, Sequence[int]] | None = None,
-    ) -> tuple[Offsets, int]:
-        """Up to `limit` offsets that may be delivered now, in order; and the earliest time of those that remain.
+    ) -> tuple[Offsets, tuple[int, int]]:
+        """Up to `limit` offsets that may be delivered now, in order; and the hints of those that remain.
 
-        `without` those, and `among` a member's peers only those whose keys fall to it.
+        `date` is what the machine's clock says, if that is not `now`. `without` those, and `among` a member's peers only
+        those whose keys fall to it.
         """
         floor, words = self.floor, self._in_order(self._words)
+        is_ready = (words & _STATE_MASK) == READY
         is_due = words < np.uint64((now + 1) << SHIFT)
+        if date is not None and date != now:
+            is_due = np.where(is_ready, words < np.uint64((date + 1) << SHIFT), is_due)
         if self._keys is not None:
-            is_due &= self._is_free(words, now)
+            is_due &= self._is_free(words, is_due)
         if without is not None:
             is_due[without[(without >= floor) & (without < self.next)] - floor] = False
         found = np.flatnonzero(is_due)
@@ -239,17 +293,18 @@ class Window:
             found = found[(keys == 0) | (_owners(keys, among[1]) == np.uint64(among[0]))]
         taken = found[:limit]
         if len(found) > len(taken):
-            return taken + floor, 0
+            return taken + floor, (0, 0)
         rest = words.copy()
         rest[taken] = _ACKED
-        return taken + floor, int(rest.min() >> _SHIFT) if len(rest) else FAR_US
+        return taken + floor, (_earliest(rest[~is_ready]), _earliest(rest[is_ready]))
 
-    def _is_free(self, words: Words, now: int) -> Mask:
+    def _is_free(self, words: Words, is_due: Mask) -> Mask:
         """Whether no earlier event of the same key waits and none is out. Scheduled and deferred ones have not come yet."""
         assert self._keys is not None
         keys = self._in_order(self._keys)
-        is_later = words >= np.uint64((now + 1) << SHIFT)
-        has_not_come = (((words & np.uint64(0x7FF)) == READY) & is_later) | (words >= np.uint64(FAR_US << SHIFT))
+        is_later = ~is_due
+        is_new = ((words & np.uint64(0x7FF)) == READY) | ((words & np.uint64(0x7FF)) == DELAYED)
+        has_not_come = (is_new & is_later) | (words >= np.uint64(FAR_US << SHIFT))
         waits = ~has_not_come & (keys != 0)
         at = np.flatnonzero(waits)
         free = keys == 0
@@ -313,10 +368,14 @@ class Window:
             self._set(_FLOOR, floor + first)
 
     def give_back(self, offsets: Offsets, *, time: int, delivered: bool = True) -> None:
-        """To be delivered again from a time on; not counted as delivered where nobody saw it."""
+        """To be delivered again from a time on, 0 for at once, FAR_US for never; not counted as delivered where nobody saw it."""
         places, time = offsets & self._wrap, min(time, FAR_US)
-        self._set(_HINT, min(self.hint, time))
-        words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT)
+        state = DELAYED if 0 < time < FAR_US else READY
+        if state == DELAYED:
+            self._set(_HINT, min(self.hint, time))
+        else:
+            self._set(_HINT_AT, min(self.hint_at, time))
+        words = (self._words[places] & np.uint64(0x7F8)) | np.uint64(time << SHIFT | state)
         self._words[places] = _even(words if delivered else words - _ONE_DELIVERY, _PARITY_AT)
 
     def recall(self, offsets: Offsets) -> Mask:
@@ -354,7 +413,7 @@ class Window:
         for mine, its in ((self._words, larger._words), (self._tokens, larger._tokens), (self._keys, larger._keys)):
             if mine is not None and its is not None:
                 its[offsets & larger._wrap] = mine[offsets & self._wrap]
-        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM):
+        for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM, _ACKS_SINCE, _HINT_AT, _START_US):
             larger._head[field] = self._head[field]
 
     def check(self) -> None:
@@ -435,7 +494,8 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
     """The header of a window in which nothing is."""
     header = bytearray(HEADER_BYTES)
     _START.pack_into(header, 0, _MAGIC, FORMAT)
-    values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation, _HINT: FAR_US}
+    values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation}
+    values |= {_HINT: FAR_US, _HINT_AT: FAR_US}
     for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
         _WORD.pack_into(header, 8 * field, _checked(value))
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
@@ -451,6 +511,10 @@ def _owners(keys: Words, members: Sequence[int]) -> Words:
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(32)
     return peers[np.argmax(mixed, axis=1)]
+
+
+def _earliest(words: Words) -> int:
+    return int(words.min() >> _SHIFT) if len(words) else FAR_US
 
 
 def _word(time: int, deliveries: int, state: int) -> int:
@@ -474,7 +538,7 @@ def _value(word: int) -> int:
 
 def _check_header(view: memoryview, path: str) -> None:
     """Refuses a header with a wrong bit; each of its words is whole at any moment, so this needs no lock."""
-    for field in range(_CAPACITY, _ACKS_FROM + 1):
+    for field in range(_CAPACITY, _START_US + 1):
         (word,) = _WORD.unpack_from(view, 8 * field)
         if _checked(_value(word)) != word:
             raise _damaged(path, f"the number at byte {8 * field} fails its check")

@@ -3,8 +3,11 @@
 The acknowledgements are events of the same atomic append: one for each partition, in the topic `<topic>.<group>.acks` (partition
 u64, token u64, then the offsets). The locks of all windows concerned are held from the moment the leases are checked until the
 windows are told. Before the append each window notes where in that topic the acknowledgement will stand or later; whoever
-next holds its lock and finds the note knows that its writer is dead, looks there, and does what was committed. That topic is kept as
-long as some window has a note (see `acked`).
+next holds its lock and finds the note knows that its writer is dead, looks there, and does what was committed.
+
+A power loss may take back what windows were told. So an acknowledgement is kept in that topic until the floor of its window is past
+it, on disk (see `acked`), and whoever opens a window after a power loss does again what the topic says (see `queue_partition`).
+A dead letter is such a unit, too: it is written together with the acknowledgement of the event that it was, whose token is 0.
 
 Lock order: the windows' locks in the order of (topic, group, partition), then the locks of the log.
 """
@@ -19,8 +22,11 @@ import numpy as np
 from headwater.log.commit import OffsetPart
 from headwater.log.gate import Held, hold, leave
 from headwater.log.lease import Lease
+from headwater.log.queue_states import QueueStates
+from headwater.log.queue_window import Window
 from headwater.log.rows import to_batch
 from headwater.log.store import Write
+from headwater.log.topic import Topic
 from headwater.model.errors import LeaseExpired
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ def commit_work(
 ) -> list[range]:
     """Appends everything and acknowledges the leases as one; `LeaseExpired` leaves everything as it was."""
     work = _by_place(leases)
-    notes = {(topic, group): _acks_topic(log, queue) for (topic, group, _), (queue, _) in work.items()}
+    notes = {(topic, group): acks_topic(log, topic, group) for topic, group, _ in work}
     acks = []
     held: Held = []
     windows = []
@@ -55,11 +61,10 @@ def commit_work(
             windows.append((window, place))
         ends = {names: log.store.bounds([note.name])[note.name, 0].end for names, note in notes.items()}
         for window, (topic, group, number) in windows:
+            queue, tokens = work[topic, group, number]
+            begin_counting(window, queue._states, number, end=ends[topic, group])
             window.acks_from = ends[topic, group] + 1
-            rows = [
-                np.array([number, token, *leased], np.uint64).tobytes()
-                for token, leased in work[topic, group, number][1].items()
-            ]
+            rows = [encoded(number, token, leased) for token, leased in tokens.items()]
             note = notes[topic, group]
             acks.append(Write(note, 0, to_batch(rows, note.schema)))
         states = next(iter(work.values()))[0]._states
@@ -83,6 +88,18 @@ def acks_name(topic: str, group: str) -> str:
     return f"{topic}.{group}.acks"
 
 
+def begin_counting(window: Window, states: QueueStates, number: int, *, end: int) -> None:
+    """From the first unit of work on the topic of acknowledgements speaks of a window: from `end` on. The caller holds its lock."""
+    if not window.acks_since:
+        window.acks_since = end + 1
+        states.sync(number)
+
+
+def encoded(number: int, token: int, offsets: Iterable[int]) -> bytes:
+    """One acknowledgement: partition, token and offsets."""
+    return np.array([number, token, *offsets], np.uint64).tobytes()
+
+
 def decoded(value: bytes) -> tuple[int, int, Any]:
     """Partition, token and offsets of one acknowledgement."""
     words = np.frombuffer(value, np.uint64)
@@ -99,12 +116,13 @@ def _by_place(leases: Iterable[Lease]) -> dict[Place, tuple[Queue, dict[int, lis
     return work
 
 
-def _acks_topic(log: Log, queue: Queue) -> Any:
-    name = acks_name(queue.topic, queue.group)
+def acks_topic(log: Log, topic: str, group: str) -> Topic:
+    """That topic, made where it is missing."""
+    name = acks_name(topic, group)
     note = log.create_topic(
         name,
         partitions=1,
-        durability=log.store.topic(queue.topic).durability,
+        durability=log.store.topic(topic).durability,
         segment_bytes=_SEGMENT_BYTES,
         retain="until_acked",
         exist_ok=True,

@@ -5,9 +5,12 @@ Format of `<base offset, 20 digits>.frames`: a header, then frames (see `frame`)
     0  magic "HWSEGM"    6  format u16       8  base offset i64   16  running i64    24  appended i64
    32  chain u32        36  header bytes u32 40  producers u32    44  crc32c u32, of the whole header with this word 0
    48  producers, 36 bytes each: id 16 bytes, epoch u32, last sequence i64, offset after its last event i64
+       then named u32, and for each of the first so many producers the time of its last append i64
 
 The header repeats what the partition knew when the segment began (running maximum of event time, append time, chain,
-the last sequence number of each recent producer), so opening a partition never reads an older segment.
+the last sequence number of each recent producer), so opening a partition never reads an older segment. Producers with a name have
+an epoch above 0 and come first; a header from before their times were kept has zeros in the place of `named`, and they count as
+having appended when the segment began.
 
 Invariants: every segment but the newest is whole and on disk before the next one is created; room is allocated ahead of
 the frames, so the file is longer than its content until it is closed, and only the head says where the content ends.
@@ -16,7 +19,7 @@ the frames, so the file is longer than its content until it is closed, and only 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +36,13 @@ from headwater.model.schema import project
 
 FORMAT = 1
 PRODUCERS_MAX = 1000
+"""Of producers without a name so many are remembered, those that appended last: they only retry their last batch."""
+
+NAMED_KEPT_US = 30 * 86_400_000_000
+"""How long a producer with a name is remembered after its last append to the partition, by the append times of the partition."""
+
+NAMED_MAX = 100_000
+"""And at most so many of them, those that appended last."""
 
 _MAGIC = b"HWSEGM"
 _HEADER = struct.Struct("<6sHqqqIII")
@@ -41,15 +51,17 @@ _PRODUCER = struct.Struct("<16sIqq")
 _PRODUCERS_AT = _CRC_AT + 4
 _ALIGNMENT = 64
 _WORTH_SAVING = 100
-_SKIM = struct.Struct("<8xQqI44x16sI12xq")
+_SKIM = struct.Struct("<8xQqI36xq16sI12xq")
+_NAMED = struct.Struct("<I")
 
 
 class ProducerSequence(msgspec.Struct, frozen=True, gc=False):
-    """The last that a producer has stored in a partition."""
+    """The last that a producer has stored in a partition; `at` is the append time, 0 where nobody knows it."""
 
     epoch: int
     last: int
     end_offset: int
+    at: int = 0
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
@@ -74,8 +86,10 @@ def index_name(base: int) -> str:
 
 def encode_header(header: SegmentHeader) -> bytes:
     """The header's bytes; of the producers the most recent ones."""
-    recent = sorted(header.producers.items(), key=lambda item: item[1].end_offset)[-PRODUCERS_MAX:]
-    size = _PRODUCERS_AT + _PRODUCER.size * len(recent)
+    recent = list(recent_producers(header.producers, now=header.appended).items())
+    times = [sequence.at or header.appended for _, sequence in recent if sequence.epoch]
+    times_at = _PRODUCERS_AT + _PRODUCER.size * len(recent)
+    size = times_at + _NAMED.size + 8 * len(times)
     size += -size % _ALIGNMENT
     data = bytearray(size)
     _HEADER.pack_into(
@@ -84,8 +98,17 @@ def encode_header(header: SegmentHeader) -> bytes:
     for number, (producer, sequence) in enumerate(recent):
         at = _PRODUCERS_AT + number * _PRODUCER.size
         _PRODUCER.pack_into(data, at, producer, sequence.epoch, sequence.last, sequence.end_offset)
+    struct.pack_into(f"<I{len(times)}q", data, times_at, len(times), *times)
     struct.pack_into("<I", data, _CRC_AT, crc32c(data))
     return bytes(data)
+
+
+def recent_producers(producers: Mapping[bytes, ProducerSequence], *, now: int) -> dict[bytes, ProducerSequence]:
+    """Those that are remembered: of the named ones all that appended lately, first; those without a name never displace them."""
+    ordered = sorted(producers.items(), key=lambda item: item[1].end_offset)
+    named = [(name, found) for name, found in ordered if found.epoch and (found.at or now) >= now - NAMED_KEPT_US]
+    anonymous = [(name, found) for name, found in ordered if not found.epoch]
+    return dict(named[-NAMED_MAX:] + anonymous[-PRODUCERS_MAX:])
 
 
 def create_segment(disk: Disk, folder: str, header: SegmentHeader) -> int:
@@ -154,9 +177,9 @@ class Segment:
         while position < end:
             if not frames.has_intact_header(self._bytes, position):
                 raise frames.damaged(self.path, position, "a frame's header")
-            size, base, count, producer, epoch, last = _SKIM.unpack_from(self._bytes, position)
+            size, base, count, appended, producer, epoch, last = _SKIM.unpack_from(self._bytes, position)
             if producer != frames.NO_PRODUCER:
-                found[producer] = ProducerSequence(epoch, last, base + count)
+                found[producer] = ProducerSequence(epoch, last, base + count, appended)
             position += frames.stride_of(size)
         return found
 
@@ -219,10 +242,11 @@ class Segment:
         data[_CRC_AT:_PRODUCERS_AT] = bytes(4)
         if magic != _MAGIC or base != self.base or struct.pack("<I", crc32c(data)) != crc:
             raise frames.damaged(self.path, 0, "the segment's header")
-        producers = {}
+        producers, times = {}, _times(data, _PRODUCERS_AT + count * _PRODUCER.size)
         for number in range(count):
-            producer, *rest = _PRODUCER.unpack_from(data, _PRODUCERS_AT + number * _PRODUCER.size)
-            producers[producer] = ProducerSequence(*rest)
+            producer, epoch, last, end = _PRODUCER.unpack_from(data, _PRODUCERS_AT + number * _PRODUCER.size)
+            at = times[number] if number < len(times) else appended
+            producers[producer] = ProducerSequence(epoch, last, end, at)
         return SegmentHeader(base, running, appended, chain, producers), size
 
     def _load_index(self, end: int) -> Index:
@@ -255,3 +279,11 @@ class Segment:
                 if length == before:
                     raise
         self._bytes = memoryview(self._view)
+
+
+def _times(header: bytearray, at: int) -> Sequence[int]:
+    """When the named producers of a header appended last; of one from before that was kept, none."""
+    if at + _NAMED.size > len(header):
+        return ()
+    (count,) = _NAMED.unpack_from(header, at)
+    return struct.unpack_from(f"<{count}q", header, at + _NAMED.size)

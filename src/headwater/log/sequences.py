@@ -2,6 +2,9 @@
 
 They stand in the header of each segment and in the frames behind it. This process's own frames are remembered as they are
 written, so only those of others are ever read. All is asked and told by the holder of the partition's append lock.
+
+Producers with a name are remembered for a time, those without one by their number (see `recent_producers`): however many of the
+latter come and go, a named producer that starts again finds what it stored.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from headwater.log.active import lost
 from headwater.log.disk import Disk
 from headwater.log.frame import NO_PRODUCER, Payload
 from headwater.log.head import Mark
-from headwater.log.segment import ProducerSequence, Segment, segment_name
+from headwater.log.segment import ProducerSequence, Segment, recent_producers, segment_name
 
 
 class Sequences:
@@ -31,8 +34,9 @@ class Sequences:
         return self._known.get(producer)
 
     def all(self, mark: Mark) -> dict[bytes, ProducerSequence]:
-        """Those of every producer, up to the written mark."""
+        """Those of every producer that is remembered, up to the written mark."""
         self._look(mark)
+        self._known = recent_producers(self._known, now=mark.appended)
         return self._known
 
     def remember(self, payloads: Sequence[Payload], mark: Mark, after: Mark) -> None:
@@ -42,7 +46,7 @@ class Sequences:
             end += payload.count
             if payload.stamp.producer != NO_PRODUCER:
                 stamp = payload.stamp
-                self._known[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end)
+                self._known[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, end, after.appended)
         if self._mark == (mark.base, mark.position, mark.heals):
             self.go_on(after)
 

@@ -39,6 +39,11 @@ class Transaction:
         self._check_not_over()
         self._writes += self._log._writes(topic, rows)
 
+    def add(self, writes: Iterable[Write]) -> None:
+        """Adds what is placed already."""
+        self._check_not_over()
+        self._writes += writes
+
     def commit_offsets(self, consumer: Consumer) -> None:
         """Commits what the consumer has handed out so far together with the appends: both happen or neither.
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from headwater.model.errors import InvalidInput
 
@@ -34,6 +35,28 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 def system_clock() -> int:
     """The machine's clock."""
     return time.time_ns() // 1_000
+
+
+class SteadyClock:
+    """Microseconds of a clock that nobody sets: it runs on evenly from the machine's start, asleep or not, for all its processes.
+
+    Where tests own the time it is their clock, which nobody sets either.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.is_own = clock is not system_clock
+
+    def __call__(self) -> int:
+        return self._clock() if self.is_own else time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+    def boot_id(self) -> str:
+        """Another one after each start of the machine, with which the clock begins again."""
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+    def start_us(self) -> int:
+        """When it began, in microseconds since 1970, by what the machine's clock says at this moment."""
+        return max(0, self._clock() - self())
 
 
 def duration_us(duration: object) -> int:

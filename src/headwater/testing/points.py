@@ -8,6 +8,7 @@ from importlib.resources import files
 # What only some programs reach has rounds and histories of its own; writers and readers never come by there.
 _KEEPING = ("retention:", "compaction:", "archive:", "overload:")
 _QUEUES = ("queue:",)
+_QUEUES_RECOVERY = ("queue recovery:",)
 _GROUPS = ("group:",)
 _COPIES = ("backup:", "restore:")
 _GAPS = ("gap:",)
@@ -23,7 +24,7 @@ _REPLACES = re.compile(r"""\bpoint(?:: str)? ?= ?"([^"]+)\"""")
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
     others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS, *_REPLACING)
-    return [point for point in _all_points() if not point.startswith(others)]
+    return [point for point in _all_points() if not point.startswith((*others, *_QUEUES_RECOVERY))]
 
 
 def keeping_points() -> list[str]:
@@ -34,6 +35,11 @@ def keeping_points() -> list[str]:
 def queue_points() -> list[str]:
     """Every point that queues reach."""
     return _beginning(_QUEUES)
+
+
+def queue_recovery_points() -> list[str]:
+    """Every point that the first to open a queue after a power loss reaches."""
+    return _beginning(_QUEUES_RECOVERY)
 
 
 def group_points() -> list[str]:
