@@ -35,6 +35,7 @@ from headwater.log.catalog import read_text, topic_to_json
 from headwater.log.cursor import segments
 from headwater.log.fence import Fence
 from headwater.log.frame import damaged
+from headwater.log.handles import GONE
 from headwater.log.head import Mark
 from headwater.log.local import LocalStore
 from headwater.log.manifest import (
@@ -56,7 +57,7 @@ from headwater.log.store import Bounds, Store
 from headwater.log.topic import Topic
 from headwater.log.vault import Vault, file_pieces, is_folder, open_vault
 from headwater.model.clock import Clock
-from headwater.model.errors import Damaged, Diverged, InvalidInput, StorageError, Unsupported
+from headwater.model.errors import Damaged, Diverged, InvalidInput, LogNotFound, StorageError, Unsupported
 
 TRIES = 5
 SMALL_FILE_BYTES = 1 << 20
@@ -76,7 +77,6 @@ _LOG_FILES = {
 _TOPIC_FILES = {"topic", "signal"}
 _PARTITION_FILES = {"head", "lock", "sync", "seal", "reserve"}
 _SEGMENT_FILE = re.compile(r"\d{20}\.(frames|arrow|index)")
-_LEFTOVER = re.compile(r".*\.new|\..*")
 _LOOKS_MAX = 10
 
 
@@ -158,7 +158,10 @@ class _Backup:
         self._before: dict[tuple[str, int, int, int], SegmentCopy] = {}
 
     def run(self) -> BackedUp:
-        log_id = read_text(self._disk, f"{self._store.folder}/headwater", "log")["id"]
+        try:
+            log_id = read_text(self._disk, f"{self._store.folder}/headwater", "log")["id"]
+        except FileNotFoundError:
+            raise LogNotFound(f"The log in {self._store.folder} is gone.", advice=GONE) from None
         earlier = newest_manifest(self._vault)
         if earlier is not None and earlier.log_id != log_id:
             raise Diverged(
@@ -263,12 +266,12 @@ class _Backup:
     def _unknown(self, folder: str, known: set[str], folders: list[str]) -> Iterator[str]:
         for name in sorted(self._disk.names(f"{self._store.folder}/{folder}".rstrip("/"))):
             path = f"{folder}{name}"
-            if name in known or _SEGMENT_FILE.fullmatch(name) or _LEFTOVER.fullmatch(name):
+            if name in known or _SEGMENT_FILE.fullmatch(name) or name.startswith("."):
                 continue
             if is_folder(self._disk, f"{self._store.folder}/{path}"):
                 folders.append(path)
                 yield from self._unknown(f"{path}/", set(), folders)
-            else:
+            elif not name.endswith(".new"):  # a draft; but a group or a topic may have such a name
                 yield path
 
     def _still_pieces(self, path: str) -> Iterator[bytes]:
