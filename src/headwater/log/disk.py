@@ -146,7 +146,7 @@ class RealDisk:
         file = RealFile(path, handle)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             file.close()
-            raise Damaged(
+            raise StorageError(
                 f"{path} is not a file: something else has its name.", advice="Move it out of the log's folder."
             )
         return file
