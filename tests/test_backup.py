@@ -15,9 +15,11 @@ import headwater as hw
 from children import NOBODY, in_child, let_others_in
 from commands import Command, refused
 from copying import check_equal
+from headwater.log import backup, restore
 from headwater.log.backup import BackedUp
 from headwater.log.doctor import examine
 from headwater.log.local import LocalStore
+from headwater.log.vault import ArrowVault
 from headwater.model.errors import (
     Closed,
     Conflict,
@@ -85,7 +87,7 @@ def test_a_restored_log_equals_its_source_and_is_healthy(backed_up: Path) -> Non
 
 
 def test_a_second_backup_copies_only_what_is_new(tmp_path: Path) -> None:
-    """Closed segments are linked on the same disk; sealed in between, they are not copied again; old files go."""
+    """Closed segments are linked on the same disk; those that were sealed in between are linked as they are now; old files go."""
     with hw.open_log(tmp_path / "log") as log:
         fill(log)
         first = log.backup(tmp_path / "backup")
@@ -95,13 +97,15 @@ def test_a_second_backup_copies_only_what_is_new(tmp_path: Path) -> None:
         assert segment.stat().st_ino == (tmp_path / "log/topics/t/0/00000000000000000000.frames").stat().st_ino
         second = log.backup(tmp_path / "backup")
         assert (second.copied, second.linked, second.kept) == (0, 0, first.copied + first.linked)
-        log.seal("t")
+        sealed = log.seal("t")
         log.append("t", [{"id": "k1", "v": 7}])
         third = log.backup(tmp_path / "backup")
-        assert (third.copied, third.linked, third.kept) == (1, 0, second.kept - 1)
+        assert (third.copied, third.linked, third.kept) == (1, sealed, second.kept - sealed - 1)
         assert third.copied_bytes < 10_000
+        fourth = log.backup(tmp_path / "backup")
+        assert (fourth.copied, fourth.linked, fourth.kept) == (0, 0, second.kept)
         assert len(list(tmp_path.glob("backup/manifest-*"))) == 1
-        assert len(files_of(tmp_path / "backup")) == 1 + third.copied + third.kept
+        assert len(files_of(tmp_path / "backup")) == 1 + fourth.kept
     hw.restore_log(tmp_path / "backup", tmp_path / "restored")
     check_equal(tmp_path / "log", tmp_path / "restored")
     assert examine(str(tmp_path / "restored")).findings == []
@@ -385,6 +389,104 @@ def test_two_restores_into_one_folder_do_not_mix(backed_up: Path) -> None:
     hw.restore_log(backed_up / "backup", backed_up / "restored", on_progress=meanwhile)
     assert len(refusals) == 1
     check_equal(backed_up / "log", backed_up / "restored")
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_other_events_at_the_same_offsets_are_copied(tmp_path: Path, sealed: bool) -> None:
+    """A power loss may take events back, and others get their places: same offsets, same lengths, another content."""
+    folder, kept = tmp_path / "log", tmp_path / "as it was"
+    with hw.open_log(folder) as log:
+        log.create_topic("t", SCHEMA, key="id", partitions=1, segment_bytes=4096)
+    shutil.copytree(folder, kept)
+    for text in ("a", "b"):
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+        with hw.open_log(folder) as log:
+            for number in range(20):
+                log.append("t", [{"id": "k", "v": number, "text": text * 500}])
+            if sealed:
+                log.seal("t")
+            log.backup(tmp_path / "backup")
+    hw.restore_log(tmp_path / "backup", tmp_path / "restored")
+    assert check_equal(folder, tmp_path / "restored") == 20
+
+
+def arrow_vault(url: str, disk: object) -> ArrowVault:
+    """A folder as a bucket has it: without links, and nothing in it can be held."""
+    return ArrowVault(arrow_fs.LocalFileSystem(), url, url)
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_a_backup_that_ends_while_one_is_restored_does_no_harm(
+    backed_up: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restore has the one that it began with, which the next backup removes; from a bucket it has the newer one."""
+    if kind == "bucket":
+        for module in (backup, restore):
+            monkeypatch.setattr(module, "open_vault", arrow_vault)
+    taken = []
+
+    def meanwhile(progress: object) -> None:
+        if not taken:
+            with hw.open_log(backed_up / "log") as log:
+                held = log.read("t").num_rows
+                fill(log)
+                taken.extend([held, log.backup(backed_up / "backup").events])
+
+    restored = hw.restore_log(backed_up / "backup", backed_up / "restored", on_progress=meanwhile)
+    assert restored.events == taken[kind == "bucket"]
+    with hw.open_log(backed_up / "restored") as log:
+        assert log.read("t").num_rows == restored.events
+    assert examine(str(backed_up / "restored")).findings == []
+    with hw.open_log(backed_up / "log") as log:
+        log.backup(backed_up / "backup")
+    assert len(list(backed_up.glob("backup/manifest-*"))) == 1
+    assert hw.restore_log(backed_up / "backup", backed_up / "newest").events == taken[1]
+    assert sorted(path.name for path in backed_up.iterdir()) == ["backup", "log", "newest", "restored"]
+
+
+def test_a_backup_that_is_replaced_again_and_again_is_not_called_damaged(
+    backed_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be held a restore gives up with the reason, and leaves nothing."""
+    monkeypatch.setattr(restore, "TRIES", 2)
+    for module in (backup, restore):
+        monkeypatch.setattr(module, "open_vault", arrow_vault)
+
+    def meanwhile(progress: object) -> None:
+        with hw.open_log(backed_up / "log") as log:
+            fill(log, batches=1)
+            log.backup(backed_up / "backup")
+
+    with pytest.raises(Conflict, match="Newer backups"):
+        hw.restore_log(backed_up / "backup", backed_up / "restored", on_progress=meanwhile)
+    assert sorted(path.name for path in backed_up.iterdir()) == ["backup", "log"]
+    hw.restore_log(backed_up / "backup", backed_up / "restored")
+    check_equal(backed_up / "log", backed_up / "restored")
+
+
+def test_a_file_that_vanishes_while_it_is_restored_is_named_and_nothing_is_left(backed_up: Path) -> None:
+    """As far as anybody can see the backup is damaged then: its manifest is still there."""
+
+    def remove(progress: object) -> None:
+        for path in backed_up.glob("backup/*/t/2/*"):
+            path.unlink(missing_ok=True)
+
+    with pytest.raises(Damaged, match=r"t/2/.* is missing"):
+        hw.restore_log(backed_up / "backup", backed_up / "restored", on_progress=remove)
+    assert sorted(path.name for path in backed_up.iterdir()) == ["backup", "log"]
+
+
+def test_what_others_left_unfinished_is_removed(backed_up: Path) -> None:
+    """Folders of a restore of another backup that was killed, and folders in which a killed backup put nothing."""
+    (backed_up / ".restored.restoring/of another/one").mkdir(parents=True)
+    hw.restore_log(backed_up / "backup", backed_up / "restored")
+    assert sorted(path.name for path in backed_up.iterdir()) == ["backup", "log", "restored"]
+    empty = backed_up / "backup/00000000000000000007"
+    (empty / "t/0").mkdir(parents=True)
+    with hw.open_log(backed_up / "log") as log:
+        log.backup(backed_up / "backup")
+    assert not empty.exists()
 
 
 def test_the_commands_tell_in_json_and_refuse_in_words(command: Command) -> None:

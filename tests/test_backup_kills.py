@@ -16,8 +16,10 @@ import pytest
 import headwater as hw
 from children import Child
 from copying import await_lines, check_accounts, make_topics, write_until_told
+from headwater.log.backup import newest_manifest
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
+from headwater.log.vault import open_vault
 from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
 from headwater.testing.points import copy_points
 from memory_folders import memory_folder
@@ -143,6 +145,41 @@ def test_backups_killed_anywhere_leave_the_one_before() -> None:
 def test_backups_are_killed_many_more_times(seed: int) -> None:
     """The long tier of the same."""
     kill_round(seed)
+
+
+def back_up_and_die(folder: Path, seed: int) -> None:
+    """Backups one after the other, each in a process that may be killed anywhere, until told to stop."""
+    chance = random.Random(seed)
+    while not (folder / "enough").exists():
+        disk = RandomCrashDisk(chance.randrange(1 << 30), chance.choice((0.0, 0.001, 0.01)))
+        Child(lambda disk=disk: back_up(folder, disk)).was_killed()
+
+
+@pytest.mark.slow
+def test_restores_beside_backups_that_are_killed_are_whole() -> None:
+    """None calls a healthy backup damaged, and each gives a backup that counted when it began, or a later one."""
+    with busy_log(9) as folder:
+        back_up(folder, RealDisk())
+        others = Child(lambda: back_up_and_die(folder, 9))
+        try:
+            for number in range(6):
+                taken_us = newest_manifest(open_vault(str(folder / "backup"), RealDisk())).taken_us
+                restored = hw.restore_log(
+                    folder / "backup",
+                    folder / f"restored.{number}",
+                    on_progress=lambda progress: time.sleep(0.01),  # so that backups end while it reads
+                )
+                assert restored.taken_us >= taken_us
+                assert examine(str(folder / f"restored.{number}")).findings == []
+                check_accounts(folder, folder / f"restored.{number}", complete=False)
+        finally:
+            (folder / "enough").touch()
+            others.result()
+        lines = stored_lines(folder)
+        back_up(folder, RealDisk())
+        check_restored(folder, lines)
+        assert len(list((folder / "backup").glob("manifest-*"))) == 1
+        assert not list(folder.glob(".*"))
 
 
 @pytest.mark.slow

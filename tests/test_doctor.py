@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import headwater as hw
 from children import NOBODY, in_child
 from damages import CUTS, FLIPS
 from headwater.log.doctor import Report, examine
+from headwater.model.errors import Damaged, DiskFull
+from headwater.testing import SimDisk
 from specimen import KINDS, Snapshot, Specimen, files_of, look, specimen_in_memory, wrong
 
 TRIALS = [4, pytest.param(200, marks=pytest.mark.bench)]
@@ -153,6 +156,122 @@ def test_a_missing_file_is_found(specimen: Specimen, kind: str) -> None:
         else:
             assert not report.healthy
     snapshot.restore()
+
+
+MUST_BE_THERE = [
+    "catalog.lock",
+    "commit.lock",
+    "topics/orders/signal",
+    *(f"topics/{name}/0/{file}" for name in ("orders", "raw") for file in ("lock", "sync", "seal")),
+]
+
+
+@pytest.mark.parametrize("name", MUST_BE_THERE)
+def test_a_missing_lock_is_found_and_made_again(specimen: Specimen, name: str, tmp_path: Path) -> None:
+    """It has no content, so a repair makes it; until then nobody is told that the topic was deleted."""
+    snapshot, truth = specimen
+    snapshot.restore()
+    path = snapshot.folder / name
+    path.unlink()
+    report = examine(str(snapshot.folder))
+    assert not report.healthy and str(path) in {finding.path for finding in report.findings}
+    for seen in in_child(lambda: look(snapshot.folder)).values():
+        assert not isinstance(seen, Exception) or (isinstance(seen, Damaged) and f"{path} is missing" in str(seen))
+    if name.endswith("seal"):
+        with hw.open_log(snapshot.folder) as log, pytest.raises(Damaged, match=r"seal is missing.*doctor --repair"):
+            log.backup(tmp_path / "backup")
+    snapshot.restore()  # whoever looks sends events, too
+    path.unlink()
+    assert examine(str(snapshot.folder), repair=True).healthy
+    assert examine(str(snapshot.folder)).findings == []
+    assert in_child(lambda: look(snapshot.folder)) == truth
+    snapshot.restore()
+
+
+def test_locks_of_groups_and_stages_are_found_and_made_again(tmp_path: Path) -> None:
+    """A consumer and a stage say which one is missing."""
+    folder = tmp_path / "log"
+
+    def use() -> None:
+        with hw.open_log(folder) as log:
+            log.create_topic("t", partitions=1, exist_ok=True)
+            log.stage("s")
+            with log.consumer("t", group="g") as consumer:
+                consumer.poll()
+
+    use()
+    for name in ("groups/g/lock", "stages/s/lock"):
+        (folder / name).unlink()
+        with pytest.raises(Damaged, match=f"{name} is missing"):
+            use()
+        assert f"{folder}/{name}" in {finding.path for finding in examine(str(folder)).findings}
+        assert examine(str(folder), repair=True).healthy
+        use()
+
+
+def test_a_missing_partition_and_a_missing_description_are_named(specimen: Specimen) -> None:
+    """Neither is a topic that was deleted."""
+    snapshot, _ = specimen
+    for name in ("topics/raw/0", "topics/raw/topic"):
+        snapshot.restore()
+        path = snapshot.folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert str(path) in {finding.path for finding in examine(str(snapshot.folder)).findings}
+        with hw.open_log(snapshot.folder) as log, pytest.raises(Damaged, match=f"{name} is missing"):
+            log.read("raw")
+    snapshot.restore()
+
+
+def test_what_was_to_replace_a_file_is_a_leftover_wherever_it_is(tmp_path: Path) -> None:
+    """Of producers, groups, queues and stages too; but a topic or a group may be named so."""
+    folder = tmp_path / "log"
+    with hw.open_log(folder) as log:
+        for name in ("t", "t.new"):
+            log.create_topic(name, partitions=1)
+            log.append(name, [{"key": b"k", "value": b"v"}])
+            log.stage(f"stage of {name}".replace(" ", "-"))
+            with log.producer(id="p") as producer:
+                producer.send(name, b"x", sequence=1)
+            with log.consumer(name, group=f"g.{name}") as consumer:
+                consumer.poll()
+                consumer.commit()
+            with log.queue(name, group="q.new") as queue:
+                queue.ack(queue.lease())
+    assert examine(str(folder)).findings == []
+    drafts = [folder / f"{path.relative_to(folder)}.new" for path in sorted(folder.rglob("*")) if path.is_file()]
+    for path in drafts:
+        path.write_bytes(b"half")
+    with hw.open_log(folder) as log:
+        with log.producer(id="p") as producer:
+            producer.send("t", b"x", sequence=2)
+        log.backup(tmp_path / "backup")
+    report = examine(str(folder))
+    assert {finding.severity for finding in report.findings} == {"warning"}
+    assert {finding.path for finding in report.findings} == {str(path) for path in drafts if path.exists()}
+    assert examine(str(folder), repair=True).healthy and examine(str(folder)).findings == []
+    hw.restore_log(tmp_path / "backup", tmp_path / "restored")
+    with hw.open_log(tmp_path / "restored") as log:
+        assert log.read("t.new").num_rows == 2 and set(log.groups()) >= {"g.t", "g.t.new"}
+    assert examine(str(tmp_path / "restored")).findings == []
+
+
+def test_a_full_disk_leaves_no_draft() -> None:
+    """What was begun would take up the room that is missing, and nobody would write it to its end."""
+    disk = SimDisk(1)
+    process = disk.process("one")
+    with hw.open_log("/disk/log", disk=process) as log:
+        log.create_topic("t", partitions=1)
+        disk.capacity_bytes = 1 << 40
+        disk.capacity_bytes = (1 << 40) - process.free_bytes("/disk")
+        with pytest.raises(DiskFull):
+            log.producer(id="p")
+        with pytest.raises(DiskFull):
+            log.alter_topic("t", event_bytes_max=5000)
+        names = [*process.names("/disk/log/producers"), *process.names("/disk/log/topics/t")]
+        assert not [name for name in names if name.endswith(".new")]
+        disk.capacity_bytes = None
+        log.producer(id="p").close()
+    assert examine("/disk/log", disk=process).findings == []
 
 
 def test_what_a_crash_left_over_is_removed(specimen: Specimen) -> None:

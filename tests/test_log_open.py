@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,58 @@ def as_member(work: Callable[[], Any], user: int) -> Any:
         return work()
 
     return in_child(use)
+
+
+def test_a_log_that_was_renamed_while_it_was_open_is_told_to_be_gone(tmp_path: Path) -> None:
+    """Nobody meets an error of the operating system: what needs a file by its name is refused, what has it open goes on in it."""
+    log = hw.open_log(tmp_path / "log")
+    log.create_topic("t", partitions=1)
+    with log.producer(id="p") as producer:
+        producer.send("t", b"v", sequence=1)
+    reader = log.reader("t", start="earliest")
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    stored = 1
+    for use in (lambda: log.append("t", [{"value": b"v"}]), lambda: log.producer(id="p").close()):
+        with suppress(LogNotFound):
+            stored += len(use() or ())
+    for use in (
+        lambda: log.read("t"),
+        lambda: reader.poll(timeout_s=0.1),
+        lambda: log.offsets("t"),
+        lambda: log.seal("t"),
+    ):
+        with suppress(LogNotFound):
+            use()
+    for use in (
+        log.topics,
+        lambda: log.producer(id="another"),
+        lambda: log.consumer("t", group="g").poll(),
+        lambda: log.create_topic("u"),
+        lambda: log.alter_topic("t", event_bytes_max=5000),
+        lambda: log.delete_topic("t"),
+        lambda: log.backup(tmp_path / "backup"),
+    ):
+        with pytest.raises(LogNotFound, match="is gone"):
+            use()
+    log.close()
+    with hw.open_log(tmp_path / "elsewhere") as again:
+        assert again.read("t").num_rows == stored
+
+
+@pytest.mark.parametrize("name", ["topics/t/topic", "topics/t/0/head", "headwater", "state"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    """Opening a pipe waits for somebody at its other end."""
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("t", partitions=1)
+    (tmp_path / "log" / name).unlink()
+    os.mkfifo(tmp_path / "log" / name)
+
+    def use(*, read_only: bool) -> None:
+        with hw.open_log(tmp_path / "log", read_only=read_only) as log:
+            for topic in log.topics():
+                log.topic(topic)
+                log.read(topic)
+
+    for read_only in (True, False):
+        with pytest.raises(StorageError, match=name):
+            use(read_only=read_only)

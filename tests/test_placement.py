@@ -6,6 +6,7 @@ import random
 import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headwater as hw
 from headwater.log.placement import Placement, key_bytes, murmur2, partitions_of, place
 from headwater.model.errors import InvalidSchema
 from headwater.model.schema import to_arrow_schema
+from headwater.sinks.newest import newest
 
 KAFKAS_OWN = {
     b"21": -973932308,
@@ -107,6 +110,12 @@ def test_blocks_and_very_long_keys_agree() -> None:
         ("BIGINT", -(2**63), b"\x80" + b"\x00" * 7),
         ("BOOLEAN", True, b"true"),
         ("DOUBLE", 1.5, b"1.5"),
+        ("DOUBLE", 0.0, b"0.0"),
+        ("DOUBLE", -0.0, b"0.0"),
+        ("FLOAT", -0.0, b"0.0"),
+        ("DOUBLE", float("nan"), b"null"),
+        ("DOUBLE", float("-inf"), b"null"),
+        ("STRUCT<x: DOUBLE, l: ARRAY<FLOAT>>", {"x": -0.0, "l": [-0.0, -1.0]}, b'{"l":[0.0,-1.0],"x":0.0}'),
         ("DECIMAL(5,2)", Decimal("1.50"), b'"1.50"'),
         ("DATE", date(2026, 1, 31), b'"2026-01-31"'),
         ("TIMESTAMP", datetime(2026, 1, 31, 12, tzinfo=UTC), b'"2026-01-31T12:00:00Z"'),
@@ -162,3 +171,42 @@ def test_rows_without_a_key_go_together_to_the_sticky_partition() -> None:
     assert placed[[1, 3]].tolist() == [3, 3]
     assert placed[[0, 2]].tolist() == partitions_of(pa.array([b"21", b"21"]), 4).tolist()
     assert place(rows, None, 4, sticky=6).partitions.tolist() == [2] * 4
+
+
+OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0007))[0]
+ZEROS_AND_NANS = [
+    (0.0, "a"),
+    (-0.0, "b"),
+    (float("nan"), "c"),
+    (OTHER_NAN, "d"),
+    (float("inf"), "e"),
+    (float("-inf"), "f"),
+]
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+@pytest.mark.parametrize("ddl", ["DOUBLE", "STRUCT<x: DOUBLE>"])
+def test_keys_that_sql_takes_for_the_same_are_one_key(tmp_path: Path, scheme: str, ddl: str) -> None:
+    """-0.0 is 0.0 and NaN is NaN, in the table and for compaction; the infinities are others, and the values stay as they were sent."""
+    url = str(tmp_path / "log") if scheme == "file" else "memory://"
+    with hw.open_log(url) as log:
+        log.create_topic("t", f"k {ddl}, v STRING", key="k", partitions=8, compact=True, segment_bytes=4096)
+        keys = [({"x": number}, value) for number, value in ZEROS_AND_NANS] if "STRUCT" in ddl else ZEROS_AND_NANS
+        for key, value in keys:
+            log.append("t", [{"k": key, "v": value}])
+        assert {row["v"] for row in log.table("t").to_pylist()} == {"b", "d", "e", "f"}
+        places = {row["v"]: row["_partition"] for row in log.read("t", columns=["_partition", "v"]).to_pylist()}
+        assert places["a"] == places["b"] and len({places[value] for value in "cdef"}) == 1
+        for _ in range(8):  # so that the segments are closed
+            log.append("t", [{"k": {"x": 1.5} if "STRUCT" in ddl else 1.5, "v": "x" * 5000}])
+            log.append("t", [{"k": key, "v": value} for key, value in keys])
+        log.seal("t") if scheme == "file" else None
+        log.tidy("t")
+        assert {row["v"] for row in log.table("t").to_pylist() if len(row["v"]) == 1} == {"b", "d", "e", "f"}
+
+
+def test_a_sink_gets_one_row_of_keys_that_a_database_takes_for_the_same() -> None:
+    """Two rows of one key in one statement are refused there."""
+    keys = pa.array([0.0, -0.0, 1.0, float("nan"), OTHER_NAN])
+    rows = pa.table({"k": keys, "_partition": [0] * 5, "_offset": range(5), "_deleted": [False] * 5})
+    assert newest(rows, ["k"]).column("_offset").to_pylist() == [1, 2, 4]

@@ -10,19 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 import headwater as hw
 from headwater.log.kafka import KafkaStore
-from headwater.log.log import Log
 from headwater.model.errors import CheckpointConflict, Fenced
-from headwater.processing.sink import StreamWriter, Task
 from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_stages import StageContract, marker, rows
 from headwater.testing.servers.kafka import KafkaServer
-from stage_holder import EPOCHS
+from stage_holder import EPOCHS as HOLDER_EPOCHS
+from task_writer import EPOCHS, TASK_EVENTS, TASKS, write_as
 
 pytestmark = pytest.mark.service("kafka")
 
@@ -69,7 +66,7 @@ def test_a_holder_is_killed_in_its_transaction(url: str) -> None:
                 assert holder.wait(60) == -signal.SIGKILL
         with start(url, "commit", "-1") as holder:
             assert holder.wait(60) == 0
-        assert [value["n"] for value in values_of(log, "b")] == list(range(EPOCHS))
+        assert [value["n"] for value in values_of(log, "b")] == list(range(HOLDER_EPOCHS))
 
 
 def test_a_holder_that_slept_is_fenced_by_the_brokers(url: str) -> None:
@@ -88,34 +85,26 @@ def test_a_holder_that_slept_is_fenced_by_the_brokers(url: str) -> None:
         assert [value["n"] for value in values_of(log, "b")] == [0]
 
 
-class _TaskWriter(StreamWriter):
-    """A task's writer outside of Spark."""
-
-    given: Log
-    place: Task
-
-    def log(self) -> Log:
-        return self.given
-
-    def task(self) -> Task:
-        return self.place
-
-
-def write_as(log: Log, checkpoint: Path, epoch: int, number: int, numbers: range) -> None:
-    """What Spark has a task of a batch do."""
-    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
-    (checkpoint / "metadata").write_text('{"id":"q"}')
-    (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
-    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
-    _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
-    writer = _TaskWriter({"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}, schema)
-    batches = [pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})]
-    writer.commit([writer.write(iter(batches))], epoch)
-
-
 @pytest.mark.covers("Trident", backends=["kafka"])
+def test_tasks_are_killed_in_and_after_their_transactions(url: str, tmp_path: Path) -> None:
+    """Each task of a batch commits by itself: whoever dies, a batch that is run again leaves the topic as it was."""
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING", key="k", partitions=2)
+        # A process opens a stage in one transaction and commits its batch in the next. So: task 0 has sent everything and not
+        # committed; it is stored and nobody has heard of it; both are stored and the driver does not know; the next batch is begun.
+        deaths = ["2:before", "2:after", "3:after", "3:before"]
+        program = [sys.executable, str(Path(__file__).parent / "task_writer.py"), url, str(tmp_path / "checkpoint")]
+        ended = subprocess.run([*program, *deaths], stdout=subprocess.PIPE, text=True, timeout=120)
+        assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(deaths) + ["0"]
+        stored = [value["n"] for value in values_of(log, "b")]
+        assert sorted(stored) == list(range(EPOCHS * TASKS * TASK_EVENTS))
+        for number in range(TASKS):
+            last = log.store.stage_state(f"s.{number}").last
+            assert last is not None and last.epoch == EPOCHS - 1
+
+
 def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> None:
-    """Each task of a batch commits by itself: one dies, the batch is run again, the other finds its marker."""
+    """It finds its marker; what does not follow the last one is refused."""
     with hw.open_log(url) as log:
         log.create_topic("b", "n INT, k STRING", key="k", partitions=2)
         write_as(log, tmp_path / "checkpoint", 0, 0, range(10))
@@ -146,5 +135,5 @@ def test_a_holder_need_not_open_its_stage_again(url: str) -> None:
             assert holder.wait(60) == 0
         assert log.store.held_stage("s") is None
         with refused(Fenced, "opened again"):
-            stage.commit(marker(EPOCHS), [("b", rows(1))])
-        assert [value["n"] for value in values_of(log, "b")] == list(range(EPOCHS))
+            stage.commit(marker(HOLDER_EPOCHS), [("b", rows(1))])
+        assert [value["n"] for value in values_of(log, "b")] == list(range(HOLDER_EPOCHS))

@@ -8,8 +8,11 @@ The order of things, and why it gives one consistent moment:
    read, then the bounds of all partitions are taken as one snapshot. What was committed as read is therefore never further
    than the events, and of each transaction all is inside or nothing. Then both locks are freed.
 3. The closed segments go to the vault, linked where it is on the same disk; what an earlier backup there holds is not copied
-   again. Of the newest segment of each partition the frames below the snapshot's end are copied. All checksums are looked at.
-4. The manifest is written. Only now the backup counts; older manifests, and files that none needs any more, are removed.
+   again if it has the same content: frames by their checksum, a sealed segment by a digest of its table, which has the checksum
+   of each batch. Offsets alone say nothing: after a power loss other events may have them. Of the newest segment of each
+   partition the frames below the snapshot's end are copied. All checksums are looked at.
+4. The manifest is written. Only now the backup counts; older manifests, and files that none needs any more, are removed. One that
+   somebody restores at this moment stays with its files until the next backup.
 
 A crash at any point leaves the earlier backup whole; what was begun is removed by the next one. Lock order: catalog, `seal` in the
 order of (topic, number), `commit.lock`. Thread-safety: a backup runs in one thread; the store may be used by others.
@@ -17,10 +20,11 @@ order of (topic, number), `commit.lock`. Thread-safety: a backup runs in one thr
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import IO, Any
 
@@ -31,6 +35,7 @@ from headwater.log.catalog import read_text, topic_to_json
 from headwater.log.cursor import segments
 from headwater.log.fence import Fence
 from headwater.log.frame import damaged
+from headwater.log.handles import GONE
 from headwater.log.head import Mark
 from headwater.log.local import LocalStore
 from headwater.log.manifest import (
@@ -52,7 +57,7 @@ from headwater.log.store import Bounds, Store
 from headwater.log.topic import Topic
 from headwater.log.vault import Vault, file_pieces, is_folder, open_vault
 from headwater.model.clock import Clock
-from headwater.model.errors import Damaged, Diverged, InvalidInput, StorageError, Unsupported
+from headwater.model.errors import Damaged, Diverged, InvalidInput, LogNotFound, StorageError, Unsupported
 
 TRIES = 5
 SMALL_FILE_BYTES = 1 << 20
@@ -72,7 +77,6 @@ _LOG_FILES = {
 _TOPIC_FILES = {"topic", "signal"}
 _PARTITION_FILES = {"head", "lock", "sync", "seal", "reserve"}
 _SEGMENT_FILE = re.compile(r"\d{20}\.(frames|arrow|index)")
-_LEFTOVER = re.compile(r".*\.new|\..*")
 _LOOKS_MAX = 10
 
 
@@ -113,12 +117,18 @@ def newest_manifest(vault: Vault) -> Manifest | None:
     failure: Damaged | None = None
     for name in sorted(filter(_is_manifest, vault.names()), reverse=True):
         try:
-            return decode_manifest(b"".join(vault.pieces(name)), f"{vault.url}/{name}")
+            return _read_manifest(vault, name)
         except Damaged as error:
             failure = failure or error
+        except FileNotFoundError:  # a newer one has replaced it since
+            return newest_manifest(vault)
     if failure is not None:
         raise failure
     return None
+
+
+def _read_manifest(vault: Vault, name: str) -> Manifest:
+    return decode_manifest(b"".join(vault.pieces(name)), f"{vault.url}/{name}")
 
 
 class _Moved(Exception):
@@ -148,7 +158,10 @@ class _Backup:
         self._before: dict[tuple[str, int, int, int], SegmentCopy] = {}
 
     def run(self) -> BackedUp:
-        log_id = read_text(self._disk, f"{self._store.folder}/headwater", "log")["id"]
+        try:
+            log_id = read_text(self._disk, f"{self._store.folder}/headwater", "log")["id"]
+        except FileNotFoundError:
+            raise LogNotFound(f"The log in {self._store.folder} is gone.", advice=GONE) from None
         earlier = newest_manifest(self._vault)
         if earlier is not None and earlier.log_id != log_id:
             raise Diverged(
@@ -253,12 +266,12 @@ class _Backup:
     def _unknown(self, folder: str, known: set[str], folders: list[str]) -> Iterator[str]:
         for name in sorted(self._disk.names(f"{self._store.folder}/{folder}".rstrip("/"))):
             path = f"{folder}{name}"
-            if name in known or _SEGMENT_FILE.fullmatch(name) or _LEFTOVER.fullmatch(name):
+            if name in known or _SEGMENT_FILE.fullmatch(name) or name.startswith("."):
                 continue
             if is_folder(self._disk, f"{self._store.folder}/{path}"):
                 folders.append(path)
                 yield from self._unknown(f"{path}/", set(), folders)
-            else:
+            elif not name.endswith(".new"):  # a draft; but a group or a topic may have such a name
                 yield path
 
     def _still_pieces(self, path: str) -> Iterator[bytes]:
@@ -316,14 +329,13 @@ class _Backup:
     ) -> SegmentCopy:
         """A closed segment, which never changes: kept from an earlier backup, linked, or copied."""
         name = sealed_name(base) if is_sealed else segment_name(base)
-        file = self._disk.open(f"{folder}/{name}")
-        size = file.size()
-        file.close()
+        path = f"{folder}/{name}"
+        sealed = Sealed(self._disk, folder, base) if is_sealed else None
+        digest = "" if sealed is None else _digest(sealed)
         known = self._before.get((topic.id, number, base, end))
-        if known is not None and (known.kind == "frames" or known.source_bytes == size):
-            return self._kept(known)
-        if is_sealed:
-            sealed = Sealed(self._disk, folder, base)
+        if known is not None and self._is_same(known, path, digest=digest):
+            return self._kept(msgspec.structs.replace(known, digest=digest))
+        if sealed is not None:
             for failure in sealed.check_batches(topic):
                 raise failure
             if sealed.end_offset != end:
@@ -331,24 +343,29 @@ class _Backup:
         else:
             mark_at(Segment(self._disk, folder, base), end)
         stored = f"{self._stamp}/{topic.name}/{number}/{name}"
-        if self._vault.link(f"{folder}/{name}", stored):
-            crc = 0
-            for piece in file_pieces(self._disk, f"{folder}/{name}"):
-                crc = crc32c(piece, crc)
+        if self._vault.link(path, stored):
+            copied = StoredFile(stored, *_size_and_crc(file_pieces(self._disk, path)))
             self._count(linked=1)
-            copied = StoredFile(stored, size, crc)
         else:
-            copied = self._put(stored, file_pieces(self._disk, f"{folder}/{name}"))
+            copied = self._put(stored, file_pieces(self._disk, path))
         self._disk.reach("backup: segment copied")
-        return SegmentCopy(base, end, "arrow" if is_sealed else "frames", size, copied)
+        return SegmentCopy(base, end, "arrow" if is_sealed else "frames", copied.size, copied, digest)
+
+    def _is_same(self, known: SegmentCopy, path: str, *, digest: str = "", end: int | None = None) -> bool:
+        """Whether an earlier backup holds what a file has up to `end`: a digest of a sealed segment, or none for frames."""
+        if (known.kind == "arrow") != bool(digest):
+            return False
+        if digest and known.digest:
+            return digest == known.digest
+        return (known.file.size, known.file.crc) == _size_and_crc(file_pieces(self._disk, path, end))
 
     def _copy_last(self, topic: Topic, number: int, folder: str, base: int, end: int) -> tuple[SegmentCopy, Mark]:
         """The newest segment up to the snapshot's end."""
         mark = mark_at(Segment(self._disk, folder, base), end)
-        known = self._before.get((topic.id, number, base, end))
-        if known is not None and known.kind == "frames" and known.source_bytes == mark.position:
-            return self._kept(known), mark
         path = f"{folder}/{segment_name(base)}"
+        known = self._before.get((topic.id, number, base, end))
+        if known is not None and self._is_same(known, path, end=mark.position):
+            return self._kept(known), mark
         stored = f"{self._stamp}/{topic.name}/{number}/{segment_name(base)}"
         copied = self._put(stored, file_pieces(self._disk, path, mark.position))
         self._disk.reach("backup: last segment copied")
@@ -388,13 +405,40 @@ class _Backup:
         self._on_progress(self._done)
 
     def _remove_unneeded(self, manifest: Manifest | None) -> None:
-        """Removes what the backup that counts does not need: older ones, and what a crash left behind."""
-        needed = {file.name for file in manifest.files()} | {manifest_name(manifest.taken_us)} if manifest else set()
+        """Removes what the backup that counts does not need: older ones, and what a crash left behind.
+
+        An older one that somebody restores stays whole; the next backup looks again.
+        """
+        needed = _needed(manifest) if manifest else set()
         names = self._vault.names()
-        for name in [*filter(_is_manifest, names), *(name for name in names if not _is_manifest(name))]:
-            if name not in needed and (_is_manifest(name) or _is_ours(name)):
-                self._vault.remove(name)
-                self._disk.reach("backup: one removed")
+        with ExitStack() as held:
+            for name in filter(_is_manifest, names):
+                if name not in needed and not held.enter_context(self._vault.held(name, alone=True)):
+                    with suppress(Damaged, FileNotFoundError):
+                        needed |= _needed(_read_manifest(self._vault, name))
+            for name in [*filter(_is_manifest, names), *(name for name in names if not _is_manifest(name))]:
+                if name not in needed and (_is_manifest(name) or _is_ours(name)):
+                    self._vault.remove(name)
+                    self._disk.reach("backup: one removed")
+            self._vault.tidy()
+
+
+def _needed(manifest: Manifest) -> set[str]:
+    """The files of a backup, its manifest included."""
+    return {file.name for file in manifest.files()} | {manifest_name(manifest.taken_us)}
+
+
+def _digest(sealed: Sealed) -> str:
+    """What a sealed segment says of its content: the offsets, times and checksum of each of its batches."""
+    table = (sealed.base, sealed.end_offset, sealed.schema_id, sealed.flags, sealed.compacted, sealed.batches)
+    return hashlib.blake2b(msgspec.json.encode(table), digest_size=16).hexdigest()
+
+
+def _size_and_crc(pieces: Iterator[bytes]) -> tuple[int, int]:
+    size = crc = 0
+    for piece in pieces:
+        size, crc = size + len(piece), crc32c(piece, crc)
+    return size, crc
 
 
 def mark_at(segment: Segment, end: int) -> Mark:

@@ -33,7 +33,7 @@ from headwater.log.cursor import segments
 from headwater.log.disk import Disk
 from headwater.log.handles import Handles
 from headwater.log.partition import Partition
-from headwater.log.placement import key_bytes
+from headwater.log.placement import comparable_keys
 from headwater.log.seal import seal_partition, write_sealed
 from headwater.log.sealed import Compacted, Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.store import Chunk
@@ -178,8 +178,7 @@ def _plans(
 
 def keys_of(chunk: Chunk) -> pa.Array:
     """The key of each event, in a form that can be compared."""
-    column = chunk.batch.column(chunk.topic.key)
-    return key_bytes(column) if pa.types.is_nested(column.type) else column
+    return comparable_keys(chunk.batch.column(chunk.topic.key))
 
 
 def tombstones_of(chunk: Chunk) -> Any:

@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -138,11 +139,18 @@ class RealDisk:
     def open(self, path: str, mode: Mode = "read") -> File:
         flags = {"read": os.O_RDONLY, "write": os.O_RDWR, "create": os.O_RDWR | os.O_CREAT}[mode]
         try:
-            return RealFile(path, os.open(path, flags, 0o666))
+            handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # or a pipe would be waited for
         except FileNotFoundError:
             raise
         except OSError as error:
             raise storage_error(error, path) from error
+        file = RealFile(path, handle)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            file.close()
+            raise StorageError(
+                f"{path} is not a file: something else has its name.", advice="Move it out of the log's folder."
+            )
+        return file
 
     def map(self, path: str, length: int, *, writable: bool = True) -> Map:
         try:
@@ -332,7 +340,7 @@ class RealFile:
 
 class _RealMap:
     def __init__(self, path: str, length: int, *, writable: bool) -> None:
-        handle = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         try:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self._map = mmap.mmap(handle, length, mmap.MAP_SHARED, protection)

@@ -1,7 +1,8 @@
 """The doctor: looks at every byte of a local log, says what is wrong, and repairs what is safe.
 
 Safe means: what can be made again from what is whole. A head or the shared state from the frames, an index by deleting it,
-Arrow's footer of a sealed segment from its batches, the manifest of an archive from its files, leftovers of a crash by removing them. A
+Arrow's footer of a sealed segment from its batches, the manifest of an archive from its files, a lock that is gone (it has no content, and
+nobody holds it), leftovers of a crash by removing them. A
 queue's window that cannot be right is removed: its events come again, which loses nothing. Events that fail their checksum are named and
 left alone: only a mirror or a backup has them.
 
@@ -10,7 +11,6 @@ Repairs expect that no other program has the log open; examining does not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,20 +27,21 @@ from headwater.log.doctor_archive import archive_checks
 from headwater.log.doctor_groups import group_checks
 from headwater.log.doctor_queues import queue_checks
 from headwater.log.fence import check_fence
+from headwater.log.group_files import group_names
 from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
 from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
 from headwater.log.seal import write_sealed
 from headwater.log.sealed import Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, segment_name
-from headwater.log.stage_files import stage_checks
+from headwater.log.stage_files import stage_checks, stage_names
 from headwater.log.topic import Topic
+from headwater.log.vault import is_folder
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
 Severity = Literal["warning", "error"]
 
 _ADVISES_ITSELF = "`headwater doctor"
-_LEFTOVER = re.compile(r".*\.new|\..*")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -96,6 +97,8 @@ class _Examination:
     def run(self) -> None:
         self._log_files()
         self._leftovers(self._folder)
+        for name in ("producers", "groups", "queues", "stages"):
+            self._drafts(f"{self._folder}/{name}")
         self._leftovers(f"{self._folder}/topics")
         for name in sorted(self._disk.names(f"{self._folder}/topics")):
             if not name.startswith("."):
@@ -115,10 +118,16 @@ class _Examination:
             f"{self._folder}/commits", self._read_commits, mend=lambda: create_commits(self._disk, self._folder)
         )
         for name in sorted(self._disk.names(f"{self._folder}/producers")):
-            if not name.endswith(".lock"):
+            if not name.endswith((".lock", ".new")):
                 path = f"{self._folder}/producers/{name}"
                 self._check(path, partial(check_fence, self._disk, path))
         folder = self._folder
+        for name in [
+            *(f"groups/{group}/lock" for group in group_names(self._disk, f"{folder}/groups")),
+            *(f"stages/{stage}/lock" for stage in stage_names(self._disk, f"{folder}/stages")),
+        ]:
+            path = f"{folder}/{name}"
+            self._check(path, partial(self._open, path), mend=partial(self._create, path))
         checks = (group_checks, queue_checks, stage_checks)
         for path, look, mend in chain.from_iterable(check(self._disk, folder) for check in checks):
             self._check(path, look, mend=mend)
@@ -129,13 +138,24 @@ class _Examination:
         self._check(
             f"{folder}/topic", lambda: found.append(topic_from_json(read_text(self._disk, f"{folder}/topic", "topic")))
         )
+        if not is_folder(self._disk, folder):
+            return
         self._leftovers(folder)
+        path = f"{folder}/signal"
+        self._check(path, partial(self._open, path), mend=partial(self._create, path, b"!"))
         for topic in found:
             for number in range(topic.partitions):
                 self._partition(f"{folder}/{number}", topic, number)
 
     def _partition(self, folder: str, topic: Topic, number: int) -> None:
+        if not self._disk.exists(folder):
+            self._seen(folder)
+            self._add(folder, "is missing", advice="Restore it from a mirror or a backup.")
+            return
         self._leftovers(folder)
+        for name in ("lock", "sync", "seal"):
+            path = f"{folder}/{name}"
+            self._check(path, partial(self._open, path), mend=partial(self._create, path))
         marks: list[Mark] = []
         firsts: list[int] = []
         self._check(
@@ -282,16 +302,26 @@ class _Examination:
 
     def _leftovers(self, folder: str) -> None:
         for name in sorted(self._disk.names(folder)):
-            if _LEFTOVER.fullmatch(name):
-                path = f"{folder}/{name}"
-                if self._repair:
-                    if "." in name[1:] and name.endswith(".new"):
-                        self._disk.remove(path)
-                    else:
-                        self._disk.remove_folder(path)
-                self._add(
-                    path, "left over from a crash", advice="It does no harm.", severity="warning", repaired=self._repair
-                )
+            path = f"{folder}/{name}"
+            if name.startswith(".") or (name.endswith(".new") and not is_folder(self._disk, path)):
+                self._left_over(path)
+
+    def _drafts(self, folder: str) -> None:
+        """Files that were to replace others; a producer, a group or a queue has them in folders of its own, which may have any name."""
+        for name in sorted(self._disk.names(folder)) if self._disk.exists(folder) else ():
+            path = f"{folder}/{name}"
+            if is_folder(self._disk, path):
+                self._drafts(path)
+            elif name.endswith(".new"):
+                self._left_over(path)
+
+    def _left_over(self, path: str) -> None:
+        if self._repair:
+            if is_folder(self._disk, path):
+                self._disk.remove_folder(path)
+            else:
+                self._disk.remove(path)
+        self._add(path, "left over from a crash", advice="It does no harm.", severity="warning", repaired=self._repair)
 
     def _twins(self, folder: str, base: int, names: set[str]) -> None:
         if {f"{base:020d}.frames", f"{base:020d}.arrow"} <= names:
@@ -337,15 +367,18 @@ class _Examination:
         self._seen(path)
         try:
             look()
-        except FileNotFoundError:
-            self._mended(path, "is missing", "Restore it from a mirror or a backup.", mend)
+        except FileNotFoundError as error:
+            if self._disk.exists(path):
+                self._mended(path, f"cannot be looked at: {error.filename or 'another file'} is missing", "", mend)
+            else:
+                self._mended(path, "is missing", "Restore it from a mirror or a backup.", mend)
         except HeadwaterError as error:
             self._mended(path, error.what, error.advice, mend)
 
     def _mended(self, path: str, what: str, advice: str, mend: Callable[[], object] | None) -> None:
         """Adds a finding; a repair that is more than that gives a sentence about it."""
         repaired, note = False, ""
-        if mend is not None and not self._repair and _ADVISES_ITSELF in advice:
+        if mend is not None and not self._repair:
             advice = "Close every program that uses this log, then run this with --repair."
         if self._repair and mend is not None:
             try:
@@ -396,8 +429,14 @@ class _Examination:
     def _open(self, path: str) -> None:
         self._disk.open(path).close()
 
-    def _create(self, path: str) -> None:
-        self._disk.open(path, "create").close()
+    def _create(self, path: str, content: bytes = b"") -> None:
+        file = self._disk.open(path, "create")
+        try:
+            file.write_at(0, [content])
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_folder(path.rpartition("/")[0])
 
     def _size(self, path: str) -> int:
         file = self._disk.open(path)

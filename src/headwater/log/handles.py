@@ -19,7 +19,12 @@ from headwater.log.fence import Fence, open_fence
 from headwater.log.partition import Partition
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
-from headwater.model.errors import LogNotFound, StorageError, TopicNotFound
+from headwater.model.errors import Damaged, HeadwaterError, LogNotFound, StorageError, TopicNotFound
+
+GONE = "Somebody removed or renamed its folder; open it where it is now."
+"""What to do about a log that is not where it was opened."""
+
+_FILES = ("head", "lock", "sync")
 
 
 class Handles:
@@ -58,7 +63,7 @@ class Handles:
         try:
             return sorted(name for name in self.disk.names(f"{self.folder}/topics") if not name.startswith("."))
         except FileNotFoundError:
-            raise LogNotFound(f"The log in {self.folder} is gone.", advice="Somebody removed its folder.") from None
+            raise LogNotFound(f"The log in {self.folder} is gone.", advice=GONE) from None
 
     def topic(self, name: str) -> Topic:
         """A topic as this process knows it; never one that was deleted."""
@@ -75,6 +80,11 @@ class Handles:
             topic = topic_from_json(read_text(self.disk, f"{self.folder}/topics/{name}/topic", "topic"))
         except FileNotFoundError:
             self.forget(name)
+            if self.disk.exists(f"{self.folder}/topics/{name}/0/head"):
+                raise Damaged(
+                    f"{self.folder}/topics/{name}/topic is missing.",
+                    advice="Restore this one file from a backup or a mirror; the events beside it are untouched.",
+                ) from None
             known = ", ".join(self.names()[:10]) or "none yet"
             raise TopicNotFound(
                 f"There is no topic {name!r} in {self.folder}.", advice=f"Topics here: {known}."
@@ -196,7 +206,19 @@ class Handles:
         try:
             return self._open_files(topic, number)
         except FileNotFoundError:
-            raise _deleted(topic.name) from None
+            raise self._missing(topic.name, number) from None
+
+    def _missing(self, name: str, number: int) -> HeadwaterError:
+        """Why a partition cannot be opened: a topic is removed as a whole, so where the rest of it stands a file was lost."""
+        folder = f"{self.folder}/topics/{name}"
+        if self.disk.exists(f"{folder}/topic"):
+            for path in (f"{folder}/{number}", *(f"{folder}/{number}/{file}" for file in _FILES)):
+                if not self.disk.exists(path):
+                    return Damaged(
+                        f"{path} is missing.",
+                        advice="Close every program that uses this log, then run `headwater doctor --repair`.",
+                    )
+        return _deleted(name)
 
     def _open_files(self, topic: Topic, number: int) -> Partition:
         return Partition(

@@ -222,18 +222,25 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         self._check_writable()
         producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()
         self._sequences.records.make()
-        transactor = self._settled(
-            self._cluster.writer.run(
-                lambda: Transactor(self._cluster, f"{self._prefix}{INTERNAL}producer.{producer.hex()}")
-            )
-        )
+        transactor = self._settled(self._cluster.writer.run(lambda: self._taken(producer)))
         with self._lock:
             for key in [key for key in self._producers if key[0] == producer]:
                 self._producers.pop(key).close()
             epoch = next(self._epochs)
             self._producers[producer, epoch] = transactor
-        self._sequences.records.refresh()
         return producer, epoch
+
+    def _taken(self, producer: bytes) -> Transactor:
+        """The transactions of a named producer, whose earlier holders are fenced; what they have committed is known."""
+        transactor = Transactor(self._cluster, f"{self._prefix}{INTERNAL}producer.{producer.hex()}")
+        try:
+            transactor.commit([self._sequences.taken(producer)])
+            transactor.wait_until_seen()
+            self._sequences.records.refresh()
+        except BaseException:
+            transactor.close()
+            raise
+        return transactor
 
     def sequence_of(self, name: str, partition: int, *, producer: bytes) -> int | None:
         self._check_open()

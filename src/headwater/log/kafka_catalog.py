@@ -89,7 +89,9 @@ class Catalog:
                 try:
                     return self._change(name, decide, begins=begins)
                 except Fenced:
-                    self._transactor = None
+                    if self._transactor is not None:
+                        self._transactor.close()
+                        self._transactor = None
                     time.sleep(random.uniform(0, 0.02) * (attempt + 1))
         raise Unreachable(
             f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
@@ -129,6 +131,7 @@ class Catalog:
         self.records.make()
         if self._transactor is None:
             self._transactor = Transactor(self._cluster, self.records.name)
+        self._transactor.wait_until_seen()  # a change whose commit nobody saw in time is decided on, not passed over
         self.refresh()
         before = self.get(name)
         after = decide(before)
@@ -137,6 +140,7 @@ class Catalog:
         told = {"format": FORMAT, **({_BEGUN: True} if begins else {})}
         value = None if after is None else json.dumps({**told, **topic_to_json(after)}).encode()
         self._transactor.commit([self.records.parcel([(name.encode(), value)])])
+        self._transactor.wait_until_seen()
         self.refresh()
         return after
 
@@ -162,6 +166,10 @@ class Sequences:
 
     They are written in the transaction that stores the events they count, so neither is there without the other. A key is the
     producer's id, the topic's id and the partition.
+
+    All producers share the topic, and a transaction that one of them holds open keeps readers before it. So whoever takes a
+    producer's name commits a record that says nothing (its key is the producer's id), and reads when that is seen: then all
+    that earlier holders of the name have committed is seen, too.
     """
 
     def __init__(self, cluster: Cluster, prefix: str) -> None:
@@ -171,6 +179,10 @@ class Sequences:
     def last(self, producer: bytes, topic_id: str, partition: int) -> int | None:
         """The last number of a producer in a partition, as known."""
         return self._last.get(_sequence_key(producer, topic_id, partition))
+
+    def taken(self, producer: bytes) -> Parcel:
+        """The record by which whoever takes a name sees how far readers are."""
+        return self.records.parcel([(producer.hex().encode(), None)])
 
     def parcel(self, producer: bytes, topic_id: str, partition: int, sequence: int) -> Parcel:
         """The record that says so, to be stored together with the events."""

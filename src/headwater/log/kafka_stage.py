@@ -1,8 +1,9 @@
 """Stages on Kafka: markers are records of the compacted topic `__headwater.stages`, written in the transaction that stores the events.
 
 Whoever opens a stage takes the transactional id of that stage: the brokers roll back what its holder had begun, and refuse every
-earlier holder from then on. Then the new fencing number is written (key `<stage>/number`), and the newest marker (key
-`<stage>/marker`) is read: nobody else can write one any more.
+earlier holder from then on. Then the new fencing number is written (key `<stage>/number`), and when readers see it the newest
+marker (key `<stage>/marker`) is read: nobody else can write one any more. A transaction of another stage that is open in the topic
+keeps readers before it, so a holder looks at its marker only when all that it has committed is seen.
 
 Not the offsets of a group, whose metadata could hold a marker too: brokers forget the offsets of a group without members after a
 week, and a stage that was stopped for longer would write its last batch again (see docs/decisions/0009).
@@ -128,6 +129,10 @@ class _StageRecords:
         self.topic = CompactedTopic(cluster, f"{prefix}{INTERNAL}stages", self._apply)
 
     def state(self, name: str) -> StageState:
+        """What every reader may know, and at least what a holder in this process has committed."""
+        for (stage, _), holder in list(self._holders.items()):
+            if stage == name:
+                holder.wait_until_seen()
         self.topic.refresh()
         return StageState(self.numbers.get(name, 0), self._markers.get(name))
 
@@ -140,9 +145,14 @@ class _StageRecords:
     def take(self, name: str) -> int:
         """Fences every holder, and only then looks at what they left."""
         transactor = Transactor(self._cluster, f"{self.topic.name}.{name}")
-        self.topic.refresh()
-        number = self.numbers.get(name, 0) + 1
-        transactor.commit([self.topic.parcel([(_key(name, _NUMBER), b"%d" % number)])])
+        try:
+            self.topic.refresh()
+            number = self.numbers.get(name, 0) + 1
+            transactor.commit([self.topic.parcel([(_key(name, _NUMBER), b"%d" % number)])])
+            transactor.wait_until_seen()  # then readers see all that earlier holders have committed, too
+        except BaseException:
+            transactor.close()
+            raise
         for held in [held for held in self._holders if held[0] == name]:
             self._holders.pop(held).close()
         self._holders[name, number] = transactor

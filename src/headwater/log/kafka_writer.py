@@ -8,7 +8,9 @@ offset in each partition behind it.
 
 The work is done by threads of ours, never by the caller's: Ctrl-C in a caller leaves nothing half done, and a write that is
 repeated after it finds the first one (see `KafkaStore.write`). After a commit the writer waits until readers see it, because
-Kafka answers before that.
+Kafka answers before that. How long that takes is not in its hands: any transaction that somebody else holds open in the same
+partition keeps readers before it. So a commit that has happened is never reported as an error because of that wait; the
+transactor remembers what nobody sees yet, and whoever has to know what it committed waits for that first (`wait_until_seen`).
 
 There is one delivery report, and one call into the client, for each event: its Python API has no other way to say an offset.
 
@@ -21,8 +23,9 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +134,11 @@ class Writer:
         except queue.Empty:
             transactor = Transactor(self._cluster, f"{self._cluster.name}-{uuid.uuid4().hex[:8]}")
         try:
-            offsets = transactor.commit(parcels, consumed)  # one that failed is not used again
-        except Fenced:
+            offsets = transactor.commit(parcels, consumed)
+        except BaseException as error:
+            transactor.close()  # one that failed is not used again
+            if not isinstance(error, Fenced):
+                raise
             raise TimedOut(
                 f"A transaction took longer than {TRANSACTION_S:g} s, and {self._cluster.address.url} rolled it back.",
                 advice="Nothing of it is stored; do it again.",
@@ -202,7 +208,9 @@ class Transactor:
     def __init__(self, cluster: Cluster, transactional_id: str) -> None:
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._fenced = False
+        self._refused: Callable[[], Fenced] | None = None
+        self._looking = threading.Lock()
+        self._unseen: dict[tuple[str, int], int] = {}
         self._producer: Any = cluster.producer(
             **{
                 "transactional.id": transactional_id,
@@ -216,31 +224,50 @@ class Transactor:
         cluster.ask(self._producer.init_transactions, "begin transactions")
 
     def commit(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> list[Offsets]:
-        """Stores all parcels and commits what was consumed, or raises and does nothing."""
+        """Stores all parcels and commits what was consumed, or raises and does nothing.
+
+        Returns when readers see them, or when that takes too long: they are stored either way (see `wait_until_seen`).
+        """
         with self._lock:
-            if self._fenced:
-                raise _fenced()
+            if self._refused is not None:
+                raise self._refused()
             for parcel in parcels:
                 self._cluster.know(self._producer, parcel.topic, parcel.topic_id, parcel.partitions)
             deliveries = [_Delivery(parcel) for parcel in parcels]
             self._run(deliveries, consumed)
-        wait_until_visible(self._cluster, deliveries)
+            last = _last_offsets(deliveries)
+            with self._looking:
+                self._unseen |= last
+        with suppress(HeadwaterError):
+            self._see(last)
         return [delivery.offsets for delivery in deliveries]
+
+    def wait_until_seen(self) -> None:
+        """Returns when readers see all that was committed; `Unreachable` where they do not for too long."""
+        with self._looking:
+            last = dict(self._unseen)
+        self._see(last)
+
+    def _see(self, last: Mapping[tuple[str, int], int]) -> None:
+        wait_until_visible(self._cluster, last)
+        with self._looking:
+            self._unseen = {place: at for place, at in self._unseen.items() if at > last.get(place, -1)}
 
     @property
     def is_usable(self) -> bool:
         """Whether nothing has happened after which its id has to be taken again."""
-        return not self._fenced
+        return self._refused is None
 
     def close(self) -> None:
         """Nothing more is written by this one, and its client ends."""
         with self._lock:
-            self._fenced = True
+            self._refused = _fenced
             self._cluster.forget(self._producer)
             self._producer = None
 
     def _run(self, deliveries: Sequence[_Delivery], consumed: Sequence[Consumed]) -> None:
         producer, kafka = self._producer, self._cluster.kafka
+        left_open = "The transaction was left to the broker to roll back"
         try:
             producer.begin_transaction()
             for delivery in deliveries:
@@ -252,13 +279,14 @@ class Transactor:
             for one in consumed:
                 send = partial(producer.send_offsets_to_transaction, one.positions, one.metadata)
                 self._cluster.ask(send, "commit offsets")
+            left_open = "It is not known whether the transaction was committed"
             self._cluster.ask(producer.commit_transaction, "commit a transaction")
         except kafka.KafkaException as caught:
-            raise self._aborted(self._cluster.as_ours(caught.args[0], what="write")) from None
+            raise self._aborted(self._cluster.as_ours(caught.args[0], what="write"), left_open) from None
         except BaseException as error:  # noqa: BLE001 - whatever it is, nothing of it may stay
-            raise self._aborted(error) from None
+            raise self._aborted(error, left_open) from None
 
-    def _aborted(self, error: BaseException) -> BaseException:
+    def _aborted(self, error: BaseException, left_open: str) -> BaseException:
         """Rolls back; the error to raise, which is `Fenced` wherever that was the cause."""
         try:
             if not isinstance(error, Fenced):
@@ -266,10 +294,10 @@ class Transactor:
                 return error
         except self._cluster.kafka.KafkaException as caught:
             if caught.args[0].code() != self._cluster.kafka.KafkaError._FENCED:
-                error.add_note(f"The transaction was left to the broker to roll back: {caught}.")
-                self._fenced = True
+                error.add_note(f"{left_open}: {caught}.")
+                self._refused = _unknown
                 return error
-        self._fenced = True
+        self._refused = _fenced
         return _fenced()
 
 
@@ -327,12 +355,17 @@ class _Delivery:
         return self._cluster.as_ours(refusal, what=f"write to {self.parcel.topic!r}")
 
 
-def wait_until_visible(cluster: Cluster, deliveries: Sequence[_Delivery]) -> None:
-    """Returns when readers see what was committed: Kafka answers a commit before its partitions know of it."""
+def _last_offsets(deliveries: Sequence[_Delivery]) -> dict[tuple[str, int], int]:
+    """The last offset of each partition that something went to."""
     last: dict[tuple[str, int], int] = {}
     for delivery in deliveries:
         place = delivery.parcel.topic, delivery.parcel.partition
         last[place] = max([last.get(place, -1), *delivery.offsets[-1:]])
+    return last
+
+
+def wait_until_visible(cluster: Cluster, last: Mapping[tuple[str, int], int]) -> None:
+    """Returns when readers see these offsets: Kafka answers a commit before its partitions know of it."""
     deadline = time.monotonic() + _VISIBLE_S
     while last:
         places = list(last)
@@ -345,7 +378,7 @@ def wait_until_visible(cluster: Cluster, deliveries: Sequence[_Delivery]) -> Non
             topic, partition = next(iter(last))
             raise Unreachable(
                 f"What was committed to partition {partition} of {topic!r} is not visible after {_VISIBLE_S:g} s.",
-                advice="It is stored; another transaction that was begun before it keeps readers waiting.",
+                advice="It is stored. Another transaction keeps readers waiting; try again when that has ended.",
             )
         if last:
             time.sleep(0.001)
@@ -372,6 +405,13 @@ def _unknown_fate(cluster: Cluster, topic: str) -> Unreachable:
     return Unreachable(
         f"{cluster.address.url} did not confirm a write to {topic!r} in time; it may or may not be stored.",
         advice="Check that the brokers run; a producer with an id and sequence= may simply send again.",
+    )
+
+
+def _unknown() -> Fenced:
+    return Fenced(
+        "The brokers did not say what became of the last transaction here, so nothing more is written.",
+        advice="Open the producer or the stage again: that finds out what is stored.",
     )
 
 

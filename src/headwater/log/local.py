@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from headwater.log.acked import Acked, acked_in_folder
@@ -36,7 +37,7 @@ from headwater.log.frame import Payload
 from headwater.log.gaps import LocalCopies
 from headwater.log.gate import Gate
 from headwater.log.group_files import FileGroup, GroupFiles
-from headwater.log.handles import Handles
+from headwater.log.handles import GONE, Handles
 from headwater.log.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.heartbeats import Heartbeat, reached_by, read_heartbeats, tell_time
 from headwater.log.overload import Gauge
@@ -322,7 +323,7 @@ class LocalStore(LocalStages, LocalCopies):
 
     def _open_files(self, *, create: bool) -> None:
         self._closed = False
-        self.gate = Gate(f"The log {self.folder}", "Open it again with open_log.")
+        self.gate = _LogGate(self._disk, self.folder)
         self._mutex = threading.RLock()
         self._catalog_depth = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -335,13 +336,10 @@ class LocalStore(LocalStages, LocalCopies):
                     f"There is no log in {self.folder}.", advice="Check the path, or open it with create=True."
                 ) from None
             self._create_log()
-        self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "write" if self._writable else "read")
-        for name in ("state", "commits", "commit.lock", "topics", "producers"):
+        for name in ("catalog.lock", "state", "commits", "commit.lock", "topics", "producers"):
             if not self._disk.exists(f"{self.folder}/{name}"):
-                raise Damaged(
-                    f"{self.folder}/{name} is missing.",
-                    advice="Close every program that uses this log, then run `headwater doctor --repair`.",
-                )
+                raise _missing(f"{self.folder}/{name}")
+        self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "write" if self._writable else "read")
         self._check_recovered()
         self._commits = CommitLog(self._disk, self.folder, writable=self._writable)
         self.handles = Handles(
@@ -502,3 +500,27 @@ class LocalStore(LocalStages, LocalCopies):
                 f"The log {self.folder} was opened read-only.",
                 advice="Open it without read_only=True, as a user who may write to its folder.",
             )
+
+
+class _LogGate(Gate):
+    """The gate of a log: a file that is missing where it must be is told as what it is, a log that was moved away or is damaged."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        super().__init__(f"The log {folder}", "Open it again with open_log.")
+        self._disk = disk
+        self._folder = folder
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.discard(threading.get_ident())
+        if isinstance(error, FileNotFoundError):
+            if self._disk.exists(f"{self._folder}/headwater"):
+                raise _missing(str(error.filename or error)) from error
+            raise LogNotFound(f"The log in {self._folder} is gone.", advice=GONE) from error
+
+
+def _missing(path: str) -> Damaged:
+    return Damaged(
+        f"{path} is missing.", advice="Close every program that uses this log, then run `headwater doctor --repair`."
+    )

@@ -30,13 +30,18 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class SegmentCopy(msgspec.Struct, frozen=True):
-    """A segment: its offsets, its kind, and how long its file was in the log."""
+    """A segment: its offsets, its kind, and how long its file was in the log.
+
+    `digest` stands for the content of a sealed segment, so that it is known again without being read whole; empty for frames, and in
+    manifests that were written before there was one.
+    """
 
     base: int
     end: int
     kind: Literal["frames", "arrow"]
     source_bytes: int
     file: StoredFile
+    digest: str = ""
 
 
 class PartitionCopy(msgspec.Struct, frozen=True):

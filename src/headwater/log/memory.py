@@ -27,7 +27,7 @@ from headwater.log.heartbeats import Heartbeat, add_heartbeat, reached_by
 from headwater.log.lateness import reached_after
 from headwater.log.memory_partition import MemoryPartition
 from headwater.log.memory_reading import MemoryCursor, MemoryWaiter
-from headwater.log.placement import key_bytes
+from headwater.log.placement import comparable_keys, key_bytes
 from headwater.log.queue_removal import no_queue
 from headwater.log.queue_states import MemoryStates
 from headwater.log.split import after_split, check_fences, check_split
@@ -478,9 +478,11 @@ class MemoryStore(MemoryStages):
             raise Closed("The memory log was closed.", advice="Open another with open_log.")
 
 
-def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[bytes | None], list[bool]]:
+def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[Any], list[bool]]:
     """For each event its key, and whether it is a tombstone."""
-    keys = key_bytes(chunk.batch.column(topic.key)).to_pylist()
+    column = comparable_keys(chunk.batch.column(topic.key))
+    # NaN is not equal to itself in Python; its text is.
+    keys = (column.cast(pa.string()) if pa.types.is_floating(column.type) else key_bytes(column)).to_pylist()
     gone = [False] * len(keys)
     if "_deleted" in chunk.batch.schema.names:
         gone = [bool(deleted) for deleted in chunk.batch.column("_deleted").to_pylist()]

@@ -8,7 +8,10 @@ The bytes of a key, by the type of its column (this is stored behaviour: it must
 - TINYINT, SMALLINT, INT, BIGINT: eight bytes, big-endian, two's complement (so widening a key keeps its partition);
 - everything else: canonical JSON, which is UTF-8 without spaces and with the fields of structs sorted by name; times are
   ISO 8601 (`"2026-01-31T12:00:00Z"`, `"2026-01-31T12:00:00.500000Z"`; TIMESTAMP_NTZ without the Z), decimals strings, binary
-  fields base64, NaN and the infinities null. Maps have no order and cannot be keys.
+  fields base64, NaN and the infinities null, -0.0 the same as 0.0. Maps have no order and cannot be keys.
+
+Whether two keys are the same is another question (`comparable_keys`): as in SQL and Spark, -0.0 is 0.0 and NaN is one key
+whatever its bits, but NaN and the infinities are three. Keys that are the same always have the same bytes.
 
 No key (null) hashes to nothing: `partitions_of` says -1 and the caller picks a partition. Whole batches are hashed at once
 in blocks that stay in the processor's cache; below 16 keys a plain loop is quicker than NumPy's fixed costs.
@@ -17,13 +20,16 @@ Functions only, no state: safe from any thread.
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.log.columns import values_of
 from headwater.log.topic import PARTITIONS_MAX
@@ -52,13 +58,45 @@ def key_bytes(column: pa.Array) -> pa.Array:
         return column.view(pa.binary())
     if pa.types.is_signed_integer(type_):
         return _big_endian(column)
-    if _has_map(type_):
+    if _has(type_, pa.types.is_map):
         raise InvalidSchema(
             f"A column of type {type_to_ddl(type_)} cannot be a key: the entries of a map have no order.",
             advice="Use a STRING, BINARY or integer column.",
         )
     encode = msgspec.json.Encoder(order="sorted").encode
-    return pa.array([None if value is None else encode(value) for value in values_of(column)], pa.binary())
+    return pa.array([None if value is None else encode(value) for value in _normal_values(column)], pa.binary())
+
+
+def comparable_keys(column: pa.Array) -> pa.Array:
+    """Each key in a form that is equal where the keys are the same, and can be grouped by; null stays null."""
+    if pa.types.is_floating(column.type):
+        return _normal_floats(column)
+    if not pa.types.is_nested(column.type):
+        return column
+    if not _has(column.type, pa.types.is_floating):
+        return key_bytes(column)
+    return pa.array([None if value is None else repr(value).encode() for value in _normal_values(column)], pa.binary())
+
+
+def _normal_values(column: pa.Array) -> list[Any]:
+    values = values_of(column)
+    return [_normal(value) for value in values] if _has(column.type, pa.types.is_floating) else values
+
+
+def _normal(value: Any) -> Any:
+    """A value without -0.0."""
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, dict):
+        return {name: _normal(one) for name, one in value.items()}
+    return [_normal(one) for one in value] if isinstance(value, list) else value
+
+
+def _normal_floats(column: pa.Array) -> pa.Array:
+    """Numbers without -0.0, and with one NaN of all there are."""
+    plain = pc.add(column, pa.scalar(0.0, column.type))
+    is_nan = pc.is_nan(plain)
+    return pc.if_else(is_nan, pa.scalar(math.nan, column.type), plain) if pc.any(is_nan).as_py() else plain
 
 
 def murmur2(keys: pa.Array) -> npt.NDArray[np.int32]:
@@ -139,10 +177,11 @@ def _big_endian(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(longs), [present, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
-def _has_map(type_: pa.DataType) -> bool:
+def _has(type_: pa.DataType, kind: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type is of a kind, or one inside it is."""
     if pa.types.is_struct(type_) or pa.types.is_list(type_):
-        return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
-    return pa.types.is_map(type_)
+        return any(_has(type_.field(at).type, kind) for at in range(type_.num_fields))
+    return kind(type_)
 
 
 def _murmur2_scalar(key: bytes) -> int:

@@ -1,14 +1,17 @@
 """Replacing a file as a whole: written beside its path, synced, moved there, and its folder synced.
 
 Whoever looks, at whichever moment somebody is killed or the power fails, finds the old file or the new one. What is left under the
-name `<path>.new` by one who died is written over by the next.
+name `<path>.new` by one who died is written over by the next, and by the doctor called a leftover. One who finds the disk full leaves
+nothing: what was begun would take up the room that is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from headwater.log.disk import Buffer, Disk
+from headwater.model.errors import StorageError
 
 
 def replace_file(
@@ -25,7 +28,21 @@ def replace_file(
     `sync=False` is for what need not outlive a power loss, `sync_folder=False` for callers that sync the folder later, with more in it.
     `point` begins the names of the two crash points.
     """
-    file = disk.open(f"{path}.new", "create")
+    try:
+        _write_draft(disk, f"{path}.new", pieces, sync=sync)
+    except StorageError:
+        with suppress(StorageError):
+            disk.remove(f"{path}.new")
+        raise
+    disk.reach(f"{point} written")
+    disk.rename(f"{path}.new", path)
+    disk.reach(f"{point} named")
+    if sync_folder:
+        disk.sync_folder(path.rpartition("/")[0])
+
+
+def _write_draft(disk: Disk, draft: str, pieces: Iterable[Buffer], *, sync: bool) -> None:
+    file = disk.open(draft, "create")
     try:
         file.truncate(0)
         position = 0
@@ -36,8 +53,3 @@ def replace_file(
             file.sync()
     finally:
         file.close()
-    disk.reach(f"{point} written")
-    disk.rename(f"{path}.new", path)
-    disk.reach(f"{point} named")
-    if sync_folder:
-        disk.sync_folder(path.rpartition("/")[0])

@@ -2,7 +2,10 @@
 
 The log is made whole beside its place, under a name that starts with a dot, and renamed at the end: whatever goes wrong, there is
 either the restored log or nothing. Every file must be there with its length before the first is copied, and its crc32c is
-checked while it is. What a crash left under the name with the dot is removed by the next try.
+checked while it is. What a crash left under the name with the dot is removed by the next try, and all else that goes wrong leaves nothing.
+
+A backup may run meanwhile: a restore holds the manifest that it reads, and that backup stays whole as long as it does. In a bucket nothing
+can be held; a restore whose backup was replaced begins again with the newer one.
 
 A restored log is a later incarnation of the log that was backed up, with an id of its own (see docs/decisions/0005): positions that
 were saved behind the backup's end raise `PositionLost` instead of naming other events.
@@ -13,7 +16,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import msgspec
 from crc32c import crc32c
@@ -24,18 +27,17 @@ from headwater.log.commit import create_commits, create_state
 from headwater.log.disk import Disk, File, RealDisk
 from headwater.log.fence import create_fence
 from headwater.log.head import create_head
-from headwater.log.manifest import Manifest, OtherFile, PartitionCopy, StoredFile, TopicCopy
+from headwater.log.manifest import Manifest, OtherFile, PartitionCopy, StoredFile, TopicCopy, manifest_name
 from headwater.log.mirror import check_apart
 from headwater.log.recovery import INCARNATIONS_MAX
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import segment_name
 from headwater.log.topic import check_name
-from headwater.log.vault import Vault, make_folders, open_vault
+from headwater.log.vault import Vault, is_folder, make_folders, open_vault
 from headwater.model.clock import Clock, system_clock
 from headwater.model.errors import (
     Conflict,
     Damaged,
-    HeadwaterError,
     InvalidInput,
     NotFound,
     StorageError,
@@ -43,6 +45,7 @@ from headwater.model.errors import (
 )
 
 NAMED_MAX = 5
+TRIES = 5
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -71,12 +74,33 @@ def restore_log(
     folder = os.path.abspath(to.removeprefix("file://"))
     check_apart(backup, folder)
     vault = open_vault(backup, disk)
-    manifest = newest_manifest(vault)
-    if manifest is None:
-        raise NotFound(f"There is no backup in {backup}.", advice="Check the path; `headwater backup` makes one.")
-    _check_empty(disk, folder)
-    _check_files(vault, manifest)
-    return _Restore(disk, vault, manifest, folder, clock, on_progress).run()
+    for _ in range(TRIES):
+        with _held_manifest(vault, backup) as manifest:
+            try:
+                _check_empty(disk, folder)
+                _check_files(vault, manifest)
+                return _Restore(disk, vault, manifest, folder, clock, on_progress).run()
+            except StorageError:
+                if vault.size(manifest_name(manifest.taken_us)) is not None:
+                    raise
+    raise Conflict(
+        f"Newer backups have replaced the one in {vault.url} {TRIES} times while it was read.",
+        advice="Nothing was restored. Restore it when no backup runs.",
+    )
+
+
+@contextmanager
+def _held_manifest(vault: Vault, backup: str) -> Iterator[Manifest]:
+    """The manifest that counts; no backup removes it or its files as long as it is held, where a vault can hold something."""
+    for _ in range(TRIES):
+        manifest = newest_manifest(vault)
+        if manifest is None:
+            raise NotFound(f"There is no backup in {backup}.", advice="Check the path; `headwater backup` makes one.")
+        with vault.held(manifest_name(manifest.taken_us)) as is_held:
+            if is_held:
+                yield manifest
+                return
+    raise Conflict(f"Backups in {vault.url} replace one another.", advice="Restore it when no backup runs.")
 
 
 class _Restore:
@@ -101,34 +125,41 @@ class _Restore:
 
     def run(self) -> Restored:
         make_folders(self._disk, self._fresh)
-        lock = self._disk.open(f"{self._fresh}/catalog.lock", "create")
         try:
-            if not lock.lock(wait=False):
-                raise Conflict(
-                    f"Something else is restored into {self._folder} at this moment.", advice="Wait until it has ended."
-                )
-            self._remove_leftovers()
+            lock = self._disk.open(f"{self._fresh}/catalog.lock", "create")
+        except FileNotFoundError:
+            raise self._taken() from None
+        try:
+            if not lock.lock(wait=False) or not self._disk.exists(self._fresh):
+                raise self._taken()
             try:
+                self._remove_leftovers()
                 self._make_log()
-            except (HeadwaterError, KeyboardInterrupt):
+                self._disk.reach("restore: complete")
+                self._disk.rename(self._fresh, self._folder)
+            except BaseException:
                 with suppress(StorageError):
                     self._disk.remove_folder(self._fresh)
                 raise
-            self._disk.reach("restore: complete")
-            self._disk.rename(self._fresh, self._folder)
             self._disk.sync_folder(os.path.dirname(self._folder))
             self._disk.reach("restore: named")
             return self._done
         finally:
             lock.close()
 
+    def _taken(self) -> Conflict:
+        return Conflict(
+            f"Something else is restored into {self._folder} at this moment.", advice="Wait until it has ended."
+        )
+
     def _remove_leftovers(self) -> None:
         """What another try left when it died; its lock is ours now."""
         for name in self._disk.names(self._fresh):
-            if name in ("topics", "producers") or name in self._manifest.folders:
-                self._disk.remove_folder(f"{self._fresh}/{name}")
+            path = f"{self._fresh}/{name}"
+            if is_folder(self._disk, path):
+                self._disk.remove_folder(path)
             elif name != "catalog.lock":
-                self._disk.remove(f"{self._fresh}/{name}")
+                self._disk.remove(path)
 
     def _make_log(self) -> None:
         manifest, folder = self._manifest, self._fresh
@@ -200,9 +231,12 @@ class _Restore:
     def _checked(self, file: StoredFile) -> Iterator[bytes]:
         """A file's bytes; `Damaged` behind the last where they are not those that were stored."""
         size = crc = 0
-        for piece in self._vault.pieces(_inside(file.name)):
-            size, crc = size + len(piece), crc32c(piece, crc)
-            yield piece
+        try:
+            for piece in self._vault.pieces(_inside(file.name)):
+                size, crc = size + len(piece), crc32c(piece, crc)
+                yield piece
+        except FileNotFoundError:
+            raise _not_whole(self._vault, f"{file.name} is missing") from None
         if (size, crc) != (file.size, file.crc):
             raise _not_whole(self._vault, f"{file.name} is damaged: its checksum does not hold")
         self._done = msgspec.structs.replace(self._done, files=self._done.files + 1, bytes=self._done.bytes + size)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.events import output_schema
-from headwater.log.placement import key_bytes, partitions_of
+from headwater.log.placement import comparable_keys, key_bytes, partitions_of
 from headwater.log.store import Store
 from headwater.log.topic import Topic
 from headwater.model.errors import InvalidInput
@@ -82,8 +82,8 @@ class Newest:
         rows = new if self._kept is None else pa.concat_tables([self._kept, new])
         key = self._topic.key
         keys = rows.select([key])
-        if pa.types.is_nested(keys.column(0).type):
-            keys = pa.table({key: key_bytes(keys.column(0).combine_chunks())})
+        if pa.types.is_nested(keys.column(0).type) or pa.types.is_floating(keys.column(0).type):
+            keys = pa.table({key: comparable_keys(keys.column(0).combine_chunks())})
         numbered = keys.append_column("_row", pa.array(np.arange(rows.num_rows, dtype=np.int64)))
         last = numbered.group_by(key, use_threads=False).aggregate([("_row", "max")])
         last = last.filter(last.column(key).is_valid())

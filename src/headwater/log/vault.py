@@ -3,6 +3,9 @@
 Files are put there whole and under names that were never used before; none is ever changed. In a folder of this machine a file
 has its name only once it is on disk, and closed segments of the same disk are linked instead of copied (they never change). A
 folder of this machine has a lock, so that one backup at a time goes into it; elsewhere whoever makes backups has to see to that.
+There, too, whoever restores a backup holds its manifest, together with others who do, and a backup removes an older manifest
+and its files only when it holds that one alone. Elsewhere nothing can be held: a restore finds out that its backup was replaced, and
+begins with the new one.
 
 Thread-safety: none; it is used by one thread.
 """
@@ -11,13 +14,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
 
-from headwater.log.disk import Buffer, Disk, RealDisk, storage_error
+from headwater.log.disk import Buffer, Disk, File, RealDisk, storage_error
 from headwater.log.replace import replace_file
 from headwater.model.errors import Conflict, NoAccess, StorageError, Unsupported
 from headwater.model.url import check_secret, said_of, without_password
@@ -52,6 +55,12 @@ class Vault(Protocol):
 
     def locked(self) -> Any:
         """A context in which no other backup goes into this vault."""
+
+    def held(self, name: str, *, alone: bool = False) -> Any:
+        """A context in which a file is held, with others or alone; it says whether the file is there and could be had."""
+
+    def tidy(self) -> None:
+        """Removes folders in which nothing is; the caller holds the lock."""
 
 
 def open_vault(url: str, disk: Disk) -> Vault:
@@ -139,8 +148,34 @@ class FolderVault:
         finally:
             file.close()
 
+    @contextmanager
+    def held(self, name: str, *, alone: bool = False) -> Iterator[bool]:
+        file: File | None = None
+        with suppress(FileNotFoundError):
+            file = self._disk.open(self._path(name), "write" if alone else "read")
+        try:
+            # It may have been removed between the two.
+            yield file is not None and file.lock(wait=False, shared=not alone) and self._disk.exists(self._path(name))
+        finally:
+            if file is not None:
+                file.close()
+
+    def tidy(self) -> None:
+        for name in self._disk.names(self.url):
+            self._remove_empty(self._path(name))
+
+    def _remove_empty(self, folder: str) -> None:
+        if is_folder(self._disk, folder):
+            for name in self._disk.names(folder):
+                self._remove_empty(f"{folder}/{name}")
+            if not self._disk.names(folder):
+                self._disk.remove_folder(folder)
+
     def _walk(self, folder: str) -> Iterator[str]:
-        for name in self._disk.names(self._path(folder) if folder else self.url):
+        names: list[str] = []
+        with suppress(FileNotFoundError):  # removed a moment ago
+            names = self._disk.names(self._path(folder) if folder else self.url)
+        for name in names:
             inside = f"{folder}/{name}" if folder else name
             if is_folder(self._disk, self._path(inside)):
                 yield from self._walk(inside)
@@ -195,6 +230,13 @@ class ArrowVault:
     @contextmanager
     def locked(self) -> Iterator[None]:
         yield
+
+    @contextmanager
+    def held(self, name: str, *, alone: bool = False) -> Iterator[bool]:
+        yield self.size(name) is not None
+
+    def tidy(self) -> None:
+        """A bucket has no folders."""
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.log.placement import comparable_keys
 from headwater.model.schema import DELETED
 
 PLACE = ("_partition", "_offset")
@@ -50,6 +51,14 @@ def newest(table: pa.Table, key: Sequence[str]) -> pa.Table:
     return table.take(pa.array(np.sort(np.concatenate([picked, keyless])).astype(np.int64)))
 
 
+def _comparable(keys: pa.Table) -> pa.Table:
+    """Keys that are equal where a database takes them for equal: -0.0 is 0.0 there, and two rows of one key are refused."""
+    for at, field in enumerate(keys.schema):
+        if pa.types.is_floating(field.type) and keys.num_rows:
+            keys = keys.set_column(at, field, comparable_keys(keys.column(at).combine_chunks()))
+    return keys
+
+
 def _picked(tables: Sequence[pa.Table], key: tuple[str, ...]) -> list[np.ndarray]:
     """For each table the indices of the rows that count."""
     if not tables:
@@ -64,7 +73,7 @@ def _picked(tables: Sequence[pa.Table], key: tuple[str, ...]) -> list[np.ndarray
     )
     rank = np.empty(rows.num_rows, np.int64)
     rank[order] = np.arange(rows.num_rows)
-    ranked = rows.select(list(key)).append_column("_rank", pa.array(rank)).take(pa.array(keyed))
+    ranked = _comparable(rows.select(list(key))).append_column("_rank", pa.array(rank)).take(pa.array(keyed))
     last = ranked.group_by(list(key), use_threads=False).aggregate([("_rank", "max")])
     at = np.sort(order[last.column("_rank_max").to_numpy()])
     ends = np.cumsum([table.num_rows for table in tables])

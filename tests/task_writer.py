@@ -1,0 +1,102 @@
+"""Tasks of a Spark query that writes to Kafka, as a program without Spark: batches of two tasks, and a driver's checkpoint.
+
+`task_writer.py URL FOLDER NTH:WHEN …` runs it again and again, each time in a process of its own that goes on where the
+checkpoint ended and dies at its nth transaction: `before` the brokers are told to commit it, when all its events are there, or `after`,
+when nobody has heard of it yet. The last process is left alone. How each one ended is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+import headwater as hw
+from headwater.log.kafka_cluster import Cluster
+from headwater.log.log import Log
+from headwater.processing.sink import StreamWriter, Task
+
+EPOCHS = 3
+TASKS = 2
+TASK_EVENTS = 10
+
+
+class _TaskWriter(StreamWriter):
+    """A task's writer outside of Spark."""
+
+    given: Log
+    place: Task
+
+    def log(self) -> Log:
+        return self.given
+
+    def task(self) -> Task:
+        return self.place
+
+
+def write_as(log: Log, checkpoint: Path, epoch: int, number: int, numbers: range) -> None:
+    """What Spark has a task of a batch do."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
+    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
+    _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
+    writer = _TaskWriter({"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}, schema)
+    batches = [pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})]
+    writer.commit([writer.write(iter(batches))], epoch)
+
+
+def run(url: str, checkpoint: Path) -> None:
+    """Every batch that the checkpoint does not know to be done, task by task."""
+    done = checkpoint / "commits"
+    done.mkdir(parents=True, exist_ok=True)
+    with hw.open_log(url) as log:
+        for epoch in range(EPOCHS):
+            if (done / str(epoch)).exists():
+                continue
+            for number in range(TASKS):
+                first = (epoch * TASKS + number) * TASK_EVENTS
+                write_as(log, checkpoint, epoch, number, range(first, first + TASK_EVENTS))
+            (done / str(epoch)).touch()
+
+
+def die_at(nth: int, when: str) -> None:
+    """Ends this process with SIGKILL at a transaction, before or after it is committed."""
+    ask = Cluster.ask
+    commits = 0
+
+    def counted(self: Cluster, question: Callable[[float], Any], what: str) -> Any:
+        nonlocal commits
+        commits += what == "commit a transaction"
+        is_last = what == "commit a transaction" and commits == nth
+        if is_last and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = ask(self, question, what)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(Cluster, "ask", counted)  # noqa: B010 - a method is replaced
+
+
+def life(url: str, checkpoint: Path, death: str) -> int:
+    """One process, which knows how to die; returns how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        if death:
+            nth, _, when = death.partition(":")
+            die_at(int(nth), when)
+        run(url, checkpoint)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    for death in [*sys.argv[3:], ""]:
+        print(life(sys.argv[1], Path(sys.argv[2]), death), flush=True)
