@@ -40,18 +40,21 @@ create domain ref as oid;
 create domain ref_of_ref as ref not null default 0;
 create type pair as (a oid, b ref, c oid[]);
 create table extremes (
-    id oid primary key, touched bigint not null, plain oid, refs ref, deeper ref_of_ref, many oid[], many_refs ref[], pairs pair, all_pairs pair[],
+    id oid primary key, touched bigint not null, plain oid, refs ref, deeper ref_of_ref, many oid[], many_refs ref[], pairs pair,
+    all_pairs pair[],
     vector oidvector, transaction_ xid, whole xid8, command cid, class regclass, kind regtype, function_ regprocedure, role_ regrole,
-    single "char", amount money, digits numeric(20, 0), big bigint, bits bit(64), place pg_lsn, small smallint, twice oid generated always as (plain) stored
+    single "char", amount money, digits numeric(20, 0), big bigint, bits bit(64), place pg_lsn, small smallint,
+    twice oid generated always as (plain) stored
 )"""
 
 
 def postgres_row(at: int, value: int) -> str:
     huge = EDGES_64[at % len(EDGES_64)]
+    big = min(huge, 2**63 - 1)
     return f"""insert into extremes values ({value}, {at}, {value}, {value}, {value}, '{{0,NULL,{value}}}', '{{{value}}}',
-        row({value}, {value}, '{{{value}}}'), array[row({value}, null, null)::pair], '0 {value}', '{value}', '{huge}', '{value}', {value}, {value},
-        {value}, {value}, chr({at % 127 + 1})::"char", {min(huge, 2**63 - 1)} / 1000::numeric, {huge}, {min(huge, 2**63 - 1)},
-        {min(huge, 2**63 - 1)}::bit(64), '{value:X}/{value:X}', {-(2**15)})"""
+        row({value}, {value}, '{{{value}}}'), array[row({value}, null, null)::pair], '0 {value}', '{value}', '{huge}', '{value}',
+        {value}, {value}, {value}, {value}, chr({at % 127 + 1})::"char", {big} / 1000::numeric, {huge}, {big}, {big}::bit(64),
+        '{value:X}/{value:X}', {-(2**15)})"""
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def by_id(rows: list[Row]) -> dict[int, Row]:
 
 @pytest.mark.service("postgres")
 def test_postgresql_gives_one_value_by_backfill_change_and_poll(postgres_rows: Rig) -> None:
-    """A row that was copied, and is then changed in another column, keeps all of its values; a poll has the same; `verify` finds nothing."""
+    """A row that was copied, and is then changed in another column, keeps all of its values; `verify` finds nothing."""
     rig = postgres_rows
     with rig.capture("extremes") as capture:
         copied = by_id(rig.table("extremes"))
@@ -104,7 +107,7 @@ def test_a_polled_postgresql_gives_the_same_values(postgres_rows: Rig, tmp_path:
             capture.open()
             capture.catch_up()
             capture.close()
-            found = log.table("extremes").select(list(copied[0]) + ["touched"]).to_pylist()
+            found = log.table("extremes").select([*copied[0], "touched"]).to_pylist()
             assert by_id(found) == copied
 
 
