@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from app_storm_points import environment, kill_session, session_of
 from headwater.log.log import Log
+from headwater.processing.offsets import places_of
 from headwater.sinks.files import FileSink
 from headwater.views.store import open_store
 from headwater.views.view import open_view
@@ -227,6 +228,35 @@ def check(folder: Path, *, clicks: int | None = None) -> None:
             same(ask, "SELECT key, op, clicks, epoch FROM moves", "SELECT key, op, new.clicks, epoch FROM changes")
 
 
+def check_point(folder: Path) -> dict[str, int]:
+    """At any moment, whoever was killed: what each stage has given is what its inputs give up to where its marker says, no more and no
+    less, and no marker is ahead of its inputs. So all stages stand at points that follow from each other. How far each is, in events."""
+    ask = duckdb.connect()
+    with hw.open_log(f"{folder}/log") as log:
+        for topic in ("clicks", "cleaned"):
+            ask.register(topic, log.read(topic, columns=[*log.topic(topic).schema.names, "_partition", "_offset"]))
+        ask.register("changes", log.read("per_page.changes"))
+        markers = {name: log.store.stage_state(f"storm.{name}").last for name in ("cleaned", "per_page")}
+        markers["files"] = FileSink(f"{folder}/files", stage="storm.files").last
+        reads = {"cleaned": "clicks", "per_page": "cleaned", "files": "cleaned"}
+        for name, topic in reads.items():
+            marker = markers[name]
+            ends = {at[1]: end for at, end in ({} if marker is None else places_of(marker.ends)).items()}
+            held = {number: span.stop for number, span in log.offsets(topic).items()}
+            assert all(end <= held[number] for number, end in ends.items()), f"{name} is ahead of {topic}"
+            condition = " OR ".join(f"_partition = {n} AND _offset < {end}" for n, end in ends.items()) or "false"
+            ask.execute(f"CREATE VIEW read_by_{name} AS SELECT * FROM {topic} WHERE {condition}")
+    wanted = 'SELECT page, producer, n, "at" FROM'
+    same(ask, f"{wanted} cleaned", f"{wanted} read_by_cleaned WHERE n % 5 <> 0", may_be_empty=True)
+    written = f"read_parquet('{folder}/files/*.parquet')" if list(folder.glob("files/*.parquet")) else "cleaned LIMIT 0"
+    same(ask, f"{wanted} {written}", f"{wanted} read_by_files", may_be_empty=True)
+    newest = "SELECT last(new ORDER BY epoch) AS row FROM changes GROUP BY key"
+    counted = 'SELECT page, time_bucket(interval 1 minute, "at") AS minute, count(*) AS clicks, sum(n) AS n'
+    given = f"SELECT row.page, row.minute, row.clicks, row.n FROM ({newest})"
+    same(ask, given, f"{counted} FROM read_by_per_page GROUP BY ALL", may_be_empty=True)
+    return {name: ask.execute(f"SELECT count(*) FROM read_by_{name}").fetchall()[0][0] for name in reads}
+
+
 def check_changes(changes: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
     """Applied one after the other to what was there before, they give what is there now."""
     rows: dict[str, dict[str, Any]] = {}
@@ -237,9 +267,9 @@ def check_changes(changes: list[dict[str, Any]], now: list[dict[str, Any]]) -> N
     assert [change["epoch"] for change in changes] == sorted(change["epoch"] for change in changes)
 
 
-def same(ask: duckdb.DuckDBPyConnection, found: str, wanted: str) -> None:
+def same(ask: duckdb.DuckDBPyConnection, found: str, wanted: str, *, may_be_empty: bool = False) -> None:
     """Two queries give the same rows, each as often."""
-    assert ask.execute(f"SELECT count(*) FROM ({wanted})").fetchall() != [(0,)], wanted
+    assert may_be_empty or ask.execute(f"SELECT count(*) FROM ({wanted})").fetchall() != [(0,)], wanted
     for more, less in ((found, wanted), (wanted, found)):
         assert ask.execute(f"({more}) EXCEPT ALL ({less}) LIMIT 5").fetchall() == [], f"{more}  EXCEPT  {less}"
 

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater import launch
@@ -215,6 +216,106 @@ def test_a_copy_in_a_topic_has_the_key_of_what_is_copied(tmp_path: Path, spark: 
     assert log.read("bought").num_rows == 100
     for topic in ("copies", "named", "by_name"):
         check_order(log, topic)
+    log.close()
+
+
+def counted(version: int) -> Callable[[DataFrame], DataFrame]:
+    """What a view is made by: each version another code, the third with a column more and without a name that the others have."""
+
+    def once(sent: DataFrame) -> DataFrame:
+        return sent.groupBy("name").agg(F.count("*").alias("n"))
+
+    def twice(sent: DataFrame) -> DataFrame:
+        return sent.where("name <> 'name 1'").groupBy("name").agg((2 * F.count("*")).alias("n"))
+
+    def most(sent: DataFrame) -> DataFrame:
+        return sent.where("name <> 'name 2'").groupBy("name").agg(F.count("*").alias("n"), F.max("n").alias("most"))
+
+    return (once, twice, most)[version]
+
+
+def on_from(changes: DataFrame) -> DataFrame:
+    """A running difference of a view's changes: what goes out of a sum comes off it, so it is right only if every change comes once."""
+    sums = changes.select(
+        F.lit("all").alias("what"),
+        (F.coalesce("new.n", F.lit(0)) - F.coalesce("old.n", F.lit(0))).alias("more"),
+    )
+    return sums.groupBy("what").agg(F.sum("more").alias("total"))
+
+
+def test_what_reads_a_view_follows_it_when_its_code_changes(tmp_path: Path, spark: SparkSession) -> None:
+    """A sink, a copy of the changes and a view of the view have what the new code gives: rows that it no longer gives are gone, and
+    columns that it adds are there. In a run over what is there, and while it runs; `verify` says so."""
+    log = hw.open_log(str(tmp_path / "log"))
+    log.create_topic("sent", SCHEMA, key="id")
+    target = f"sqlite:///{tmp_path}/names.db?table=names"
+
+    def declare(version: int) -> hw.App:
+        app = hw.App("shop", log=log.url, spark=spark)
+        app.view(app.topic("sent"), key="name", name="per_name")(counted(version))
+        app.sink("per_name.changes", to=target, name="to.names")
+        app.sink("per_name.changes", to="copied", name="to.copied")
+        app.view("per_name.changes", key="what", name="overall")(on_from)
+        return app
+
+    def has_followed(app: hw.App) -> bool:
+        with app.views["per_name"] as view, app.views["overall"] as overall:
+            rows = {one["name"]: one for one in view.rows().to_pylist()}
+            total = overall.get(what="all")
+        with closing(sqlite3.connect(tmp_path / "names.db")) as database:
+            database.row_factory = sqlite3.Row
+            held = {one["name"]: dict(one) for one in database.execute("select * from names")}
+        copies = log.read("copied", columns=["_partition", "_offset", "key", "new"]).to_pylist()
+        copied = {one["key"]: one["new"] for one in copies}
+        report = verified(f"{log.url}#per_name", target)
+        return (
+            rows == held == {key: new for key, new in copied.items() if new is not None}
+            and total == {"what": "all", "total": sum(one["n"] for one in rows.values())}
+            and report.is_equal
+            and (report.exact, report.behind) == (True, 0)
+        )
+
+    for version in (0, 1):
+        log.append("sent", [row(n) for n in range(30)])
+        app = declare(version)
+        app.run(available_now=True)
+        assert has_followed(app), version
+    last = declare(2)
+    last.start()
+    try:
+        eventually(lambda: "most" in last.views["per_name"].rows().schema.names, "the swap")
+        log.append("sent", [row(n) for n in range(100)])
+        eventually(lambda: {one["most"] for one in last.views["per_name"].rows().to_pylist()} == {99, 97}, "the events")
+        eventually(lambda: has_followed(last), "its readers")
+    finally:
+        last.stop()
+    log.close()
+
+
+def test_a_view_whose_readers_cannot_take_its_new_rows_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    """Before anything runs, and with the column: a number that becomes text has no place in the changes that are there."""
+    log = hw.open_log(str(tmp_path / "log"))
+    log.create_topic("sent", SCHEMA, key="id")
+    log.append("sent", [row(n) for n in range(30)])
+
+    def as_text(sent: DataFrame) -> DataFrame:
+        return counted(0)(sent).select("name", F.col("n").cast("string").alias("n"))
+
+    for code in (counted(0), as_text):
+        app = hw.App("shop", log=log.url, spark=spark)
+        app.view(app.topic("sent"), key="name", name="per_name")(code)
+        app.sink("per_name.changes", to=f"sqlite:///{tmp_path}/names.db", name="to.names")
+        if code is as_text:
+            with pytest.raises(InvalidApp, match=r"is read by other stages.*new\.n"):
+                app.run(available_now=True)
+        else:
+            app.run(available_now=True)
+    alone = hw.App("shop", log=log.url, spark=spark)
+    alone.view(alone.topic("sent"), key="name", name="per_name")(as_text)
+    told = alone.run(available_now=True).notes[0]
+    assert "per_name.changes stays with the old one" in told and "per_name.changes.2" in told
+    with alone.views["per_name"] as view:
+        assert {one["n"] for one in view.rows().to_pylist()} == {"10"}
     log.close()
 
 

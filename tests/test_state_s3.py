@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater as hw
+from bench.harness import RESULTS
 from commands import Command, refused
 from headwater.app import load_app
 from headwater.model.errors import Damaged, StorageError, Unreachable
@@ -109,6 +110,17 @@ def test_a_store_that_is_gone_or_has_no_such_bucket_is_told(s3: S3Server, comman
         filled(s3.url("x").replace(f"@{BUCKET}/", "@nobody/"), 1)
 
 
+@pytest.mark.covers("concept: rebuilding state")
+def test_every_way_to_come_by_a_state_was_timed() -> None:
+    """From a local snapshot, from a remote store and from the log, side by side in one run: a snapshot is sooner there than the log."""
+    figures = {figure["name"]: figure for figure in json.loads((RESULTS / "state.json").read_text())}
+    disk, remote, log = (figures[f"state_from_{place}"] for place in ("disk", "s3", "log"))
+    assert {figure["unit"] for figure in (disk, remote, log)} == {"s"}
+    assert all(figure["ours"] > 0 and figure["runs"] > 1 and figure["quiet"] for figure in (disk, remote, log))
+    assert disk["peer_value"] == remote["peer_value"] == log["ours"]
+    assert disk["met"] and remote["met"]
+
+
 class Driver:
     """The application in a process of its own, that runs until it is killed."""
 
@@ -143,7 +155,8 @@ def test_an_application_goes_on_from_a_remote_state_and_has_it_rebuilt_from_the_
 ) -> None:
     """The store is away for a while, and the driver is killed between two batches or in one: the result is DuckDB's each time.
 
-    State that is lost is refused with the way out; rebuilt from the log it goes on, and nothing was given twice.
+    State that is lost is refused with the way out; rebuilt from the log it goes on, and nothing was given twice. How long each way takes
+    is measured by `bench/state.py`.
     """
     (tmp_path / "app.py").write_text(SCRIPT)
     clicks = Clicks(seed := 7)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
+from app_storm_points import kill_session, session_of
 from headwater.model.errors import InvalidApp, InvalidInput
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -80,13 +82,39 @@ class Auction:
         status = self.app(**settings).run(available_now=True, rebuild_state=rebuild, check=False)
         return status.stages[0].error if status.stages[0].state == "failed" else None
 
-    def kill_rebuilding(self) -> None:
-        """Rebuilds the state in another process, which is killed as soon as it has written something of it."""
-        script = f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]; import test_state_spark as t; t.main({str(self.folder)!r})"
+    def kill_task(self) -> None:
+        """Runs in another process whose tasks are killed, with a batch before them; then the rest of it, and its disk is lost."""
+        process = self._elsewhere("run_on")
+        try:
+            while not (self.operators.parent / "commits" / "0").exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            assert any(self.operators.glob("sliding-1/*/*.state"))
+            self.feed()
+            tasks = [
+                pid
+                for pid, command in session_of(process.pid).items()
+                if ".daemon" in command or " -m pyspark" in command
+            ]
+            assert tasks, "nobody is there to be killed"
+            for pid in tasks:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        finally:
+            kill_session(process.pid)
+            process.wait()
+        shutil.rmtree(self.operators / "sliding-1")
+
+    def _elsewhere(self, what: str) -> subprocess.Popen[bytes]:
+        script = f"import test_state_spark as t; t.{what}({str(self.folder)!r})"
         paths = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
         )
+
+    def kill_rebuilding(self) -> None:
+        """Rebuilds the state in another process, which is killed as soon as it has written something of it."""
+        process = self._elsewhere("main")
         try:
             begun = self.folder / "log/apps/auction/rebuild/pace/operators"
             while not any(begun.glob("*/*/*.state")):
@@ -149,8 +177,11 @@ def test_another_number_of_partitions_goes_on_from_the_state(tmp_path: Path, spa
 
 
 @pytest.mark.covers("Pistachio", "Samza")
-def test_lost_state_is_refused_and_rebuilt_from_the_log(tmp_path: Path, spark: SparkSession) -> None:
-    """Whoever rebuilds it is killed first: the state is refused as before. In the end nothing was given twice.
+def test_the_state_of_a_killed_task_is_refused_where_it_is_lost_and_rebuilt_from_the_log(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """Tasks are killed while they run, and the disk with their state is gone. Whoever rebuilds it is killed first: the state is refused as
+    before. In the end nothing was given twice, and nothing is missing.
 
     The query begins behind events that retention has removed, so all that its state was made of is there.
     """
@@ -158,8 +189,7 @@ def test_lost_state_is_refused_and_rebuilt_from_the_log(tmp_path: Path, spark: S
     auction.feed()
     auction.trim()
     auction.feed(100)
-    assert auction.run() is None
-    shutil.rmtree(auction.operators / "sliding-1")
+    auction.kill_task()
     auction.feed()
     auction.kill_rebuilding()
     error = auction.run()
@@ -281,6 +311,11 @@ def test_the_pages_program_runs(
     blocks = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == count
     exec(compile("\n".join(blocks), f"docs/{page}", "exec"), {"__name__": "page"})
+
+
+def run_on(folder: str) -> None:
+    """What the process does whose tasks are killed."""
+    Auction(Path(folder), None, 0).app().run()
 
 
 def main(folder: str) -> None:

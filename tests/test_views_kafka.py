@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.model.errors import Fenced
 from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.views.store import open_store
 from headwater.views.view import View
+from test_views_swap import followed, next_generation, shown
 
 
 @pytest.mark.service("kafka")
@@ -48,3 +50,30 @@ def test_a_view_on_kafka_is_maintained_followed_and_made_again(
         assert by_page(View(other, "per_page")) == {"b": 3, "c": 5}
         for used in (store, other):
             used.close()
+
+
+@pytest.mark.service("kafka")
+def test_what_reads_a_view_on_kafka_follows_its_generations(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The difference and the swap are one transaction of Kafka; a subscriber is told to begin again, once."""
+    with hw.open_log(f"kafka://{kafka.bootstrap}?prefix=v{uuid.uuid4().hex[:8]}.") as log:
+        store = open_store(f"sqlite:///{tmp_path}/views.db")
+        old = Feeder(log, store, pages())
+        old.give(counts(a=1, b=2))
+        view = View(store, "per_page", log=log)
+        with view.subscribe() as feed:
+            while feed.poll(timeout_s=10)[-1].kind != "ready":
+                pass
+            for number in (2, 3):
+                new = next_generation(log, store, pages(code=f"{number}"))
+                new.give(counts(b=number, c=number))
+                new.maintainer.swap()
+                new.give(counts(d=number))
+                assert followed(log) == shown(log, store) == counts(b=number, c=number, d=number)
+                told: list[str] = []
+                while "ready" not in told:
+                    told += [change.kind for change in feed.poll(timeout_s=10)]
+                assert told == ["reset", "added", "added", "added", "ready"]
+        with pytest.raises(Fenced):
+            old.give(counts(a=5))
+        assert followed(log) == shown(log, store)
+        store.close()

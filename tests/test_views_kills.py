@@ -23,6 +23,8 @@ from test_views_stores import new_schema
 SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "views" / "maintain.py"
 POINTS = sorted(set(re.findall(r'_reach\("(views: [^"]+)"\)', SOURCE.read_text())))
 SWAPS = {"views: swapped in the log", "views: swapped in the store"}
+BEFORE_SWAPS = {"views: old generation fenced", "views: difference known"}
+"""Until there nothing is decided; `test_views_swap` strikes there."""
 
 
 def test_every_step_has_a_name() -> None:
@@ -31,7 +33,7 @@ def test_every_step_has_a_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [point for point in POINTS if point not in SWAPS])
+@pytest.mark.parametrize("point", [point for point in POINTS if point not in SWAPS | BEFORE_SWAPS])
 def test_a_maintainer_killed_at_a_step_is_gone_on_with(tmp_path: Path, point: str) -> None:
     """Killed when it comes by there, and a later time; the next process ends what it began."""
     url = f"sqlite:///{tmp_path}/views.db"

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater as hw
-from app_storm import Life, check, click, declare, epochs, finish
+from app_storm import Life, check, check_point, click, declare, epochs, finish
 from app_storm_points import asleep, kill_session, order, session_of
 from headwater.model.errors import AppRunning
 from headwater.processing.status import AppStatus
@@ -71,22 +71,30 @@ def place(tmp_path: Path) -> Iterator[Place]:
     ],
 )
 def test_a_task_or_a_commit_that_slept_can_do_nothing(place: Place, spark: SparkSession, step: str) -> None:
-    """It is stopped, everything else of its application is killed, another one goes on; then it wakes."""
+    """It is stopped, everything else of its application is killed, another one goes on; then it wakes.
+
+    All stages stand at one consistent point each time: when everything was killed, when the other one has gone on, and when it woke.
+    """
     place.add(100)
     place.life = life = Life(place.folder)
     order(place.folder, step, "stop", who="worker")
     life.wait_for(lambda: len(asleep(place.folder)) == 1, f"somebody sleeps at {step}")
     kill_session(life.session)
     life.driver.wait()
+    killed_at = check_point(place.folder)
+    assert killed_at["cleaned"] < place.clicks, "it was killed before its end"
     place.add(100)
     last = declare(place.folder, spark=spark).run(available_now=True)
     assert {stage.state for stage in last.stages} == {"done"}
+    recovered_at = check_point(place.folder)
+    assert recovered_at["cleaned"] == place.clicks
     (zombie,) = asleep(place.folder)
     os.kill(zombie, signal.SIGCONT)
     deadline = time.monotonic() + WAKES_S
     while Path(f"/proc/{zombie}/cmdline").exists():
         assert time.monotonic() < deadline, "who was woken does not end"
         time.sleep(0.05)
+    assert check_point(place.folder) == recovered_at
     if step == "sink: committing":
         assert (place.folder / "woken").read_text().startswith("Fenced: Stage 'storm.cleaned'")
     place.add(50)

@@ -24,9 +24,10 @@ import pyarrow as pa
 from headwater.declared import captured_table, make_declared, make_output, writes_topic
 from headwater.log.log import Log, open_log
 from headwater.log.log_topics import PARTITIONS
+from headwater.log.topic import Topic
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
-from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
+from headwater.model.errors import AppRunning, InvalidApp, LogNotFound, SchemaConflict
 from headwater.model.url import inside
 from headwater.processing.graph import Graph, StageNode
 from headwater.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
@@ -218,13 +219,15 @@ class Launch:
         def facts(topic: str) -> Facts:
             node = self._graph.topics.get(topic)
             is_table = node is not None and node.is_table
+            writer = self._graph.writer_of(topic)
             if log is not None and topic in log.topics():
                 found = log.topic(topic)
-                placed, roots = placed_by(found.schema, found.key), found.partitions_first
-                return Facts(found.schema, found.time, found.lateness_us, is_table, placed, found.schema_id, roots)
+                of_view = writer is not None and writer.kind == "view"
+                schema = _followed(found, writer, analysis.stages[writer.name]) if writer and of_view else found.schema
+                placed, roots = placed_by(schema, found.key), found.partitions_first
+                return Facts(schema, found.time, found.lateness_us, is_table, placed, found.schema_id, roots)
             if node is not None and node.source is not None:
                 return Facts(captured[topic], TIME, 0, is_table)
-            writer = self._graph.writer_of(topic)
             if node is None or node.schema is None:
                 assert writer is not None
                 return Facts(_changes_of(writer, analysis.stages[writer.name]))
@@ -361,6 +364,21 @@ def _changes_of(stage: StageNode, analysed: Analysed) -> pa.Schema:
     from headwater.views.definition import define_view
 
     return changes_schema(define_view(stage.name, analysed.schema, key=stage.key, mode=stage.mode))
+
+
+def _followed(topic: Topic, view: StageNode, analysed: Analysed) -> pa.Schema:
+    """The columns of a view's topic once it holds what the view's code gives now; `InvalidApp` where it cannot."""
+    from headwater.views.definition import define_view
+    from headwater.views.topic import shared_schema
+
+    try:
+        return shared_schema(topic.schema, define_view(view.name, analysed.schema, key=view.key, mode=view.mode))
+    except SchemaConflict as error:
+        raise InvalidApp(
+            f"{view.place} is read by other stages, and its topic {topic.name!r} cannot hold the rows of its new code: "
+            f"{error.what}",
+            advice="Give the column another name, or the view; its readers then begin with the new one.",
+        ) from None
 
 
 def _notes(stage: StageNode, analysed: Analysed) -> list[str]:

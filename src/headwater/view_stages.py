@@ -121,6 +121,11 @@ class ViewStages:
         maintainer = Maintainer(self._log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
             note = f"{plan.why} The old one is read until the new one has caught up."
+            if maintainer.apart:
+                note += (
+                    f" Topic {stage.name}.changes stays with the old one, because it cannot hold the new rows: {maintainer.apart} "
+                    f"The changes of the new one are in {plan.definition.changes}."
+                )
             self.notes += [note] if note not in self.notes else []
             self._building[stage.name] = maintainer
         return maintainer

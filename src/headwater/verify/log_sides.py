@@ -16,13 +16,15 @@ from headwater.log.log import Log, open_log
 from headwater.log.table import Newest
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.model.url import without_password
-from headwater.sinks.changes import rows_of_changes, rows_schema
+from headwater.sinks.changes import rows_of_changes
 from headwater.sinks.newest import PLACE
 from headwater.sinks.sink import Shape, Sink
 from headwater.sources.capture.progress import captures
 from headwater.sources.capture.topics import PRIMARY_KEY, TIME
 from headwater.verify.side import Follows, Look, Places, nullable, picked
 from headwater.views.catalog import Catalog
+from headwater.views.definition import ViewDefinition
+from headwater.views.topic import changes_topic
 
 _PIECE_ROWS = 65_536
 
@@ -30,18 +32,17 @@ _PIECE_ROWS = 65_536
 class TopicSide:
     """The newest row of each key of a topic; with `view` that of a view whose changes it has."""
 
-    def __init__(self, log: Log, topic: str, *, view: str | None = None, key: tuple[str, ...] = ()) -> None:
-        self.url = f"{without_password(log.url)}#{view or topic}"
+    def __init__(self, log: Log, topic: str, *, view: ViewDefinition | None = None) -> None:
+        self.url = f"{without_password(log.url)}#{topic if view is None else view.name}"
         self.topic = topic
         self._log = log
         self._view = view
-        self._key = key
         self._shape: Shape | None = None
 
     def shape(self) -> Shape | None:
         topic = self._log.topic(self.topic)
         if self._view is not None:
-            return Shape(self._view, rows_schema(topic.schema), self._key)
+            return Shape(self._view.name, nullable(self._view.schema), self._view.key)
         if topic.key is None:
             raise InvalidInput(f"Topic {self.topic!r} has no key, so it is no table.", advice="Name one with a key.")
         return Shape(self.topic, topic.schema, (topic.key,))
@@ -120,7 +121,7 @@ def open_log_side(url: str) -> TopicSide:
         catalog = Catalog(log)
         if name in catalog.names():
             definition = catalog.get(name).definition
-            return TopicSide(log, definition.changes, view=name, key=tuple(definition.key))
+            return TopicSide(log, changes_topic(log, definition), view=definition)
         raise NotFound(
             f"{without_password(address)} has neither a topic nor a view {name!r}.",
             advice="`headwater topics list` names those that are.",

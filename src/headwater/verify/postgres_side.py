@@ -117,7 +117,7 @@ class PostgresLook:
             yield from_csv(b"".join(gathered), nullable(schema))
 
     def _expressions(self, schema: pa.Schema) -> str:
-        return ", ".join(_read(quoted(field.name), field.type) for field in schema)
+        return ", ".join(_read(quoted(field.name), field.type, self._columns[field.name]) for field in schema)
 
 
 class PostgresDigests:
@@ -164,8 +164,10 @@ def _arrow(declared: str) -> pa.DataType:
     return _TYPES.get(declared, pa.string())
 
 
-def _read(name: str, type_: pa.DataType) -> str:
-    """A column as `from_csv` reads it, whatever its own type is."""
+def _read(name: str, type_: pa.DataType, declared: str = "") -> str:
+    """A column as `from_csv` reads it, whatever its own type is. In JSON oids would be texts, so whole numbers are cast."""
+    if declared.endswith("[]") and pa.types.is_list(type_) and pa.types.is_integer(type_.value_type):
+        return f"to_json({name}::text::bigint[])::text"
     if pa.types.is_timestamp(type_):
         return f"(extract(epoch from {name}) * 1000000)::bigint"
     if pa.types.is_binary(type_):

@@ -1,7 +1,8 @@
 """The catalogue of views: which generations of a view there are in a log, and which one is the view.
 
 It is the compacted topic `headwater.views` with one event for each decision, keyed by the view's name; the last event says all.
-A swap is one such event, so it happens at one moment for everybody; stores follow it. Only the holder of a view's stage
+A swap is one such event, so it happens at one moment for everybody; stores follow it, and readers of `<view>.changes` get what changed in
+the same transaction of the log (see `topic`). Only the holder of a view's stage
 writes about that view.
 """
 
@@ -65,14 +66,7 @@ class Catalog:
     def put(self, name: str, entry: CatalogEntry) -> None:
         """Decides something about a view."""
         self._log.create_topic(TOPIC, _SCHEMA, key="view", partitions=1, compact=True, exist_ok=True)
-        texts = {generation: definition.to_json() for generation, definition in entry.definitions.items()}
-        row = {
-            "view": name,
-            "current": entry.current,
-            "building": entry.building,
-            "definitions": msgspec.json.encode(texts).decode(),
-        }
-        self._log.append(TOPIC, [row])
+        self._log.append(TOPIC, [catalog_row(name, entry)])
 
     def _entries(self) -> dict[str, CatalogEntry]:
         try:
@@ -80,6 +74,17 @@ class Catalog:
         except TopicNotFound:
             return {}
         return {row["view"]: _entry(row) for row in rows.to_pylist()}
+
+
+def catalog_row(name: str, entry: CatalogEntry) -> dict[str, object]:
+    """The event of a decision."""
+    texts = {generation: definition.to_json() for generation, definition in entry.definitions.items()}
+    return {
+        "view": name,
+        "current": entry.current,
+        "building": entry.building,
+        "definitions": msgspec.json.encode(texts).decode(),
+    }
 
 
 def plan_view(log: Log, definition: ViewDefinition) -> Plan:

@@ -3,7 +3,7 @@
     key STRING NOT NULL      the row's key as text (see `keys`)
     op STRING NOT NULL       insert, update or delete
     old, new STRUCT<…>       the row before and after; null where there is none
-    epoch BIGINT NOT NULL    the batch
+    epoch BIGINT NOT NULL    the batch; -1 for what a swap to another generation changed (see `topic`)
 
 A row that did not change is no event. In a compacted topic a deletion is a tombstone besides. Folding the topic up to any
 place gives the rows as they were there. Functions only, no state: safe from any thread.

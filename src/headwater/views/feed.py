@@ -13,7 +13,9 @@ The rows are read from the store together with their place in the topic of chang
 there is no gap and nothing comes twice. A change is seen as soon as it is in the log, which can be a moment before the store
 has it. `ready` and everything after it carry a token; among the current rows there is no place to go on from.
 
-A swap to another generation stands in the catalogue's topic, which is watched too. Thread-safety: none.
+A swap to another generation stands in the catalogue's topic, which is watched too. The topic of the first generation goes on after
+it, with the changes of the next one (see `topic`): a subscription ends where these begin, and starts again with a `reset`.
+Thread-safety: none.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.log.log import Log
 from headwater.log.reader import Start
@@ -37,10 +40,10 @@ from headwater.views.catalog import TOPIC as CATALOG
 from headwater.views.catalog import Catalog
 from headwater.views.changes import KEY
 from headwater.views.definition import check_limit, check_order
-from headwater.views.maintain import fold
 from headwater.views.store import ViewStore
 from headwater.views.token import Token, parse_token
 from headwater.views.top import TopN
+from headwater.views.topic import SWAPPED, fold
 
 Kind = Literal["added", "changed", "removed", "ready", "reset", "heartbeat"]
 Row = dict[str, Any]
@@ -48,7 +51,7 @@ Row = dict[str, Any]
 WAIT_S_MAX = 1.0
 _ROWS_AT_ONCE = 4_096
 _EVENTS_AT_ONCE = 65_536
-_COLUMNS = ["key", "old", "new", "_partition", "_offset"]
+_COLUMNS = ["key", "old", "new", "_partition", "_offset", "epoch"]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -86,6 +89,7 @@ class Subscription:
         self._heartbeat_s = heartbeat_s
         self._heard = time.monotonic()
         self._closed = False
+        self._is_replaced = False
         self._source: Iterator[Change] = iter(())
         self._top: TopN | None = None
         self._open(None if since is None else parse_token(since, view=name))
@@ -148,6 +152,7 @@ class Subscription:
         """Begins at a token, or with the current rows; after a `reset` where there is something to forget."""
         catalog = Catalog(self._log)
         catalog.get(self._name)
+        self._is_replaced = False
         self._catalog = self._log.reader(CATALOG, start="latest")  # before the entry counts: a swap after it is seen
         self._definition = catalog.get(self._name).definition
         order = self._definition.order if self._order is None else self._order
@@ -244,14 +249,14 @@ class Subscription:
         """Looks for changes, and only then for a swap: all changes of a generation come before it is replaced."""
         was_told = bool(self._catalog.lag())
         try:
-            batches = self._reader.poll_arrow(events_max=_EVENTS_AT_ONCE, timeout_s=0)
+            batches = [] if self._is_replaced else self._own(self._poll())
         except (EventsMissed, PositionLost) as error:
             self._again(error.what)
             return True
         if batches:
             self._source = itertools.chain.from_iterable(map(self._changes, batches))
             return True
-        if not was_told:
+        if not was_told and not self._is_replaced:
             return False
         self._catalog.seek("latest")
         now = Catalog(self._log).get(self._name).current
@@ -259,6 +264,20 @@ class Subscription:
             return False
         self._again(f"The view was built anew: generation {self._definition.generation} is now {now}.")
         return True
+
+    def _poll(self) -> list[pa.RecordBatch]:
+        return self._reader.poll_arrow(events_max=_EVENTS_AT_ONCE, timeout_s=0)
+
+    def _own(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The changes of this generation: those before what a swap appended to its topic."""
+        own: list[pa.RecordBatch] = []
+        for batch in batches:
+            end = pc.index(batch.column("epoch"), SWAPPED).as_py()
+            self._is_replaced = end >= 0
+            own.append(batch.slice(0, end) if self._is_replaced else batch)
+            if self._is_replaced:
+                break
+        return [batch for batch in own if batch.num_rows]
 
     def _again(self, why: str) -> None:
         for used in (self._reader, self._catalog, self._waiter):
@@ -273,7 +292,8 @@ class Subscription:
     def _changes(self, batch: pa.RecordBatch) -> Iterator[Change]:
         """The changes of a batch, each with the place after it."""
         positions = self._token.positions
-        for key, old, new, partition, offset in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        told = batch.select(_COLUMNS[:-1])
+        for key, old, new, partition, offset in zip(*(column.to_pylist() for column in told.columns), strict=True):
             positions[partition] = offset + 1
             step = (old, new) if self._top is None else self._top.change(key, new)
             if step is not None:

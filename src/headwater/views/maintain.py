@@ -10,6 +10,10 @@ The topic is the truth: a store that is behind it, was deleted, or belongs to an
 start and before each batch. A batch whose marker is there already is not written again. A maintainer that was overtaken is
 refused by the log (its stage was opened again) and by the store (which is no longer where it left it): `Fenced`.
 
+A generation after the first appends its changes to `<view>.changes` too, once it is the view; the swap to it appends there what the rows
+of both generations differ in (see `topic`). The swap is one transaction of the log, and opens the stage of the old generation before,
+so that nobody appends changes of that one any more.
+
 Thread-safety: none; one thread at a time calls a maintainer. `reach` is called between the steps, for tests that crash there.
 """
 
@@ -26,10 +30,10 @@ import pyarrow.compute as pc
 from headwater.databases.keys import key_texts
 from headwater.log.log import Log
 from headwater.log.rows import to_batch
-from headwater.log.table import Newest
 from headwater.log.topic import Durability
-from headwater.model.errors import EventsMissed, InvalidInput
-from headwater.views.catalog import Catalog, CatalogEntry
+from headwater.model.errors import EventsMissed, InvalidInput, SchemaConflict
+from headwater.views.catalog import TOPIC as CATALOG
+from headwater.views.catalog import Catalog, CatalogEntry, catalog_row
 from headwater.views.changes import (
     CHANGES_KEY,
     DELETE,
@@ -39,11 +43,11 @@ from headwater.views.changes import (
     changes_schema,
     delta_of,
     last_of_each,
-    rows_of,
     stored_schema,
 )
 from headwater.views.definition import ViewDefinition
 from headwater.views.store import Applied, Selection, ViewStore
+from headwater.views.topic import ViewTopic, fold
 
 Reach = Callable[[str], None]
 
@@ -83,6 +87,9 @@ class Maintainer:
         reach: Reach | None = None,
     ) -> None:
         self.definition = definition
+        self.apart = ""
+        """Why readers of `<view>.changes` cannot follow this generation; nothing where they can."""
+        self._app = app
         self._log = log
         self._store = store
         self._reach = reach or (lambda point: None)
@@ -101,11 +108,14 @@ class Maintainer:
             exist_ok=True,
         )
         self._reach("views: topic made")
+        self._shared = self._shared_topic(compact=compact, durability=durability)
         entry = self._register()
         self._reach("views: registered")
         self._applied = self._stored_applied()
         self._catch_up()
-        if entry.current == definition.generation:
+        self._is_current = entry.current == definition.generation
+        if self._is_current:
+            self._lead_readers()
             self._show(entry)
 
     def maintain(self, rows: pa.Table, marker: Any) -> Maintained:
@@ -119,7 +129,10 @@ class Maintainer:
         changes = changes_of(self.definition, table, old, gone=gone, epoch=marker.epoch)
         appended = self._with_tombstones(changes)
         self._reach("views: changes known")
-        done = self._stage.commit(marker, appends=[(self._topic.name, appended)] if len(changes) else [])
+        appends = [(self._topic.name, appended)]
+        if self._is_current and self._shared is not None:
+            appends.append((self._shared.name, self._shared.changes(changes)))
+        done = self._stage.commit(marker, appends=appends if len(changes) else [])
         self._reach("views: changes appended")
         if not done.written:
             self._catch_up()
@@ -134,17 +147,53 @@ class Maintainer:
     def swap(self) -> None:
         """Makes this generation the view: readers and subscribers see it from one moment on, and the old one goes.
 
+        What reads `<view>.changes` gets what changed. The rows of both generations are in memory for that.
         The old topic of changes stays, for what was read `as_of` an earlier time or by others.
         """
         self._catch_up()
         entry = self._catalog.get(self.definition.name)
         generation = self.definition.generation
         if entry.current != generation:
-            kept = {generation: self.definition}
-            entry = CatalogEntry(current=generation, building=None, definitions=kept)
-            self._catalog.put(self.definition.name, entry)
+            old = Maintainer(self._log, self._store, entry.definition, app=self._app)
+            self._reach("views: old generation fenced")
+            entry = CatalogEntry(current=generation, building=None, definitions={generation: self.definition})
+            decision = [(CATALOG, [catalog_row(self.definition.name, entry)])]
+            if self._shared is None:
+                self._catalog.put(self.definition.name, entry)
+            else:
+                difference = self._difference(self._shared, old)
+                self._reach("views: difference known")
+                self._shared.commit(difference, decision=decision)
             self._reach("views: swapped in the log")
+        self._is_current = True
         self._show(entry)
+
+    def _shared_topic(self, *, compact: bool, durability: Durability | None) -> ViewTopic | None:
+        """The topic that readers of the view follow, where that is another one than the generation's own and can hold its rows."""
+        if self.definition.generation == 1:
+            return None
+        try:
+            return ViewTopic(self._log, self.definition, compact=compact, durability=durability)
+        except SchemaConflict as error:
+            self.apart = error.what
+            return None
+
+    def _lead_readers(self) -> None:
+        """Appends what the view's topic lacks of this generation, where it was swapped in without that."""
+        shared = self._shared
+        if shared is not None and not shared.is_followed:
+            shared.commit(shared.difference(shared.folded(), self._rows(), pairs=False))
+
+    def _difference(self, shared: ViewTopic, old: Maintainer) -> pa.Table:
+        """What the rows of this generation differ in from those that readers of the view's topic have."""
+        if old.apart:
+            return shared.difference(shared.folded(), self._rows(), pairs=False)
+        pairs = bool(self.definition.key) and self.definition.key == old.definition.key
+        return shared.difference(old._rows(), self._rows(), pairs=pairs)
+
+    def _rows(self) -> pa.Table:
+        """All rows of this generation, with their keys."""
+        return self._store.read(self.definition.name, generation=self.definition.generation).rows
 
     def _register(self) -> CatalogEntry:
         """The view's entry in the catalogue, with this generation in it."""
@@ -278,12 +327,3 @@ class Maintainer:
         if not self._topic.compact:
             return changes
         return changes.append_column("_deleted", pc.equal(changes.column("op"), DELETE))
-
-
-def fold(log: Log, definition: ViewDefinition, ends: dict[int, int]) -> pa.Table:
-    """The rows that the changes up to these ends make, with their keys; memory is bounded by twice the rows."""
-    newest = Newest(log.topic(definition.changes), as_of=None)
-    for batch in log.scan(definition.changes, end=ends, columns=newest.columns):
-        newest.add(batch)
-    last = newest.table(log.store)
-    return rows_of(last.filter(pc.not_equal(last.column("op"), DELETE)), definition)

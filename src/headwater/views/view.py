@@ -25,10 +25,10 @@ from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
 from headwater.views.feed import Subscription
 from headwater.views.keys import key_text
-from headwater.views.maintain import fold
 from headwater.views.store import Limits, Selection, ViewStore, open_store
 from headwater.views.token import Token, is_token, parse_token
 from headwater.views.top import ranked_keys
+from headwater.views.topic import fold
 
 Moment = datetime | str | int | Token
 """A moment of a view: when its changes were appended to the log, or the token of a change."""

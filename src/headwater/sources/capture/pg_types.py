@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 from headwater.model.ddl import make_list
 from headwater.sources.capture.pg_nested import array_texts, composite_texts
 
+OID = 26
 NUMERIC = 1700
 MODIFIER_NONE = -1
 
@@ -43,7 +44,7 @@ _PLAIN: dict[int, pa.DataType] = {
     20: pa.int64(),
     21: pa.int16(),
     23: pa.int32(),
-    26: pa.int64(),
+    OID: pa.int64(),
     700: pa.float32(),
     701: pa.float64(),
     1082: pa.date32(),
@@ -112,7 +113,8 @@ def type_of(oid: int, modifier: int, catalog: Mapping[int, CatalogType]) -> PgTy
     """The type of a column; what the catalog does not know (any more) is text."""
     if oid in _PLAIN:
         arrow = _PLAIN[oid]
-        return PgType(arrow, _READERS.get(arrow, lambda column: column.cast(arrow)), _selector(arrow))
+        selected = _as_bigint if oid == OID else _selector(arrow)
+        return PgType(arrow, _READERS.get(arrow, lambda column: column.cast(arrow)), selected)
     if oid in _TEXTS:
         return PgType(pa.string(), _same, _same)
     if oid == NUMERIC:
@@ -151,6 +153,11 @@ def printed(expression: str) -> str:
 
 def _same(given: Any) -> Any:
     return given
+
+
+def _as_bigint(name: str) -> str:
+    """An oid has no sign. The bulk reader would take its four bytes for an integer with one."""
+    return f"{name}::bigint"
 
 
 def _selector(arrow: pa.DataType) -> Callable[[str], str]:
