@@ -27,6 +27,7 @@ from headwater.log.log_topics import PARTITIONS
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound
+from headwater.model.extras import check_spark
 from headwater.model.url import inside
 from headwater.processing.graph import Graph, StageNode
 from headwater.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
@@ -84,6 +85,7 @@ class Launch:
 
     def describe(self) -> dict[str, list[str]]:
         """What `plan` says of each stage, by its name; nothing is made."""
+        check_spark("An application")
         log: Log | None = None
         with suppress(LogNotFound):
             log = open_log(self._settings.log, create=False, read_only=True)
@@ -96,6 +98,7 @@ class Launch:
         self, *, accept: Mapping[str, Restart] | None = None, rebuild: Mapping[str, Rebuild] | None = None
     ) -> Runner:
         """Makes what is missing and returns the stages, ready to run."""
+        check_spark("An application")
         from headwater.processing.runner import Runner
 
         self._graph.check_names({**(accept or {}), **(rebuild or {})})
