@@ -8,10 +8,13 @@ import math
 import re
 import signal
 import socket
+import struct
 import subprocess
 import textwrap
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from commands import COMMAND, Command, refused
 from headwater.cli.run_screen import Drawn
 from headwater.model.errors import InvalidInput
 from headwater.processing.status import AppStatus, Rate, StageStatus, write_status
-from headwater.server.page import StatusPage
+from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
 from headwater.views.maintain import Maintainer
 from headwater.views.store import open_store
@@ -224,6 +227,55 @@ def test_the_page_tells_what_the_application_does(tmp_path: Path) -> None:
             page.close()
     with pytest.raises(InvalidInput, match="all taken"):
         StatusPage(app, port=65536)
+
+
+def test_strange_requests_to_the_page_are_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A header that is no host, a connection that is reset and a request that is no HTTP: answered or dropped, never a traceback."""
+    page = StatusPage(hw.App("shop", log=tmp_path), port=18642)
+    try:
+        address = ("127.0.0.1", int(page.url.rpartition(":")[2]))
+        for request in (
+            b"GET / HTTP/1.1\r\nHost: [\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\r\n\r\n",
+            b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        ):
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.sendall(request)
+                assert connection.recv(100), request
+        for half in (b"", b"GET /status.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET / HT"):
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(half)
+        assert urllib.request.urlopen(page.url).status == 200
+    finally:
+        page.close()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_half_sent_requests_hold_no_thread_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that stay silent are dropped; while there are too many of them others are turned away, and served again afterwards."""
+    monkeypatch.setattr("headwater.server.page._Handler.timeout", 0.5)
+    page = StatusPage(hw.App("shop", log=tmp_path), port=18642)
+    try:
+        address = ("127.0.0.1", int(page.url.rpartition(":")[2]))
+        with ExitStack() as silent:
+            held = [
+                silent.enter_context(socket.create_connection(address, timeout=30)) for _ in range(REQUESTS_MAX + 8)
+            ]
+            for connection in held:
+                with suppress(OSError):
+                    connection.sendall(b"GET / HTTP/1.1\r\nHost")
+            assert len([each for each in threading.enumerate() if "process_request" in each.name]) <= REQUESTS_MAX
+            for connection in held:
+                with suppress(ConnectionError):
+                    assert connection.recv(100) == b""  # the server has ended it
+            assert urllib.request.urlopen(page.url).status == 200
+    finally:
+        page.close()
 
 
 def test_a_status_is_replaced_whole_and_knows_its_process(tmp_path: Path) -> None:

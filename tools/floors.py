@@ -32,7 +32,9 @@ def main() -> None:
     print(pins.read_text(), flush=True)
     modules = [f"tests/{name}.py" for name in TESTS]
     command = [str(python), "-m", "pytest", "-m", "not bench", "--numprocesses", "2", "--dist", "loadfile", *modules]
-    sys.exit(subprocess.run(command, cwd=ROOT, env=dict(os.environ, PYTHONPATH="src"), check=False).returncode)
+    sys.exit(
+        subprocess.run(command, cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(ROOT / "src")), check=False).returncode
+    )
 
 
 def uv(*arguments: str) -> None:

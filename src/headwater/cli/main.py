@@ -85,6 +85,9 @@ def main() -> None:
         _tell(error.code, error.what, ADVICE.get(error.code, error.advice), error)
     except ModuleNotFoundError as error:
         _tell_missing(error)
+    except UnicodeEncodeError as error:
+        what = f"{error.object!r:.80} holds a character that is half of a surrogate pair, which cannot be written."
+        _tell("invalid_input", what, "Write names, addresses and text in UTF-8.", error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = "file_not_found" if isinstance(error, FileNotFoundError) else "system"
