@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import textwrap
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
@@ -31,7 +33,7 @@ from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
 from headwater.views.maintain import Maintainer
 from headwater.views.store import open_store
-from processes import assert_all_gone, processes_of
+from processes import assert_all_gone, java_of, processes_of
 
 SCRIPT = """\
     import headwater as hw
@@ -168,6 +170,45 @@ def test_a_spark_without_memory_is_told_and_leaves_no_process(tmp_path: Path, me
     for word in words:
         assert word in process.stderr
     assert "Traceback" not in process.stderr and "\n\tat " not in process.stderr
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["starts", "runs"])
+@pytest.mark.parametrize("whom", ["the JVM", "everybody"])
+def test_a_jvm_that_is_killed_is_told_in_a_sentence(tmp_path: Path, moment: str, whom: str) -> None:
+    """By the kernel, which is short of memory, or by a SIGTERM that systemd or a shell sends to all processes at once: neither is a bug."""
+    write_copy(tmp_path)
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("numbers", "n BIGINT", partitions=1)
+        log.append("numbers", [{"n": n} for n in range(100)])
+    process = subprocess.Popen(
+        [*COMMAND, "run", "app.py", "--no-page"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while (java := java_of(process.pid)) is None:
+        assert process.poll() is None
+        time.sleep(0.05)
+    while moment == "runs" and "100 events" not in process.stdout.readline():
+        assert process.poll() is None
+    if whom == "the JVM":
+        os.kill(java, signal.SIGKILL)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in out + err, err
+    assert "error [bug]" not in err and "Check the path" not in err, err
+    if whom == "the JVM":
+        assert process.returncode == 1
+        assert "Spark's Java process" in err and (
+            "tart it again" in err or "tart the application again" in err or "memory" in err
+        )
     assert_all_gone(tmp_path)
 
 

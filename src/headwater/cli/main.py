@@ -91,7 +91,12 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = "file_not_found" if isinstance(error, FileNotFoundError) else "system"
-        _tell(code, f"{where}{error.strerror or error}.", "Check the path and the rights on it.", error)
+        advice = (
+            "Check the path and the rights on it."
+            if error.filename
+            else f"Try again; {DEBUG}=1 shows where it happened."
+        )
+        _tell(code, f"{where}{error.strerror or error}.", advice, error)
     except Exception as error:  # noqa: BLE001 - the last stop: a person at a terminal gets a sentence, not a traceback
         _tell_bug(error)
     sys.exit(1)
