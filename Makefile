@@ -11,7 +11,7 @@ SIDE_BY_SIDE = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export HEADWATER_SERVICES ?= optional
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint bench lock clean environment archive preflight
+.PHONY: help demo test check lint bench lock floors clean environment archive preflight
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,15 +50,20 @@ preflight:
 	@$(PYTHON) tools/preflight.py $(NEEDS)
 
 # uv does not read pip's configuration, so it is handed the index; the locks themselves name none.
+# `make lock UPGRADE=` keeps the versions that fit.
+UPGRADE ?= --upgrade
 lock: environment ## resolve pyproject.toml anew: versions and hashes for every platform, no index addresses
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}"; \
 	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
-	compile="$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links"; \
-	$$compile pyproject.toml --group test --group lint --group types --group bench \
+	compile="$(BIN)/uv pip compile --quiet --universal $(UPGRADE) --generate-hashes --no-emit-index-url --no-emit-find-links"; \
+	$$compile pyproject.toml --extra all --group test --group lint --group types --group bench \
 		--custom-compile-command "make lock" --output-file requirements.lock && \
 	$$compile --group build --constraints requirements.lock \
 		--custom-compile-command "make lock" --output-file requirements-build.lock
 	@$(PYTHON) tools/environment.py
+
+floors: environment ## install the lowest versions that pyproject.toml allows, and test them
+	@$(BIN)/python tools/floors.py
 
 clean: ## remove what was made, the environment too
 	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

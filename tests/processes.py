@@ -29,3 +29,22 @@ def assert_all_gone(folder: Path) -> None:
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
+
+
+def java_of(pid: int) -> int | None:
+    """The JVM of the Spark that a process has started, itself or through others; None where there is none."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            is_spark = b"org.apache.spark.deploy.SparkSubmit" in words and b"launcher.Main" not in words
+            if is_spark and os.readlink(entry / "exe").endswith("/java") and _is_below(int(entry.name), pid):
+                return int(entry.name)
+        except OSError:
+            continue
+    return None
+
+
+def _is_below(process: int, pid: int) -> bool:
+    while process > 1 and process != pid:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return process == pid

@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import textwrap
+import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,11 +29,11 @@ from commands import COMMAND, Command, refused
 from headwater.cli.run_screen import Drawn
 from headwater.model.errors import InvalidInput
 from headwater.processing.status import AppStatus, Rate, StageStatus, write_status
-from headwater.server.page import StatusPage
+from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
 from headwater.views.maintain import Maintainer
 from headwater.views.store import open_store
-from processes import assert_all_gone, processes_of
+from processes import assert_all_gone, java_of, processes_of
 
 SCRIPT = """\
     import headwater as hw
@@ -169,6 +174,45 @@ def test_a_spark_without_memory_is_told_and_leaves_no_process(tmp_path: Path, me
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["starts", "runs"])
+@pytest.mark.parametrize("whom", ["the JVM", "everybody"])
+def test_a_jvm_that_is_killed_is_told_in_a_sentence(tmp_path: Path, moment: str, whom: str) -> None:
+    """By the kernel, which is short of memory, or by a SIGTERM that systemd or a shell sends to all processes at once: neither is a bug."""
+    write_copy(tmp_path)
+    with hw.open_log(tmp_path / "log") as log:
+        log.create_topic("numbers", "n BIGINT", partitions=1)
+        log.append("numbers", [{"n": n} for n in range(100)])
+    process = subprocess.Popen(
+        [*COMMAND, "run", "app.py", "--no-page"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while (java := java_of(process.pid)) is None:
+        assert process.poll() is None
+        time.sleep(0.05)
+    while moment == "runs" and "100 events" not in process.stdout.readline():
+        assert process.poll() is None
+    if whom == "the JVM":
+        os.kill(java, signal.SIGKILL)
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in out + err, err
+    assert "error [bug]" not in err and "Check the path" not in err, err
+    if whom == "the JVM":
+        assert process.returncode == 1
+        assert "Spark's Java process" in err and (
+            "tart it again" in err or "tart the application again" in err or "memory" in err
+        )
+    assert_all_gone(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_nothing_of_a_run_survives_its_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
@@ -224,6 +268,55 @@ def test_the_page_tells_what_the_application_does(tmp_path: Path) -> None:
             page.close()
     with pytest.raises(InvalidInput, match="all taken"):
         StatusPage(app, port=65536)
+
+
+def test_strange_requests_to_the_page_are_no_news(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A header that is no host, a connection that is reset and a request that is no HTTP: answered or dropped, never a traceback."""
+    page = StatusPage(hw.App("shop", log=tmp_path), port=18642)
+    try:
+        address = ("127.0.0.1", int(page.url.rpartition(":")[2]))
+        for request in (
+            b"GET / HTTP/1.1\r\nHost: [\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\r\n\r\n",
+            b"GET " + b"/" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        ):
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.sendall(request)
+                assert connection.recv(100), request
+        for half in (b"", b"GET /status.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET / HT"):
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(half)
+        assert urllib.request.urlopen(page.url).status == 200
+    finally:
+        page.close()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_half_sent_requests_hold_no_thread_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that stay silent are dropped; while there are too many of them others are turned away, and served again afterwards."""
+    monkeypatch.setattr("headwater.server.page._Handler.timeout", 0.5)
+    page = StatusPage(hw.App("shop", log=tmp_path), port=18642)
+    try:
+        address = ("127.0.0.1", int(page.url.rpartition(":")[2]))
+        with ExitStack() as silent:
+            held = [
+                silent.enter_context(socket.create_connection(address, timeout=30)) for _ in range(REQUESTS_MAX + 8)
+            ]
+            for connection in held:
+                with suppress(OSError):
+                    connection.sendall(b"GET / HTTP/1.1\r\nHost")
+            assert len([each for each in threading.enumerate() if "process_request" in each.name]) <= REQUESTS_MAX
+            for connection in held:
+                with suppress(ConnectionError):
+                    assert connection.recv(100) == b""  # the server has ended it
+            assert urllib.request.urlopen(page.url).status == 200
+    finally:
+        page.close()
 
 
 def test_a_status_is_replaced_whole_and_knows_its_process(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import headwater
+from headwater.model.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headwater"
@@ -162,7 +163,8 @@ def declared() -> dict[str, list[str]]:
         **project["project"]["optional-dependencies"],
         **project["dependency-groups"],
     }
-    return {place: [re.match(r"[\w-]+", line)[0] for line in lines] for place, lines in asked.items()}
+    packages = {place: [re.match(r"[\w-]+", line)[0] for line in lines] for place, lines in asked.items()}
+    return {place: [package for package in found if package != "headwater"] for place, found in packages.items()}
 
 
 def test_every_dependency_has_its_line() -> None:
@@ -179,9 +181,28 @@ def test_the_package_imports_only_what_it_declares() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     allowed = {package for place, packages in declared().items() if place not in groups for package in packages}
     imported = {(module, name(file)) for file in SOURCE for module in third_party(tree(file))}
-    # Its users have pytest, and may hand frames to us that pandas made.
-    allowed |= {"pytest", "hypothesis", "pandas", "polars"}
+    # Its users have pytest, and may hand frames to us that Polars made.
+    allowed |= {"pytest", "hypothesis", "polars"}
     assert not [pair for pair in sorted(imported) if not allowed & set(distributions.get(pair[0], []))]
+
+
+def test_an_extra_exists_only_while_code_imports_it() -> None:
+    """Each package of an extra is imported, or loaded by name, somewhere in the package; each module is in the table of extras."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS.values()) | {"all"} == set(extras)
+    text = "\n".join(file.read_text() for file in SOURCE if file.name != "extras.py")
+    homes = {
+        module: {each.lower() for each in found}
+        for module, found in importlib.metadata.packages_distributions().items()
+    }
+    for extra in set(extras) - {"all"}:
+        for package in declared()[extra]:
+            modules = [module for module, brings in EXTRAS.items() if brings == extra and package in homes[module]]
+            used = [module for module in modules if re.search(rf"""(import |from |["']){module}\b""", text)]
+            assert used, f"{extra}: nothing imports {package}"
+    (everything,) = extras["all"]
+    named = set(re.match(r"headwater\[(.*)\]$", everything)[1].split(","))
+    assert named == set(extras) - {"all"}
 
 
 def third_party(module: ast.Module) -> Iterator[str]:

@@ -82,7 +82,12 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'headwater' has no attribute {name!r}")
-    module = import_module(home)
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        from headwater.model.extras import missing_extra
+
+        raise missing_extra(error, purpose=f"headwater.{name}") or error from None
     return module if name == "errors" else getattr(module, name)
 
 

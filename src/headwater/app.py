@@ -32,6 +32,7 @@ from headwater.log.log import open_log
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
+from headwater.model.extras import check_spark
 from headwater.model.url import inside
 from headwater.processing.graph import (
     CHANGES,
@@ -444,10 +445,11 @@ def load_app(path: Path) -> App:
 
     The script's functions go to Spark's workers by value: the script is not a module that they could import.
     """
-    from headwater.processing.shipping import ship_by_value
-
     if not path.is_file():
         raise InvalidApp(f"There is no script {path}.", advice="Name the file that declares the application.")
+    check_spark("An application")
+    from headwater.processing.shipping import ship_by_value
+
     spec = importlib.util.spec_from_file_location("headwater_app", path)
     if spec is None or spec.loader is None:
         raise InvalidApp(f"{path} is no Python script.", advice="Name a file that ends in .py.")

@@ -28,6 +28,7 @@ from headwater.log.topic import Topic
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound, SchemaConflict
+from headwater.model.extras import check_spark
 from headwater.model.url import inside
 from headwater.processing.graph import Graph, StageNode
 from headwater.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
@@ -85,18 +86,23 @@ class Launch:
 
     def describe(self) -> dict[str, list[str]]:
         """What `plan` says of each stage, by its name; nothing is made."""
+        check_spark("An application")
+        from headwater.processing.java import told_when_gone
+
         log: Log | None = None
         with suppress(LogNotFound):
             log = open_log(self._settings.log, create=False, read_only=True)
             self._closing.append(log.close)
         self._graph.check(in_log=log.topics() if log else [])
-        analysed = self._analysis(self._session(keep_log=False), log).run()
+        with told_when_gone():
+            analysed = self._analysis(self._session(keep_log=False), log).run()
         return {name: _notes(self._graph.stages[name], found) for name, found in analysed.items()}
 
     def start(
         self, *, accept: Mapping[str, Restart] | None = None, rebuild: Mapping[str, Rebuild] | None = None
     ) -> Runner:
         """Makes what is missing and returns the stages, ready to run."""
+        check_spark("An application")
         from headwater.processing.runner import Runner
 
         self._graph.check_names({**(accept or {}), **(rebuild or {})})
@@ -175,6 +181,7 @@ class Launch:
         self._closing.append(lock.close)
 
     def _session(self, *, keep_log: bool) -> SparkSession:
+        from headwater.processing.java import keep_quiet
         from headwater.processing.session import check_reachable, listen, make_session, stop_session
         from headwater.processing.source import register
 
@@ -184,11 +191,14 @@ class Launch:
             register(self._given_spark)
             listen(self._given_spark)
             return self._given_spark
+        is_quiet = not os.environ.get("HEADWATER_DEBUG")  # what went wrong is told in the status, in a sentence
+        if is_quiet:  # before the start: py4j writes a traceback for every call that finds no JVM
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
         with self._spark_log(keep=keep_log) as said:
             spark = make_session(self._graph.name, settings.master, settings.conf, log=settings.log, said=said)
-        if not os.environ.get("HEADWATER_DEBUG"):  # what went wrong is told in the status, in a sentence
+        if is_quiet:
             spark.sparkContext.setLogLevel("FATAL")
-            logging.getLogger("py4j").setLevel(logging.CRITICAL)
+            keep_quiet(spark)
         self._closing.append(lambda: stop_session(spark))
         return spark
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from headwater.launch import Launch
 from headwater.model.clock import system_clock
+from headwater.model.extras import check_spark
 from headwater.processing.status import AppStatus, StageState, StageStatus, write_status
 from headwater.restarts import Restart
 from headwater.sources.capture.progress import CaptureStatus
@@ -53,17 +55,20 @@ class Running:
 
     def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
         """Makes what is missing; stages do not run yet."""
-        self._runner = self._launch.start(accept=accept, rebuild=rebuild)
+        with _told_when_spark_is_gone():
+            self._runner = self._launch.start(accept=accept, rebuild=rebuild)
 
     def run_to_the_end(self) -> None:
         """Captured tables, then stages, over what is there at this moment; what fails beside the stages ends it."""
         self._launch.captures.catch_up()
-        self.runner.run_to_the_end(on_look=partial(self._look, _at_once))
+        with _told_when_spark_is_gone():
+            self.runner.run_to_the_end(on_look=partial(self._look, _at_once))
 
     def supervise(self) -> None:
         """Starts the captures and the stages and looks after them until they end; what fails beside the stages is tried again."""
-        self._start()
-        self.runner.supervise(on_look=partial(self._look, self._troubles.attempt))
+        with _told_when_spark_is_gone():
+            self._start()
+            self.runner.supervise(on_look=partial(self._look, self._troubles.attempt))
 
     def supervise_in_background(self) -> None:
         """The same, with a thread that looks after them."""
@@ -86,7 +91,8 @@ class Running:
                 while self._thread is not None and self._thread.is_alive():
                     self._runner.ask_to_stop()
                     self._thread.join(_JOIN_S)
-                self._runner.stop()
+                with _told_when_spark_is_gone():
+                    self._runner.stop()
                 self._troubles = Troubles()
                 self._report(self._troubles.attempt)
         finally:
@@ -122,6 +128,16 @@ class Running:
         attempt(f"The status could not be written into {self._state}", partial(write_status, self._state, status))
         if self._watch is not None:
             self._watch(status)
+
+
+@contextmanager
+def _told_when_spark_is_gone() -> Iterator[None]:
+    """A JVM that was killed is told as such; loaded late, because it needs PySpark."""
+    check_spark("An application")
+    from headwater.processing.java import told_when_gone
+
+    with told_when_gone():
+        yield
 
 
 def _at_once(what: str, do: Callable[[], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from headwater.cli.location import open_existing
 from headwater.cli.output import bytes_text, events_text
 from headwater.cli.progress import progress_line, tell_end
+from headwater.model.clock import time_of
 
 if TYPE_CHECKING:
     from headwater.log.backup import BackedUp
@@ -60,4 +60,4 @@ def restore(
 
 
 def _time(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{time_of(at_us):%Y-%m-%d %H:%M:%S} UTC"

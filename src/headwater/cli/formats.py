@@ -92,7 +92,7 @@ class JsonLines:
             try:
                 rows.append(self._row(decode(text)))
                 lines.append(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, SchemaMismatch) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SchemaMismatch) as error:
                 bad.append(Bad(line, _told(error, "JSON")))
                 if stop:
                     break
@@ -275,7 +275,7 @@ def _cell_value(cell: str, type_: pa.DataType) -> Any:
             return float(cell)
         if is_.is_nested(type_):
             return msgspec.json.decode(cell)
-    except (ValueError, msgspec.DecodeError):
+    except (ValueError, msgspec.DecodeError, RecursionError):
         return cell
     return cell
 
@@ -313,4 +313,5 @@ def _told(error: Exception, kind: str) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.what = error.what.replace(", row 0 (from 0)", "")
         return error
-    return InvalidInput(f"This is no {kind}: {error}.", advice="Correct the line, or say what it is with --format.")
+    why = "it is nested too deep" if isinstance(error, RecursionError) else error
+    return InvalidInput(f"This is no {kind}: {why}.", advice="Correct the line, or say what it is with --format.")

@@ -12,7 +12,7 @@ from rich.text import Text
 from headwater.cli.confirm import confirm
 from headwater.cli.location import LogOption, open_existing
 from headwater.cli.output import events_text, print_table, printable
-from headwater.model.clock import duration_us, system_clock, time_us
+from headwater.model.clock import duration_us, system_clock, time_of, time_us
 from headwater.model.errors import Damaged, InvalidInput
 
 if TYPE_CHECKING:
@@ -205,16 +205,14 @@ def _start(to: str) -> str | int:
     """The place that the user means; a time as the microseconds that offsets are searched by."""
     if to in ("earliest", "latest"):
         return to
-    if re.fullmatch(r"\d+", to):
+    if re.fullmatch(r"\d{1,18}", to):
         return int(to)
     try:
         ago_us = duration_us(to)
     except InvalidInput:
         time_us(to)
         return to
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp((system_clock() - ago_us) / 1e6, tz=UTC).isoformat()
+    return time_of(system_clock() - ago_us).isoformat()
 
 
 def _print_json(value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -11,6 +12,9 @@ import pyarrow.json as arrow_json
 from headwater.cli.blocks import Block
 from headwater.cli.formats import InputFormat
 from headwater.model.errors import InvalidInput
+
+_DEPTH_MAX = 100
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def infer_schema(block: Block | None, form: InputFormat, *, name: str, delimiter: str = ",") -> pa.Schema:
@@ -25,6 +29,7 @@ def infer_schema(block: Block | None, form: InputFormat, *, name: str, delimiter
                 parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             ).schema
         else:
+            _check_depth(block.data, name)
             options = arrow_json.ReadOptions(block_size=1 << 30)
             found = arrow_json.read_json(io.BytesIO(block.data), read_options=options).schema
     except (pa.ArrowException, ValueError) as error:
@@ -33,6 +38,25 @@ def infer_schema(block: Block | None, form: InputFormat, *, name: str, delimiter
             advice="Give them with --schema, and see which line is wrong then.",
         ) from None
     return pa.schema([(column.name, _useful(column.type)) for column in found])
+
+
+def _check_depth(data: bytes, name: str) -> None:
+    """Refuses what is nested deeper than any schema is: Arrow's reader follows it until the stack ends, and the process with it."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.count(b"[") + line.count(b"{") > _DEPTH_MAX and _depth(line) > _DEPTH_MAX:
+            raise InvalidInput(
+                f"{name}:{number}: The JSON is nested deeper than {_DEPTH_MAX} levels.",
+                advice="Write rows with fewer levels, or the value as text.",
+            )
+
+
+def _depth(line: bytes) -> int:
+    """How deep brackets stand in brackets, those in text left out."""
+    depth = deepest = 0
+    for bracket in re.findall(rb"[\[{\]}]", _TEXT.sub(b"", line)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def with_time(schema: pa.Schema, time: str | None) -> pa.Schema:

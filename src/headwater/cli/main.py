@@ -36,6 +36,7 @@ from headwater.cli.topics import topics
 from headwater.cli.verify import verify
 from headwater.cli.views import views
 from headwater.model.errors import HeadwaterError
+from headwater.model.extras import missing_extra
 
 DEBUG = "HEADWATER_DEBUG"
 # Where an error's own advice speaks to a program, not to a person at a terminal.
@@ -82,14 +83,37 @@ def main() -> None:
         app()
     except HeadwaterError as error:
         _tell(error.code, error.what, ADVICE.get(error.code, error.advice), error)
+    except ModuleNotFoundError as error:
+        _tell_missing(error)
+    except UnicodeEncodeError as error:
+        what = f"{error.object!r:.80} holds a character that is half of a surrogate pair, which cannot be written."
+        _tell("invalid_input", what, "Write names, addresses and text in UTF-8.", error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = "file_not_found" if isinstance(error, FileNotFoundError) else "system"
-        _tell(code, f"{where}{error.strerror or error}.", "Check the path and the rights on it.", error)
+        advice = (
+            "Check the path and the rights on it."
+            if error.filename
+            else f"Try again; {DEBUG}=1 shows where it happened."
+        )
+        _tell(code, f"{where}{error.strerror or error}.", advice, error)
     except Exception as error:  # noqa: BLE001 - the last stop: a person at a terminal gets a sentence, not a traceback
-        advice = f"This is a bug in Headwater. Run it again with {DEBUG}=1 and report the traceback."
-        _tell("bug", f"{type(error).__name__}: {error}", advice, error)
+        _tell_bug(error)
     sys.exit(1)
+
+
+def _tell_missing(error: ModuleNotFoundError) -> None:
+    """An optional package that is not installed; any other module is one that we forgot."""
+    missing = missing_extra(error, purpose="This command")
+    if missing is None:
+        _tell_bug(error)
+    else:
+        _tell(missing.code, missing.what, missing.advice, error)
+
+
+def _tell_bug(error: Exception) -> None:
+    advice = f"This is a bug in Headwater. Run it again with {DEBUG}=1 and report the traceback."
+    _tell("bug", f"{type(error).__name__}: {error}", advice, error)
 
 
 def _tell(code: str, what: str, advice: str, error: Exception) -> None:

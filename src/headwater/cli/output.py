@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headwater.model.errors import HeadwaterError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -130,12 +132,35 @@ def _plain_column(column: pa.Array) -> Iterable[Any]:
 
     from headwater.log.columns import values_of
 
-    type_ = column.type
-    if pa.types.is_timestamp(type_):
-        column = column.cast(pa.timestamp("us", "UTC" if type_.tz else None), safe=False)
-    values = values_of(column)
-    plain = _plain_of(type_)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    plain = _plain_of(column.type)
+    values = values_of(column, _times)
     return values if plain is None else [None if value is None else plain(value) for value in values]
+
+
+def _times(column: pa.Array) -> list[Any]:
+    """Times and dates as Python has them; those that lie outside of its years as text, and DuckDB's infinite ones by name."""
+    import pyarrow as pa
+
+    from headwater.log.columns import datetimes_of
+
+    try:
+        if pa.types.is_date(column.type):
+            return list(column.to_pylist())
+        micros = pa.timestamp("us", "UTC" if column.type.tz else None)
+        # From nanoseconds it loses digits, from seconds it may not fit.
+        return datetimes_of(column.cast(micros, safe=column.type.unit in ("s", "ms")))
+    except (HeadwaterError, pa.ArrowInvalid, OverflowError, ValueError):
+        pass
+    if len(column) > 1:
+        half = len(column) // 2
+        return [*_times(column.slice(0, half)), *_times(column.slice(half))]
+    number = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())[0].as_py()
+    greatest = (1 << (31 if pa.types.is_date32(column.type) else 63)) - 1
+    if abs(number) == greatest:
+        return ["infinity" if number > 0 else "-infinity"]
+    return [column.cast(pa.string())[0].as_py()]
 
 
 def _plain_of(type_: pa.DataType) -> Callable[[Any], Any] | None:

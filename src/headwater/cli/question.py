@@ -2,15 +2,17 @@
 
 Each topic that the question names is a view: its columns, then `_partition, _offset, _time, _appended, _key, _deleted`. All
 of them are read up to one snapshot of the log's ends, as streams, however large they are. DuckDB cannot reach files here,
-and nothing can be written.
+and nothing can be written. A question has limits of time and memory; what does not fit goes to a temporary folder, which has one too.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,56 +20,100 @@ import duckdb
 import pyarrow as pa
 
 from headwater.log.log import Log
-from headwater.model.errors import HeadwaterError, InvalidInput, TopicNotFound
+from headwater.model.errors import HeadwaterError, InvalidInput, TimedOut, TopicNotFound
+from headwater.model.text import check_text
 
 META = ("_partition", "_offset", "_time", "_appended", "_key", "_deleted")
-MEMORY = "1GB"
+TIMEOUT_S = 60.0
+MEMORY_MB = 1_000
+SPILL = "10GB"
 
 _BATCH_ROWS = 65_536
+_INTERRUPT_S = 0.1
 
 
 @contextmanager
-def answer(log: Log, query: str, *, tables: Mapping[str, pa.Table] | None = None) -> Iterator[pa.RecordBatchReader]:
-    """The rows that a question about topics, and about other tables, selects, as a stream of batches."""
-    scans = _scans(log, query)
+def answer(
+    log: Log,
+    query: str,
+    *,
+    tables: Mapping[str, pa.Table] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    memory_mb: int = MEMORY_MB,
+) -> Iterator[pa.RecordBatchReader]:
+    """The rows that a question about topics, and about other tables, selects, as a stream of batches.
+
+    `timeout_s` is how long DuckDB may compute; what the reader of the batches does meanwhile does not count. `TimedOut`.
+    """
+    scans = _scans(log, check_text(query, "The question"))
     with tempfile.TemporaryDirectory(prefix="headwater-sql-") as folder:
-        connection = connect(folder)
+        connection = connect(folder, memory_mb=memory_mb)
+        clock = _Patience(connection, timeout_s)
         try:
             _check_reads(connection, query)
             for name, rows in {**scans, **(tables or {})}.items():
                 connection.register(name, rows)
-            reader = _interruptible(connection, lambda: connection.sql(query).to_arrow_reader(_BATCH_ROWS))
-            yield pa.RecordBatchReader.from_batches(reader.schema, _batches(connection, reader))
+            reader = clock.wait(lambda: connection.sql(query).to_arrow_reader(_BATCH_ROWS))
+            yield pa.RecordBatchReader.from_batches(reader.schema, _batches(clock, reader))
+        except duckdb.OutOfMemoryException as error:
+            raise InvalidInput(
+                f"The question needs more than {memory_mb:,} MB of memory: {first_sentence(error)}",
+                advice="Give it more with --memory MB, or ask for less: fewer columns, a condition, a limit.",
+            ) from None
         except (duckdb.Error, pa.ArrowException) as error:
             raise _told(error, scans.values(), log) from None
         finally:
             connection.close()
 
 
-def connect(folder: str) -> duckdb.DuckDBPyConnection:
+def connect(folder: str, *, memory_mb: int = MEMORY_MB) -> duckdb.DuckDBPyConnection:
     """A DuckDB that sees what is registered with it and nothing else; what does not fit in memory goes to `folder`."""
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     connection.execute("set temp_directory = $folder", {"folder": folder})
-    connection.execute(f"set memory_limit = '{MEMORY}'")
+    connection.execute(f"set memory_limit = '{memory_mb}MB'")
+    connection.execute(f"set max_temp_directory_size = '{SPILL}'")
     connection.execute("set TimeZone = 'UTC'")
     connection.execute("set enable_external_access = false")
     return connection
 
 
-def _batches(connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    while (batch := _interruptible(connection, lambda: next(reader, None))) is not None:
+def _batches(clock: _Patience, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    while (batch := clock.wait(lambda: next(reader, None))) is not None:
         yield batch
 
 
-def _interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Any]) -> Any:
-    """Works in another thread: DuckDB does not look for Ctrl-C while it computes, so somebody must be free to see it."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            connection.interrupt()
-            raise
+class _Patience:
+    """Waits for DuckDB, for so long in all. It works in another thread: while it computes it does not look for Ctrl-C."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._left_s = timeout_s
+
+    def wait(self, work: Callable[[], Any]) -> Any:
+        """What the work gives; `TimedOut` when the time is up."""
+        begun = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(work)
+            try:
+                return future.result(timeout=min(max(self._left_s, 0.0), threading.TIMEOUT_MAX))
+            except TimeoutError:
+                self._end(future)
+                raise TimedOut(
+                    f"The question has no answer after {self._timeout_s:g} s.",
+                    advice="Give it longer with --timeout SECONDS, or ask for less: a condition, a limit.",
+                ) from None
+            except KeyboardInterrupt:
+                self._end(future)
+                raise
+            finally:
+                self._left_s -= time.monotonic() - begun
+
+    def _end(self, future: Future[Any]) -> None:
+        """Interrupts until the work has ended: an interrupt that comes between two steps of DuckDB is forgotten by it."""
+        while not future.done():
+            self._connection.interrupt()
+            wait([future], timeout=_INTERRUPT_S)
 
 
 class _Scan:

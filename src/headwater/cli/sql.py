@@ -20,12 +20,21 @@ def sql(
     format: Annotated[
         Format | None, typer.Option("--format", help="Default: a table on a terminal, JSON lines in a pipe.")
     ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Stop after so long.")
+    ] = 60.0,
+    memory_mb: Annotated[
+        int, typer.Option("--memory", metavar="MB", min=16, max=1_000_000_000, help="The memory that it may take.")
+    ] = 1_000,
     log: LogOption = None,
 ) -> None:
-    """Ask a question about topics in SQL."""
+    """Query topics in SQL; nothing can be changed by it."""
     from headwater.cli.question import answer
 
-    with open_existing(log) as opened, answer(opened, query) as batches:
+    with (
+        open_existing(log) as opened,
+        answer(opened, query, timeout_s=timeout_s, memory_mb=memory_mb) as batches,
+    ):
         print_answer(batches, format)
 
 

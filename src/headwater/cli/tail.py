@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,6 +65,7 @@ def tail(
 ) -> None:
     """Show the newest events of a topic, or all from a place on."""
     shape = format or ("table" if is_terminal() else "json")
+    count = min(last, sys.maxsize)
     with open_existing(log) as opened:
         described = opened.topic(topic)
         shown = _shown(described, columns, meta=meta, shape=shape)
@@ -71,9 +73,9 @@ def tail(
         if start is not None:
             rows = events.until_now(place_offsets(opened, topic, start, events.ends))
         elif where is not None:
-            rows = iter(deque(events.until_now(events.firsts), maxlen=last))
+            rows = iter(deque(events.until_now(events.firsts), maxlen=count))
         else:
-            rows = iter(deque(events.until_now(events.before_end(last)), maxlen=last))
+            rows = iter(deque(events.until_now(events.before_end(count)), maxlen=count))
         chunks = _limited(_chunks(rows, events.new() if follow else ()), limit)
         if shape == "json":
             for chunk in chunks:
@@ -177,7 +179,7 @@ def place_offsets(log: Log, topic: str, place: str, ends: dict[int, int]) -> dic
         return {number: offsets.start for number, offsets in held.items()}
     if place == "latest":
         return dict(ends)
-    if re.fullmatch(r"\d+", place):
+    if re.fullmatch(r"\d{1,18}", place):
         offset = int(place)
         if offset > max(ends.values()):
             raise InvalidInput(
@@ -198,7 +200,7 @@ def _time_of(place: str) -> int:
         return system_clock() - duration_us(place.removeprefix("-").removesuffix("ago"))
     except InvalidInput:
         raise InvalidInput(
-            f"{place!r} is no place to begin.",
+            f"{place!r:.80} is no place to begin.",
             advice='Use "earliest", "latest", an offset, a time such as "2026-01-31T12:00:00Z", or "10 minutes" (ago).',
         ) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,6 +14,7 @@ from rich.text import Text
 from headwater.cli.forecast import forecast
 from headwater.cli.location import LogOption, open_existing, open_or_create
 from headwater.cli.output import bytes_text, events_text, print_table, printable, to_cell
+from headwater.model.clock import time_of
 from headwater.model.errors import HeadwaterError, InvalidInput
 from headwater.model.url import without_password
 
@@ -160,7 +161,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "archive": None if topic.archive is None else without_password(topic.archive),
         "retain": topic.retain,
         "buffer_bytes": topic.buffer_bytes if topic.overload == "buffer" else None,
-        "created": datetime.fromtimestamp(topic.created / 1e6, tz=UTC),
+        "created": time_of(topic.created),
         "schema_versions": len(topic.schemas),
     }
     if json:

@@ -26,7 +26,7 @@ class Where:
             kept = rows.project(f"({self._expression})::boolean as kept").to_arrow_table()
         except duckdb.Error as error:
             raise InvalidInput(
-                f"--where {self._expression!r}: {first_sentence(error)}",
+                f"--where {self._expression!r:.80}: {first_sentence(error)}",
                 advice=f"Write one SQL condition over {', '.join(batch.schema.names)}.",
             ) from None
         return batch.filter(kept["kept"].combine_chunks())

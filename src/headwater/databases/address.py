@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 
 from headwater.model.errors import InvalidInput, Unsupported
+from headwater.model.extras import install_advice
 from headwater.model.url import without_password
 
 SECRETS = ("password_env", "password_file")
@@ -73,7 +74,7 @@ def load_client(module: str, *, extra: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise Unsupported(
-            f"{purpose} needs {module.partition('.')[0]}: {error}.", advice=f"pip install 'headwater[{extra}]'."
+            f"{purpose} needs {module.partition('.')[0]}: {error}.", advice=install_advice(extra)
         ) from None
 
 

@@ -23,7 +23,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -32,11 +32,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.model.clock import TIME_US_MAX, TIME_US_MIN
 from headwater.model.ddl import short, type_to_ddl
-from headwater.model.errors import InvalidInput, SchemaMismatch
+from headwater.model.errors import InvalidInput, SchemaMismatch, Unsupported
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NTZ = _EPOCH.replace(tzinfo=None)
+_EDGES = (1, 9999)
 _TIMESTAMP = pa.timestamp("us").id
 _FLOAT = pa.float32().id
 _FEW = 16
@@ -95,26 +97,50 @@ def column_of(values: list[Any], type_: pa.DataType, *, place: Place) -> pa.Arra
     return column
 
 
-def values_of(column: pa.Array) -> list[Any]:
-    """The values of a column in Python: TIMESTAMPs are aware `datetime`s in UTC, maps and structs are dicts."""
+def datetimes_of(column: pa.Array) -> list[Any]:
+    """The TIMESTAMPs of a column as `datetime`s; `Unsupported` where one lies outside of the years that Python knows."""
+    since = column.view(pa.int64()).fill_null(0).to_numpy().view("m8[us]").tolist()
+    try:
+        return _with_nulls(list(map((_EPOCH if column.type.tz else _EPOCH_NTZ).__add__, since)), column)
+    except OverflowError:
+        raise _outside() from None
+
+
+def values_of(column: pa.Array, times_of: Callable[[pa.Array], list[Any]] = datetimes_of) -> list[Any]:
+    """The values of a column in Python: TIMESTAMPs are aware `datetime`s in UTC, maps and structs are dicts.
+
+    `times_of` makes the values of TIMESTAMPs and of DATEs, which Python's own types may be too small for.
+    """
     type_ = column.type
     if column.null_count == len(column):
         return [None] * len(column)
     if pa.types.is_timestamp(type_):
-        since = column.view(pa.int64()).fill_null(0).to_numpy().view("m8[us]").tolist()
-        return _with_nulls(list(map((_EPOCH if type_.tz else _EPOCH_NTZ).__add__, since)), column)
+        return times_of(column)
     if pa.types.is_struct(type_):
         make_row = row_maker(tuple(field.name for field in type_))
-        return _with_nulls(list(map(make_row, *map(values_of, column.flatten()))), column)
+        fields = [values_of(field, times_of) for field in column.flatten()]
+        return _with_nulls(list(map(make_row, *fields)) if fields else [{} for _ in column], column)
     if pa.types.is_list(type_):
-        inner = iter(values_of(column.flatten()))
+        inner = iter(values_of(column.flatten(), times_of))
         lengths = pc.list_value_length(column).to_pylist()
         return [None if length is None else list(itertools.islice(inner, length)) for length in lengths]
     if pa.types.is_map(type_):
         keys, items, lengths = map_parts(column)
-        pairs = zip(values_of(keys), values_of(items), strict=True)
+        pairs = zip(values_of(keys, times_of), values_of(items, times_of), strict=True)
         return _with_nulls([dict(itertools.islice(pairs, length)) for length in lengths], column)
-    return column.to_pylist()
+    if pa.types.is_date(type_) and times_of is not datetimes_of:
+        return times_of(column)
+    try:
+        return column.to_pylist()
+    except (OverflowError, ValueError):
+        raise _outside() from None
+
+
+def _outside() -> Unsupported:
+    return Unsupported(
+        "An event holds a time or a date outside of the years 1 to 9999, which Python cannot show.",
+        advice="Read it as Arrow: poll_arrow, read or scan.",
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -260,6 +286,10 @@ def _timestamps(values: list[Any], type_: pa.DataType) -> pa.Array:
         if not type_.tz:
             raise
         since = [None if v is None else (v if v.tzinfo else v.replace(tzinfo=UTC)) - epoch for v in values]
+    if any(value is not None and value.year in _EDGES for value in values):  # with a zone it may be another year in UTC
+        low, high = timedelta(microseconds=TIME_US_MIN), timedelta(microseconds=TIME_US_MAX)
+        if not all(each is None or low <= each <= high for each in since):
+            raise OverflowError("a time outside of the years 1 to 9999 in UTC")
     return pa.array(since, pa.duration("us")).view(type_)
 
 

@@ -13,7 +13,6 @@ Thread-safety: none; give each thread its own consumer.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from headwater.model.clock import Clock
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwner, TopicNotFound, Unreachable
 from headwater.model.event import Event
 from headwater.model.position import Position
+from headwater.model.text import compiled_pattern
 
 T = TypeVar("T")
 CommitMode = Literal["auto", "manual"]
@@ -65,7 +65,7 @@ class Consumer:
         self.group = group
         self._store = store
         self._names = list(topics)
-        self._pattern = None if pattern is None else _compiled(pattern)
+        self._pattern = None if pattern is None else compiled_pattern(pattern)
         self._start = start
         self._auto = commit == "auto"
         self._columns = columns
@@ -468,12 +468,3 @@ def _events(chunks: list[Chunk]) -> list[Event]:
     for chunk in chunks:
         events += to_events(chunk)
     return events
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise InvalidInput(
-            f"{pattern!r} is not a regular expression: {error}.", advice='Such as pattern="orders.*".'
-        ) from None

@@ -68,7 +68,7 @@ def _headers_column(batch: Batch) -> pa.Array:
     pairs = [batch.headers.get(number) for number in range(len(batch.values))]
     try:
         return pa.array([None if pair is None else list(pair.items()) for pair in pairs], HEADERS.type)
-    except (pa.ArrowException, AttributeError, TypeError):
+    except (pa.ArrowException, AttributeError, TypeError, UnicodeError):
         raise SchemaMismatch(
             f"Headers are a dict of names to bytes; got {next(iter(batch.headers.values()))!r:.80}.",
             advice='Write headers={"trace": b"…"}.',

@@ -250,7 +250,7 @@ def _by_python(texts: Sequence[bytes], schema: pa.Schema, offsets: Sequence[int]
     for at, text in enumerate(texts):
         try:
             row = _decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             row = text
         if not isinstance(row, dict):
             raise SchemaMismatch(f"The event at offset {offsets[at]} is no JSON object: {text[:60]!r}.")

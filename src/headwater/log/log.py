@@ -33,7 +33,7 @@ from headwater.log.store import Store, Write
 from headwater.log.table import Newest
 from headwater.log.topic import Durability, check_name
 from headwater.log.transaction import Transaction
-from headwater.model.clock import Clock, system_clock, time_us
+from headwater.model.clock import Clock, check_queue_clock, system_clock, time_us
 from headwater.model.errors import (
     EventsMissed,
     GroupNotFound,
@@ -314,6 +314,7 @@ class Log(LogTopics):
         `credit` limits what this handle has out; `duplicates_s` is how long the id of an event is remembered; `where` picks
         the events that this handle wants, the others are left to the rest of the group.
         """
+        check_queue_clock(self._clock())
         queue = open_queue(
             self,
             topic,

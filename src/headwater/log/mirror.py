@@ -38,6 +38,7 @@ from headwater.log.queue_work import acks_name
 from headwater.log.store import Bounds, Store, Waiter
 from headwater.log.topic import check_name
 from headwater.model.errors import Diverged, InvalidInput, TopicNotFound
+from headwater.model.text import compiled_pattern
 
 TOGETHER_EVENTS_MAX = 8_192
 LOOK_S = 0.5
@@ -228,12 +229,7 @@ def chosen_topics(source: Store, topics: Sequence[str] | None, pattern: str | No
     if topics is not None and pattern is not None:
         raise InvalidInput("A mirror takes topics or a pattern, not both.", advice="Leave out one of the two.")
     if pattern is not None:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise InvalidInput(
-                f"{pattern!r} is not a regular expression: {error}.", advice='Such as pattern="orders.*".'
-            ) from None
+        compiled_pattern(pattern)
     if topics is None:
         return None
     if isinstance(topics, str) or not topics:

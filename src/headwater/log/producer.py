@@ -50,6 +50,7 @@ from headwater.model.errors import (
     SequenceGap,
     TimedOut,
 )
+from headwater.model.text import is_text
 
 BATCH_EVENTS_MAX = 32_768
 BATCH_BYTES_MAX = 8 << 20
@@ -479,8 +480,8 @@ class Producer:
 
 
 def _check_settings(id: object, *, linger_ms: object, retry_s: object) -> None:
-    if id is not None and not (isinstance(id, str) and id):
-        raise InvalidInput(f"{id!r} cannot be a producer's id.", advice="Use a string that is not empty, or none.")
+    if id is not None and not (isinstance(id, str) and id and is_text(id)):
+        raise InvalidInput(f"{id!r} cannot be a producer's id.", advice="Use Unicode text that is not empty, or none.")
     for name, value in (("linger_ms", linger_ms), ("retry_s", retry_s)):
         if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
             raise InvalidInput(f"{name}={value!r} makes no sense.", advice="Use a number from 0 up.")

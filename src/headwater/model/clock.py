@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from headwater.model.errors import InvalidInput
+from headwater.model.errors import InvalidInput, Unsupported
 
 Clock = Callable[[], int]
 """Gives the present as microseconds since 1970. Injected everywhere, so that tests own time."""
@@ -29,6 +29,13 @@ _UNIT_US = {
     "d": 86_400_000_000,
     "week": 7 * 86_400_000_000,
 }
+DURATION_US_MAX = 1 << 62
+"""Some 146,000 years: a time of today and such a duration still fit into 64 bits together."""
+TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999 in UTC: what Python and Spark can show."""
+QUEUE_TIME_US_MAX = (1 << 52) - 2 - 366 * 86_400_000_000
+"""In the autumn of 2111: a lease or a delay of a year still ends within the 52 bits of a deadline."""
+
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
@@ -62,7 +69,7 @@ class SteadyClock:
 def duration_us(duration: object) -> int:
     """Microseconds of "1 minute", "1 hour 30 minutes", "250 ms" or a `timedelta`."""
     if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1)
+        return _bounded(duration // timedelta(microseconds=1), duration)
     total, at = 0.0, 0
     text = duration.strip() if isinstance(duration, str) else ""
     while at < len(text):
@@ -70,13 +77,21 @@ def duration_us(duration: object) -> int:
         unit = _unit_us(part[2].lower()) if part else None
         if part is None or unit is None:
             raise InvalidInput(
-                f"{duration!r} is not a duration.",
+                f"{duration!r:.80} is not a duration.",
                 advice='Write a number and a unit, such as "90 seconds", "1 minute", "1 hour 30 minutes" or "250 ms".',
             )
         total += float(part[1]) * unit
         at = part.end()
     if not text:
         raise InvalidInput(f"{duration!r} is no duration.", advice='Write a number and a unit, such as "1 minute".')
+    return _bounded(total, duration)
+
+
+def _bounded(total: float, duration: object) -> int:
+    if not abs(total) <= DURATION_US_MAX:
+        raise InvalidInput(
+            f"{duration!r:.80} is longer than 146,000 years.", advice='Write a shorter one, such as "365 days".'
+        )
     return round(total)
 
 
@@ -87,6 +102,11 @@ def _unit_us(word: str) -> int | None:
 def time_us(moment: object) -> int:
     """Microseconds since 1970 of a `datetime` (naive means UTC), an ISO 8601 string, or such a number itself."""
     if isinstance(moment, int):
+        if abs(moment) > DURATION_US_MAX:
+            raise InvalidInput(
+                f"{moment!r:.80} is no number of microseconds since 1970.",
+                advice='Use a datetime or ISO 8601, such as "2026-01-31T12:00:00+00:00".',
+            )
         return moment
     found = moment
     if isinstance(moment, str):
@@ -101,3 +121,17 @@ def time_us(moment: object) -> int:
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
     return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def time_of(us: int) -> datetime:
+    """The time so many microseconds after 1970, or the first or the last that Python can show."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=min(max(us, TIME_US_MIN), TIME_US_MAX))
+
+
+def check_queue_clock(now_us: int) -> None:
+    """Refuses to lease by a clock that is out of all bounds: a deadline has 52 bits; `Unsupported`."""
+    if not 0 <= now_us < QUEUE_TIME_US_MAX:
+        raise Unsupported(
+            f"The clock of this machine says {time_of(now_us):%Y-%m-%d}; queues work from 1970 to 2111.",
+            advice="Set the clock, then open the queue again.",
+        )

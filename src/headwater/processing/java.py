@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
 
 from headwater.model.errors import HeadwaterError, SparkUnavailable
 
 STOP_S = 30.0
+GONE_S = 2.0
+"""A call fails a moment before the process that answered it is known to have ended."""
+AGAIN = "Start it again: an application goes on where it was. If the machine ran out of memory, give Spark less of it."
 
 _WORDS_MAX = 300
 _NO_NEWS = ("NOTE:", "WARNING:", "Picked up")
@@ -77,7 +82,36 @@ def how_it_ended(*, wait_s: float = 0.0) -> str | None:
     return f"Spark's Java process {how}."
 
 
+@contextmanager
+def told_when_gone() -> Iterator[None]:
+    """Stands around whatever calls the JVM: where that has died meanwhile, `SparkUnavailable` says so instead of the call's own error."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        ended = how_it_ended(wait_s=GONE_S)
+        if ended is None:
+            raise
+        raise SparkUnavailable(ended, advice=AGAIN) from error
+
+
+def keep_quiet(spark: SparkSession) -> None:
+    """Has Spark's server of counters say nothing where the JVM breaks off: it would print a traceback over whatever is shown."""
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        told = server.handle_error
+        server.handle_error = lambda request, address: None if _broke_off() else told(request, address)
+
+
+def _broke_off() -> bool:
+    return isinstance(sys.exc_info()[1], (EOFError, OSError))
+
+
 def _told(error: Exception, settings: Mapping[str, str], said: IO[bytes] | None) -> SparkUnavailable:
+    ended = how_it_ended(wait_s=GONE_S)
+    if ended is not None and "by signal" in ended:
+        return SparkUnavailable(ended, advice=AGAIN)
     text = str(error).strip()
     if "JAVA_GATEWAY_EXITED" in text:
         words = _first_words(said)

@@ -16,6 +16,7 @@ import msgspec
 from headwater.log.topic import check_name
 from headwater.model.clock import duration_us, time_us
 from headwater.model.errors import HeadwaterError, InvalidInput, Unsupported
+from headwater.model.text import compiled_pattern
 from headwater.processing.offsets import EARLIEST, LATEST, Place, Places, parse_places
 
 Use = Literal["stream", "batch"]
@@ -142,12 +143,7 @@ def _topics(said: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _pattern(text: str | None) -> str | None:
-    try:
-        re.compile(text or "")
-    except re.error as error:
-        raise InvalidInput(
-            f"Option subscribePattern={text!r} is not a regular expression: {error}.", advice='Such as "orders.*".'
-        ) from None
+    compiled_pattern(text or "", what="Option subscribePattern=")
     return text
 
 

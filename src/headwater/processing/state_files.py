@@ -111,8 +111,11 @@ class StateFolder:
     def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
         with _told(self.shown):
-            if self._is_local and not folders_only:
-                return sorted(os.listdir(self._path)) if os.path.exists(self._path) else []
+            if self._is_local:  # by the operating system, which also knows names that are not UTF-8
+                if not os.path.exists(self._path):
+                    return []
+                with os.scandir(self._path) as entries:
+                    return sorted(entry.name for entry in entries if not folders_only or entry.is_dir())
             found = self._system.get_file_info(arrow_fs.FileSelector(self._path, allow_not_found=True))
             return sorted(
                 info.base_name for info in found if not folders_only or info.type == arrow_fs.FileType.Directory

@@ -4,12 +4,18 @@
     GET /status.json    the status as `headwater status --json` prints it
     GET /views.json     the first rows of each view: in its own order, or the newest where it has a time, or by key
 
-Nothing can be changed through it. It needs nothing from the network. Thread-safety: `show` may be called by any thread.
+Nothing can be changed through it. It needs nothing from the network. A request that does not arrive within some seconds is dropped, and
+at most `REQUESTS_MAX` connections are served at once: a client that connects and stays silent holds neither threads nor memory.
+Thread-safety: `show` may be called by any thread.
 """
 
 from __future__ import annotations
 
+import logging
+import socket
+import sys
 import threading
+from contextlib import suppress
 from datetime import date, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -28,6 +34,11 @@ if TYPE_CHECKING:
 
 PORTS_TRIED = 20
 ROWS = 10
+
+REQUEST_S = 5.0
+"""How long a browser may take to send a request, and between two of them on one connection."""
+REQUESTS_MAX = 32
+"""Connections at once; a browser opens six."""
 
 _EXACT_MAX = 2**53  # a browser's numbers lose digits beyond it
 _HERE = ("127.0.0.1", "localhost", "::1")
@@ -81,13 +92,55 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     page: StatusPage
 
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._places = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A connection that finds no place is closed: the page asks again a second later."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that broke off is no news; anything else is told in one line, not in a traceback over the screen."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            logging.getLogger(__name__).warning("A request to the status page failed: %r", error)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = REQUEST_S
+
+    def handle(self) -> None:
+        """One connection; a timer ends it where a request comes byte by byte for ever."""
+        timer = threading.Timer(REQUEST_S * 2, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            super().handle()
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         # Another site's name may be made to point at this machine; what it asks for then is not for it.
-        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in _HERE:
+        if _host(self.headers.get("Host", "")) not in _HERE:
             self._send(403, "text/plain", b"This page is for this machine: open it as 127.0.0.1 or localhost.\n")
             return
         found = self.server.page.answer(self.path)
@@ -102,18 +155,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)
-        except ConnectionError:
-            return  # a browser that has left is no news
+        except OSError:
+            self.close_connection = True  # a browser that has left is no news
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Requests are no news."""
+
+
+def _host(name: str) -> str | None:
+    """The host of a request's header; None where that is none."""
+    try:
+        return urlsplit(f"//{name}").hostname
+    except ValueError:
+        return None
 
 
 def _bound(page: StatusPage, port: int) -> _Server:
     """A server on the port, or on the first free one behind it."""
     for number in range(port, port + PORTS_TRIED):
         try:
-            server = _Server(("127.0.0.1", number), _Handler)
+            server = _Server(("127.0.0.1", number))
         except (OSError, OverflowError):
             continue
         server.page = page

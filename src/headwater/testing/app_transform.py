@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.model.extras import check_spark
+
 MASTER = "local[1]"
 
 
@@ -20,6 +22,7 @@ def transform(function: Callable[..., Any], /, **inputs: Any) -> list[dict[str, 
     there is, or on one that is started and lives as long as the program. The order of the rows is Spark's. What the function's own
     module defines travels to Spark's workers with it.
     """
+    check_spark("transform")
     from headwater.processing.session import active_session, make_session
     from headwater.processing.shipping import ship_by_value
 

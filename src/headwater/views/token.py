@@ -48,7 +48,7 @@ def parse_token(text: object, *, view: str) -> Token:
         try:
             raw = str(text).removeprefix(_PREFIX)
             token = msgspec.json.decode(base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)), type=Token)
-        except (binascii.Error, msgspec.MsgspecError, ValueError):
+        except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
             raise InvalidInput(
                 f"{str(text)[:40]!r} is no token of a view.", advice="Give the token of a change, or leave it out."
             ) from None

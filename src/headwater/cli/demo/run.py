@@ -25,6 +25,7 @@ from rich.text import Text
 
 from headwater.cli.demo.ending import Ending
 from headwater.model.errors import NotFound
+from headwater.model.extras import check_spark
 
 if TYPE_CHECKING:
     from headwater.cli.demo.proof import Agreement, Line
@@ -53,6 +54,7 @@ def demo(
     """See it work: live views over clicks with two crashes and the right count, then a shop and four systems kept in step with it."""
     from headwater.cli.run_screen import quiet_keys
 
+    check_spark("The demonstration")
     console = Console()
     if seconds is None:
         seconds = SECONDS_ON_A_TERMINAL if console.is_terminal else SECONDS
@@ -121,7 +123,7 @@ def _play_in_sync(folder: Path, seconds: float, console: Console) -> None:
 
     missing = [name for name in CLIENTS if find_spec(name) is None]
     if missing:
-        said = f"\nexamples/in_sync, the second part, needs {', '.join(missing)}: pip install 'headwater[redis,search,delta]'."
+        said = f'\nexamples/in_sync, the second part, needs {", ".join(missing)}: pip install "headwater[redis,search,delta]".'
         console.print(Text(said), soft_wrap=True)
         return
     console.print(Text.assemble(("\nheadwater demo", "bold"), ("  2 of 2: examples/in_sync on Spark", "dim")))

@@ -248,7 +248,7 @@ class Envelopes:
 def _parsed(value: bytes) -> _Event:
     try:
         return msgspec.json.decode(value, type=_Event)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise NotCapturable(
             f"An event is no JSON object: {value[:60]!r}.",
             advice="Only Debezium's JSON is read: set value.converter=org.apache.kafka.connect.json.JsonConverter.",

@@ -26,6 +26,7 @@ import msgspec
 from headwater.databases.address import password_of
 from headwater.log.topic import check_name
 from headwater.model.errors import InvalidInput, Unsupported
+from headwater.model.extras import EXTRAS, install_advice
 from headwater.sources.capture.source import CaptureSource
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _home(scheme: str) -> Any:
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"Databases of the kind {scheme!r} cannot be captured without {error.name}.",
-            advice=f"Install the extra: pip install 'headwater[{scheme}]'",
+            advice=install_advice(EXTRAS.get((error.name or "").partition(".")[0], "all")),
         ) from None
 
 
