@@ -116,6 +116,18 @@ def test_staged_rows_are_woven_in_each_partition(seed: int) -> None:
     assert [write.batch.num_rows for write in alone][:1] == [min(50, batches[0].num_rows)]
 
 
+@pytest.mark.parametrize("order", ["tasks", "keys", "times"])
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_a_batch_without_rows_gives_none(order: Order, batches: int) -> None:
+    """A filter that lets nothing pass gives a table without rows, with or without batches in it, and tasks that staged nothing."""
+    weaving = Weaving(topic(), order, now_us=NOON_US)
+    empty = rows_of(0)[0].schema.empty_table()
+    batch = pa.RecordBatch.from_pylist([], empty.schema)
+    given = pa.Table.from_batches([batch] * batches, empty.schema)
+    assert weaving.rows(given, np.array([], np.int32)).num_rows == 0
+    assert sum(write.count for write in weaving.writes([[Write(weaving.topic, 0, batch)]] * batches, list)) == 0
+
+
 def test_what_keeps_state_says_which_order_there_is() -> None:
     """Spark's windows and joins have none; functions of users and operators give rows key by key."""
     assert order_of((), has_operators=False) == "tasks"

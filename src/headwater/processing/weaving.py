@@ -55,7 +55,7 @@ class Weaving(msgspec.Struct, frozen=True):
 
     def rows(self, rows: pa.Table, task: Array) -> pa.Table:
         """The rows of a batch in their order; `task` numbers the tasks that gave them."""
-        if self.topic.time not in rows.column_names:
+        if self.topic.time not in rows.column_names or not rows.num_rows:
             return rows
         at = self._places(rows.to_batches(), task)
         return rows if _is_sorted(at) else rows.take(pa.array(np.argsort(at, kind="stable")))
