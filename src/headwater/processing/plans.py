@@ -14,6 +14,9 @@ STATELESS = {
     "Repartition", "RepartitionByExpression", "RebalancePartitions", "CollectMetrics", "Expand",
 }  # fmt: skip
 
+SHUFFLING = {"Repartition", "RepartitionByExpression", "RebalancePartitions"}
+"""Of these what gives a task rows that several tasks have read."""
+
 
 def analyzed(frame: DataFrame) -> Any:
     """The plan of a DataFrame as it was written, names resolved."""

@@ -207,6 +207,7 @@ class Runner:
             .option("log", self._log.url)
             .option("topic", stage.to)
             .option("stage", f"{self._graph.name}.{stage.name}")
+            .option("order", plan.analysed.order)
         )
 
     def _passed(self, topic: str, greatest: int) -> int | None:
