@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, rows_of, run_killed
+from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, once, rows_of, run_killed
 from headwater.log.frame import NO_TIME
 from headwater.log.placement import key_bytes, partitions_of
 from headwater.processing.event_time import FIELDS, LATE, PASSED
+from headwater.processing.late_rows import LateRows
+from headwater.processing.late_rows import apart as apart_from_source
 from headwater.processing.offsets import WATERMARK
-from headwater.processing.operator import Time
+from headwater.processing.operator import Time, left_out_by
 from headwater.processing.state import StateStore
 from headwater.processing.watermark import tell_empty
 from operator_rig import hashed, seeds
@@ -139,6 +141,22 @@ def test_an_event_that_was_first_is_waited_for(tmp_path: Path) -> None:
         run = all_batches(FusedRun(tmp_path, 2, kind="pace"))
         assert run.late() == 0
         assert run.planned()[-1][WATERMARK] == NOON + 10 * SECOND - LATENESS_US - 1
+
+
+def test_what_an_operator_leaves_out_by_a_time_of_its_own_is_counted(tmp_path: Path) -> None:
+    """Of a topic whose time is another column it may be given rows that are passed by its own, or have none."""
+    operator = once().operator
+    times = pa.array([None, 5, 10, 11, 30], pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"t": times, "w": pa.array(list("abcde"))})
+    assert left_out_by(operator, [rows], Time(10, 20)) == 3
+    assert left_out_by(operator, [rows], Time(NO_TIME, 20)) == 1
+    assert left_out_by(operator, [rows.drop_columns("t")], Time(10, 20)) == 0, "of combined rows"
+    told = LateRows(str(tmp_path))
+    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 4)}) == 0, "of a batch that is not done"
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 5)}) == 3
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 9)}) == 0
 
 
 def test_what_a_watermark_has_passed_is_late_also_with_a_greater_lateness(tmp_path: Path) -> None:

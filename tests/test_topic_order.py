@@ -137,7 +137,8 @@ def test_what_was_on_time_is_on_time_in_every_topic_that_is_written(
         for first, count in ((0, 1500), (1500, 90)):
             rows = bids_of(random, first, count)
             log.append("bids", rows)
-            patiently(lambda: app.run(available_now=True))
+            status = patiently(lambda: app.run(available_now=True))
+            assert all(stage.is_whole for stage in status.stages)
             late = late_in(log, "bids")
             assert late, "some are late where they are read"
             for function in STAGES:

@@ -34,7 +34,7 @@ from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
 from headwater.processing.plan_times import Times, times_of, uses_time_of
-from headwater.processing.plans import SHUFFLING, analyzed, children, kind, nodes, remembering, sequence
+from headwater.processing.plans import analyzed, children, kind, may_shuffle, nodes, remembering, sequence
 from headwater.processing.pushing import condition_above
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
@@ -87,7 +87,7 @@ class Analysed(msgspec.Struct, frozen=True):
     is_prompt: bool = False
     """Whether all state is that of operators which give for each row a few at once."""
     is_shuffled: bool = False
-    """Whether it asks Spark to send rows to other tasks than those that read them."""
+    """Whether Spark may send rows to other tasks than those that read them."""
     times: Times | None = None
     """What is known of the event times of its result (see `passed`)."""
     versions: Mapping[str, int | None] = {}
@@ -225,7 +225,7 @@ class Analysis:
         _check_late(stage, uses_time=uses_time, operators=operators)
         stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
         found = Analysed(schema, {}, stateful, operators, uses_time, times=times_of(stage, result))
-        found = msgspec.structs.replace(found, is_shuffled=any(kind(node) in SHUFFLING for node in nodes(result)))
+        found = msgspec.structs.replace(found, is_shuffled=any(map(may_shuffle, nodes(result))))
         columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
             apart = self._apart(fusion, found, result, inputs=len(facts))

@@ -37,6 +37,11 @@ def remembering(frame: DataFrame) -> Iterator[Any]:
     return (node for node in nodes(frame) if kind(node) not in STATELESS)
 
 
+def may_shuffle(node: Any) -> bool:
+    """Whether rows may leave a node in another task than they came in: also a join with what is no stream may be such."""
+    return kind(node) in SHUFFLING or (bool(children(node)) and kind(node) not in STATELESS)
+
+
 def kind(node: Any) -> str:
     """What a node is."""
     return str(node.nodeName().removeprefix("~"))
