@@ -3,6 +3,7 @@ behind Spark, batch by batch, and to brute force over all events."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,12 +12,16 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, rows_of, run_killed
+from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, once, rows_of, run_killed
 from headwater.log.frame import NO_TIME
+from headwater.log.placement import key_bytes, partitions_of
 from headwater.processing.event_time import FIELDS, LATE, PASSED
+from headwater.processing.late_rows import LateRows
+from headwater.processing.late_rows import apart as apart_from_source
 from headwater.processing.offsets import WATERMARK
-from headwater.processing.operator import Time
+from headwater.processing.operator import Time, left_out_by
 from headwater.processing.state import StateStore
+from headwater.processing.watermark import tell_empty
 from operator_rig import hashed, seeds
 
 SECOND = 1_000_000
@@ -29,14 +34,17 @@ Row = dict[str, Any]
 
 
 class Feed:
-    """Appends events at their own pace: most a little out of order, some far too late, some without a time or from 2099."""
+    """Appends events at their own pace: most a little out of order, some far too late, some without a time or from 2099.
+
+    Some partitions stay empty at first, and the first event that comes there may be far too late as well.
+    """
 
     def __init__(self, log: hw.Log, random: Random) -> None:
         self._log, self._random, self._now = log, random, NOON
-        self.all_keys()
+        self._keys = KEYS[: random.choice([1, 12])]
 
     def all_keys(self) -> None:
-        """An event of each key, none of them late: where a partition had no event, nobody waits for it."""
+        """An event of each key, so that no partition is empty."""
         self._append([self._bid(who, self._now) for who in KEYS])
 
     def some(self, count: int) -> None:
@@ -46,8 +54,9 @@ class Feed:
             self._now += random.choice([0, 1, 2]) * SECOND
             behind = random.choice([0, 0, 3 * SECOND, LATENESS_US, LATENESS_US + 1, 90 * SECOND])
             at = random.choice([None, FUTURE]) if random.random() < 0.04 else self._now - behind
-            rows.append(self._bid(random.choice(KEYS), at))
+            rows.append(self._bid(random.choice(self._keys), at))
         self._append(rows)
+        self._keys = KEYS
 
     def heartbeat(self) -> None:
         """Time passes, without an event."""
@@ -77,10 +86,97 @@ def test_a_fused_operator_by_time_gives_what_it_gives_apart(tmp_path: Path, kind
                 feed.heartbeat()
             if random.random() < 0.2 and log.topic(TOPIC).partitions == roots:
                 log.alter_topic(TOPIC, partitions=roots * random.choice([2, 3]))
-                feed.all_keys()
+                if random.random() < 0.5:
+                    feed.all_keys()
             while run.batch(random):
                 pass
         check(run, log, tmp_path, kind)
+
+
+def timed_bids(log: hw.Log, who: str, *seconds: int) -> None:
+    """Bids of one who, so many seconds after noon."""
+    plain = pa.schema([field.with_type(pa.int64()) if field.name == "at" else field for field in TIMED])
+    rows = [{"who": who, "lot": 1, "price": 1, "at": NOON + second * SECOND} for second in seconds]
+    log.append(TOPIC, pa.Table.from_pylist(rows, plain).cast(TIMED))
+
+
+def all_batches(run: FusedRun, seed: int = 0) -> FusedRun:
+    random = Random(seed)
+    while run.batch(random):
+        pass
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_event_of_an_empty_partition_is_late_by_the_log(tmp_path: Path, kind: str) -> None:
+    """Before the watermark passes an empty partition that stands in the log: what comes there first and is older is late, counted, and
+    late again for whoever reads the log in other batches. What is not older than the lateness allows is on time."""
+    first, other = apart_keys()
+    with make_log(tmp_path, 2, timed=True) as log:
+        timed_bids(log, first, 0, 50, 100)
+        run = all_batches(FusedRun(tmp_path, 2, kind=kind))
+        assert log.reached(TOPIC) == dict.fromkeys((0, 1), NOON + 100 * SECOND)
+        timed_bids(log, other, 10, 79, 80, 200)
+        timed_bids(log, first, 200)
+        check(all_batches(run), log, tmp_path, kind)
+        assert run.late() == 2
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "log").symlink_to(tmp_path / "log")
+    for seed in range(3):
+        for part in ("given", "state", "offsets", "checkpoint"):
+            shutil.rmtree(again / part, ignore_errors=True)
+        (again / "offsets").unlink(missing_ok=True)
+        assert all_batches(FusedRun(again, 2, kind=kind), seed).late() == 2
+
+
+def test_an_event_that_was_first_is_waited_for(tmp_path: Path) -> None:
+    """Nobody says of a partition that time has passed it once an event is there: the watermark waits until that was read."""
+    first, other = apart_keys()
+    with make_log(tmp_path, 2, timed=True) as log:
+        timed_bids(log, first, 0, 100)
+        timed_bids(log, other, 10)
+        for partition in (0, 1):
+            assert tell_empty(log.url, (TOPIC, partition), NOON + 3600 * SECOND) is None
+        run = all_batches(FusedRun(tmp_path, 2, kind="pace"))
+        assert run.late() == 0
+        assert run.planned()[-1][WATERMARK] == NOON + 10 * SECOND - LATENESS_US - 1
+
+
+def test_what_an_operator_leaves_out_by_a_time_of_its_own_is_counted(tmp_path: Path) -> None:
+    """Of a topic whose time is another column it may be given rows that are passed by its own, or have none."""
+    operator = once().operator
+    times = pa.array([None, 5, 10, 11, 30], pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"t": times, "w": pa.array(list("abcde"))})
+    assert left_out_by(operator, [rows], Time(10, 20)) == 3
+    assert left_out_by(operator, [rows], Time(NO_TIME, 20)) == 1
+    assert left_out_by(operator, [rows.drop_columns("t")], Time(10, 20)) == 0, "of combined rows"
+    told = LateRows(str(tmp_path))
+    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 4)}) == 0, "of a batch that is not done"
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 5)}) == 3
+    assert told.take({(apart_from_source("dedupe-1"), 0): (0, 9)}) == 0
+
+
+def test_what_a_watermark_has_passed_is_late_also_with_a_greater_lateness(tmp_path: Path) -> None:
+    """An operator would drop it without a word: it is counted."""
+    with make_log(tmp_path, 1, timed=True) as log:
+        timed_bids(log, KEYS[0], 0, 100)
+        run = all_batches(FusedRun(tmp_path, 1, kind="pace"))
+        log.alter_topic(TOPIC, lateness="1 hour")
+        timed_bids(log, KEYS[0], 70, 80, 90)
+        all_batches(run)
+        assert run.late() == 1
+        log.heartbeat(TOPIC, NOON + 2 * 3600 * SECOND)
+        rows = [row for rows in all_batches(run).given() for row in rows]
+        assert sorted((row["at"] - NOON) // SECOND for row in rows) == [0, 80, 90, 100]
+
+
+def apart_keys() -> tuple[str, str]:
+    """Two keys that are in different partitions of two."""
+    placed = partitions_of(key_bytes(pa.array(KEYS)), 2).tolist()
+    return KEYS[placed.index(0)], KEYS[placed.index(1)]
 
 
 @pytest.mark.slow
@@ -159,8 +255,9 @@ def told(log: hw.Log) -> tuple[list[Row], int, int]:
                 in_time.append(row)
             greatest = max(greatest, NO_TIME if row["at"] in (None, FUTURE) else row["at"])
         reached.append(max([greatest, *(time for _, time in beats)]))
-    watermark = min(time for time in reached if time != NO_TIME) - LATENESS_US - 1
-    return in_time, len(events) - len(in_time), watermark
+    waits = any(time == NO_TIME and log.offsets(TOPIC)[number].stop for number, time in enumerate(reached))
+    known = [time - LATENESS_US - 1 for time in reached if time != NO_TIME]
+    return in_time, len(events) - len(in_time), NO_TIME if waits else min(known, default=NO_TIME)
 
 
 def begun_with(log: hw.Log, partition: int, events: list[Row]) -> int:

@@ -82,9 +82,10 @@ def test_a_partition_that_never_had_an_event_is_told_what_all_inputs_have_passed
     before.beat([Stage("orders", "visits")])
     assert log.reached("orders")[1 - ordered] is None
     seen = log.reached("visits")
-    beats(log, Stage("orders", "visits"))
-    assert max(time or 0 for time in seen.values()) == NOON_US + 100 * SECOND
-    assert log.reached("orders")[1 - ordered] == NOON_US + (100 - 5 + 60) * SECOND
+    for _ in range(2):  # also where it was told before
+        beats(log, Stage("orders", "visits"), passed={"visits": NOON_US + 100 * SECOND})
+        assert max(time or 0 for time in seen.values()) == NOON_US + 100 * SECOND
+        assert log.reached("orders")[1 - ordered] == NOON_US + (100 - 5 + 60) * SECOND
 
 
 def test_silence_is_what_this_process_has_seen(log: Log) -> None:

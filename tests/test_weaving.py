@@ -30,7 +30,7 @@ SCHEMA = "id BIGINT, who STRING, page STRING, at TIMESTAMP"
 def topic(url: str = "memory://", **settings: Any) -> Topic:
     """A topic with a key and an event time."""
     with hw.open_log(url) as log:
-        given = {"key": "page", "time": "at", "partitions": 1, **settings}
+        given = {"key": "page", "time": "at", "partitions": 1, "lateness": f"{LATENESS_S} seconds", **settings}
         return log.create_topic("t", SCHEMA, **given)
 
 
@@ -79,10 +79,37 @@ def test_nobody_is_late_who_was_on_time(seed: int, order: Order) -> None:
         same = ("who",) if order == "tasks" else ("who", "page")
         by_group: dict[tuple[str, ...], list[int]] = {}
         for row in found:
-            by_group.setdefault(tuple(row[name] for name in same), []).append(row["id"])
+            if order == "tasks" or row["id"] not in late:
+                by_group.setdefault(tuple(row[name] for name in same), []).append(row["id"])
         assert all(ids == sorted(ids) for ids in by_group.values())
     if order == "tasks":
         assert late_ids(found, now) == late, "what was late stays late: all rows are in one partition here"
+
+
+@pytest.mark.parametrize("order", ["keys", "times"])
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("key", ["page", "who", None])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_in_the_order_of_another_key_are_late_in_no_partition(
+    seed: int, key: str | None, partitions: int, order: Order
+) -> None:
+    """What gives rows key by key has a key of its own, of which the topic need not know: here it is the hash of `id`."""
+    rows, task = rows_of(seed)
+    random = Random(seed)
+    hashed = sorted(range(len(task)), key=lambda at: (task[at], rows["id"][at].as_py() * 2_654_435_761 % 2**32))
+    rows, task = rows.take(hashed), [task[at] for at in hashed]
+    now = NOON + timedelta(hours=1)
+    weaving = Weaving(topic(key=key, partitions=partitions), order, now_us=int(now.timestamp() * 1_000_000))
+    found = weaving.rows(rows, np.array(task)).to_pylist()
+    assert sorted(row["id"] for row in found) == list(range(len(task)))
+    place = {row["id"]: hash(row[key]) % partitions if key else random.randrange(partitions) for row in found}
+    for partition in range(partitions):
+        there = [row for row in found if place[row["id"]] == partition]
+        assert late_ids(there, now) == set()
+    tasks = [rows.filter(pa.array([of == number for of in task])).combine_chunks() for number in range(4)]
+    writes = [[Write(weaving.topic, 0, batch) for batch in each.to_batches(max_chunksize=37)] for each in tasks]
+    staged = [row for write in weaving.writes(writes, list) for row in write.batch.to_pylist()]
+    assert late_ids(staged, now) == set()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,11 +143,24 @@ def test_staged_rows_are_woven_in_each_partition(seed: int) -> None:
     assert [write.batch.num_rows for write in alone][:1] == [min(50, batches[0].num_rows)]
 
 
+@pytest.mark.parametrize("order", ["tasks", "keys", "times"])
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_a_batch_without_rows_gives_none(order: Order, batches: int) -> None:
+    """A filter that lets nothing pass gives a table without rows, with or without batches in it, and tasks that staged nothing."""
+    weaving = Weaving(topic(), order, now_us=NOON_US)
+    empty = rows_of(0)[0].schema.empty_table()
+    batch = pa.RecordBatch.from_pylist([], empty.schema)
+    given = pa.Table.from_batches([batch] * batches, empty.schema)
+    assert weaving.rows(given, np.array([], np.int32)).num_rows == 0
+    assert sum(write.count for write in weaving.writes([[Write(weaving.topic, 0, batch)]] * batches, list)) == 0
+
+
 def test_what_keeps_state_says_which_order_there_is() -> None:
-    """Spark's windows and joins have none; functions of users and operators give rows key by key."""
+    """Spark's windows and joins have none, nor have operators and what was shuffled; functions of users give rows key by key."""
     assert order_of((), has_operators=False) == "tasks"
     assert order_of(("Aggregate", "Join"), has_operators=False) == "times"
-    assert order_of(("dedupe",), has_operators=True) == "keys"
+    assert order_of(("dedupe",), has_operators=True) == "times"
+    assert order_of((), has_operators=False, is_shuffled=True) == "times"
     assert order_of(("Aggregate", "TransformWithStateInPandas"), has_operators=False) == "keys"
 
 

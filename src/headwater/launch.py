@@ -313,7 +313,6 @@ class Launch:
         from headwater.processing.marker import marker_of
         from headwater.processing.reading import is_local
         from headwater.processing.stage import FrameWriter
-        from headwater.processing.weaving import order_of
 
         name = f"{self._graph.name}.{stage.name}"
         if stage.capture is not None:
@@ -336,7 +335,7 @@ class Launch:
 
             def appending() -> WriteBatch:
                 fetches = analysed.is_prompt or not analysed.stateful
-                order = order_of(analysed.stateful, has_operators=bool(analysed.operators))
+                order = analysed.order
                 writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches, order=order)
 
                 def commit(result: DataFrame, epoch: int) -> None:

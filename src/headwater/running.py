@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headwater.launch import Launch
 from headwater.model.clock import system_clock
 from headwater.model.extras import check_spark
-from headwater.processing.status import AppStatus, StageState, StageStatus, write_status
+from headwater.processing.status import AppStatus, StageState, StageStatus, late_notes, write_status
 from headwater.restarts import Restart
 from headwater.sources.capture.progress import CaptureStatus
 from headwater.troubles import Troubles
@@ -108,7 +108,7 @@ class Running:
             pid=os.getpid(),
             started_us=self._started_us,
             at_us=system_clock(),
-            notes=[*self._launch.notes, *self._troubles.told],
+            notes=[*self._launch.notes, *self._troubles.told, *late_notes(stages)],
             stages=stages,
         )
 

@@ -172,6 +172,8 @@ class _Lines:
         self._states, self._next = states, time.monotonic() + LINE_EVERY_S
         for stage in status.stages:
             self._console.print(Text(_line(stage)), soft_wrap=True)
+        for note in status.notes:
+            self._console.print(Text(printable(note)), soft_wrap=True)
 
     def tell(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)

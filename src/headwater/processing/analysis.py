@@ -34,10 +34,11 @@ from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
 from headwater.processing.plan_times import Times, times_of, uses_time_of
-from headwater.processing.plans import analyzed, children, kind, remembering, sequence
+from headwater.processing.plans import analyzed, children, kind, may_shuffle, nodes, remembering, sequence
 from headwater.processing.pushing import condition_above
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
+from headwater.processing.weaving import Order, order_of
 
 LOG_COLUMNS = {
     "_time": pa.field("_time", pa.timestamp("us", tz="UTC")),
@@ -85,6 +86,8 @@ class Analysed(msgspec.Struct, frozen=True):
     """Of the operators those that cannot, with the reason."""
     is_prompt: bool = False
     """Whether all state is that of operators which give for each row a few at once."""
+    is_shuffled: bool = False
+    """Whether Spark may send rows to other tasks than those that read them."""
     times: Times | None = None
     """What is known of the event times of its result (see `passed`)."""
     versions: Mapping[str, int | None] = {}
@@ -96,6 +99,11 @@ class Analysed(msgspec.Struct, frozen=True):
     def is_simple(self) -> bool:
         """Whether each row of the result is made of one row, whatever came before that, and whenever."""
         return not (self.stateful or self.uses_time)
+
+    @property
+    def order(self) -> Order:
+        """The order in which the rows of a batch are appended to the topic of its result."""
+        return order_of(self.stateful, has_operators=bool(self.operators), is_shuffled=self.is_shuffled)
 
 
 def facts_of_topic(topic: Topic) -> Facts:
@@ -217,6 +225,7 @@ class Analysis:
         _check_late(stage, uses_time=uses_time, operators=operators)
         stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
         found = Analysed(schema, {}, stateful, operators, uses_time, times=times_of(stage, result))
+        found = msgspec.structs.replace(found, is_shuffled=any(map(may_shuffle, nodes(result))))
         columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
             apart = self._apart(fusion, found, result, inputs=len(facts))

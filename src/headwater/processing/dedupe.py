@@ -49,7 +49,7 @@ class Dedupe:
         self.schema = schema
         self.settings = (at, within_us)
         self.tables = {_SEEN: TableSpec("keyed", [pa.field("at", pa.int64())])}
-        self._at = self.keeps = at
+        self._at = self.at = self.keeps = at
         self._within = within_us
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:

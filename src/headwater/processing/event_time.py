@@ -5,6 +5,10 @@ it; in a stage that works by time a row without one counts as late, too. `_reach
 is the same for all rows of a batch: the time that no row which is not late can lie before any more, the least of all partitions. All
 come from what the log keeps with the events, so they are the same however batches are cut.
 
+A row that the watermark of the batch before has passed is late, too. No partition gives one that is not late by itself, except where the
+topic got another lateness, or where nobody could write to the log that time has passed an empty partition (see `watermark`). Whatever
+works by event time would drop such a row, so it is left out and counted here like any other.
+
 Spark's own watermark is made of the greatest time in any partition: a partition that is behind loses rows by it, others when batches are
 cut another way, and one clock that runs ahead makes everything late. `with_time` gives Spark ours instead. Spark takes the greatest
 value of a column for its watermark, and knows times by a mark in the metadata of theirs: here the column is `_watermark`, and the mark is
@@ -39,10 +43,13 @@ MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
 
 
-def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | None) -> pa.Array:
-    """A column of `FIELDS` for the rows of a chunk, of which `running` is known."""
+def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | None, passed: int = NO_TIME) -> pa.Array:
+    """A column of `FIELDS` for the rows of a chunk, of which `running` is known; `passed` is the watermark before their batch."""
     running = NO_TIME if chunk.running is None else chunk.running
     if name == LATE:
+        if passed != NO_TIME:
+            allowed = chunk.topic.lateness_us if lateness_us is None else lateness_us
+            running = max(running, passed + allowed + 1)
         return pa.array(is_late(chunk, running, lateness_us=lateness_us))
     if name == REACHED:
         reached = maxima(chunk, running)

@@ -36,9 +36,10 @@ from headwater.log.placement import key_bytes, partitions_of
 from headwater.model.errors import Unsupported
 from headwater.processing.grouping import distinct, whole
 from headwater.processing.hashing import hashes_of
+from headwater.processing.late_rows import LateRows, inside
 from headwater.processing.marker import query_of
 from headwater.processing.offsets import VERSION, WATERMARK, Offsets
-from headwater.processing.operator import Operator, Time
+from headwater.processing.operator import Operator, Time, left_out_by
 from headwater.processing.reading import Range
 from headwater.processing.runs import H1, H2, NUMBER, check_fits
 from headwater.processing.side import Side
@@ -139,7 +140,15 @@ class Fused(NamedTuple):
         )  # fmt: skip
         state, until = store.load(root.version - 1), root.time.until
         result = self.operator.process(state, inputs, root.time).select(self.operator.schema.names)
+        self._tell(root, left_out_by(self.operator, inputs, root.time))
         return result, store.begin_save(state, root.version, watermark=until if until > NO_TIME else None)
+
+    def _tell(self, root: Root, left_out: int) -> None:
+        """So many rows of a root the operator has left out."""
+        folder = self.sides[0].late_rows
+        if left_out and folder is not None:
+            first = next(wanted for wanted in root.ranges if wanted.topic == self.sides[0].topic)
+            LateRows(folder).tell_at((inside(self.uid), first.partition), first.start, first.end, left_out)
 
     def _hashed(self, side: Side, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""

@@ -6,8 +6,8 @@ stand beside the checkpoint.
 
 Heartbeats are for ever, so two kinds of partitions are told less:
 - those of a topic that a stage of the application writes: no more than that stage has passed (see `passed`), however long it is silent;
-- those that never had an event, in a topic that has some: nobody waits for them. They are told what the stage's inputs have all passed,
-  so that an event which comes there first, and is older, is counted as late instead of being lost without a word.
+- those that never had an event, in a topic that has some: nobody waits for them. They are told no more than what the stage's inputs have
+  all passed, and mostly know more already: whoever goes by the watermark has told them before (see `watermark`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class Idle:
 
     def _in_the_log(self, stage: Waiting) -> None:
         reached = {topic: self._log.reached(topic) for topic in stage.timed}
-        known = {topic: [time for time in times.values() if time is not None] for topic, times in reached.items()}
+        empty = {topic: self._empty(topic) for topic in reached}
+        known = {
+            topic: [time for number, time in times.items() if time is not None and number not in empty[topic]]
+            for topic, times in reached.items()
+        }
         latest = max((max(times) for times in known.values() if times), default=NO_TIME)
         topics = {topic: self._log.topic(topic) for topic in reached}
         behind = [min(times) - topics[topic].lateness_us for topic, times in known.items() if times]
@@ -77,12 +81,17 @@ class Idle:
             limit = self._limit(topic, min(latest, now + topics[topic].future_us), greatest)
             for partition in self._fell_silent(topic):
                 until = limit
-                if times[partition] is None and known[topic]:
+                if partition in empty[topic]:
                     all_passed = min(behind) + topics[topic].lateness_us if len(behind) == len(reached) else NO_TIME
                     until = min(limit, all_passed)
                 if until > (times[partition] or NO_TIME):
                     since = now + 1 - self._idle_us
                     self._log.store.heartbeat(topic, partition, time=until, appended_before=since)
+
+    def _empty(self, topic: str) -> set[int]:
+        """The partitions that never had an event, in a topic that has some."""
+        ends = {partition: span.stop for partition, span in self._log.offsets(topic).items()}
+        return {partition for partition, end in ends.items() if not end} if any(ends.values()) else set()
 
     def _beside(self, stage: Waiting) -> None:
         latest = max((reached for _, reached in stage.reached.values()), default=NO_TIME)

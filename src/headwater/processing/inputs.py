@@ -22,13 +22,13 @@ from headwater.processing.analysis import Facts, apply, with_watermark
 from headwater.processing.beats import NAME as BEATS
 from headwater.processing.event_time import LATE, PASSED, only_late, with_time, without_late
 from headwater.processing.fusion import Fusion, Origin, chosen, placed_by
-from headwater.processing.late_rows import LateRows
+from headwater.processing.late_rows import LateRows, apart, inside
 from headwater.processing.maxima import maxima_of
 from headwater.processing.operator import Building, building
 from headwater.processing.options import columns_text
 from headwater.processing.poison import Skips
 from headwater.processing.reading import is_local
-from headwater.processing.status import LATE_ROWS, spans_in
+from headwater.processing.status import LATE_ROWS, LATE_TAKEN, LateCount, spans_in
 from headwater.processing.table import Table
 from headwater.processing.whole import whole_options
 
@@ -78,16 +78,23 @@ class Inputs:
             beats=cache(self._spark.readStream.format(BEATS).options(**options).load),
             tasks=self._tasks(plan.state_partitions),
             fusion=self._fusion(plan, skips, frames, pace),
+            late_rows=self._late_rows(plan, 0) if is_local(self._log) else None,
         )
         with building(stage):
             return apply(plan.stage, frames)
 
-    def late_in(self, plan: Plan, progress: Mapping[str, Any]) -> int:
+    def late_in(self, plan: Plan, progress: Mapping[str, Any]) -> LateCount:
         """How many late rows tasks have told of, in a batch that is done; asked again, none."""
         if plan.checkpoint not in self._told:
-            return 0
-        spans = spans_in(progress)
-        return sum(LateRows(self._late_rows(plan, number)).take(spans) for number in range(len(plan.stage.inputs)))
+            return LateCount()
+        spans, counts = spans_in(progress), {False: 0, True: 0}
+        for number, topic in enumerate(plan.stage.inputs):
+            counts[plan.facts[topic].is_table] += LateRows(self._late_rows(plan, number)).take(spans)
+        first, until = LateRows(self._late_rows(plan, 0)), int(progress["batchId"]) + 1
+        for uid in plan.analysed.operators:
+            counts[False] += first.take({(inside(uid), number): span for (_, number), span in spans.items()})
+            counts[False] += first.take({(apart(uid), at): (0, until) for at in range(plan.state_partitions)})
+        return LateCount(left_out=counts[False], taken=counts[True])
 
     def _late_rows(self, plan: Plan, number: int) -> str:
         return f"{self._told[plan.checkpoint]}/late-{number}"
@@ -158,7 +165,8 @@ class Inputs:
             return only_late(frame, facts.time)
         if PASSED in names:
             assert facts.time is not None
-            count = None if is_local(self._log) else f"{LATE_ROWS} {number}"
+            kind = LATE_TAKEN if facts.is_table else LATE_ROWS
+            count = None if is_local(self._log) else f"{kind} {number}"
             lateness_us, drops = facts.lateness_us, not facts.is_table
             frame = with_time(frame, facts.time, lateness_us=lateness_us, count_as=count, drops=drops)
         elif not plan.analysed.is_simple:

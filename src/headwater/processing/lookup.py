@@ -90,6 +90,7 @@ class Lookup:
         found = [table.field(name).with_nullable(True) for name in self._looked]
         self.schema = pa.schema([*events, *found])
         self.keeps = at
+        self.at = at
         self._at, self._table_at, self._how, self._ties = at, table_at, how, ties
         self._deletes = DELETED.name in table.names
         own = [pa.field(f"r{number}", field.type) for number, field in enumerate(events)]

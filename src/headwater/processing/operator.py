@@ -30,6 +30,7 @@ from headwater.log.frame import NO_TIME
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.border import crossing
 from headwater.processing.hashing import hashes_of_values, is_hashable
+from headwater.processing.late_rows import LateRows, apart
 from headwater.processing.runs import H1, H2, check_fits, column
 from headwater.processing.state import State, StateStore, StateTable, TableSpec, check_uid, fingerprint_of, partition_of
 from headwater.processing.types import to_arrow, to_spark
@@ -56,7 +57,8 @@ class Operator(Protocol):
 
     One that has `is_prompt = True` gives for each row a few at once: a batch gives about as many rows as it reads. One that has
     `keeps = "at"` gives its rows with that time as it was, and none that was passed before the batch. One that has
-    `remembers = ()` keeps these columns of its input in its state, beside what is in its settings, and no whole rows.
+    `remembers = ()` keeps these columns of its input in its state, beside what is in its settings, and no whole rows. One that has
+    `at = "sent"` works by that time of its first input, and leaves out rows that have none or were passed before the batch.
     """
 
     name: str
@@ -110,8 +112,11 @@ class Building:
         beats: Callable[[], DataFrame],
         tasks: int | None = None,
         fusion: Fuses | None = None,
+        late_rows: str | None = None,
     ) -> None:
-        """`tasks`: so many work on the state's partitions, each on several where that are fewer."""
+        """`tasks`: so many work on the state's partitions, each on several where that are fewer. `late_rows` is the folder in which it
+        is told how many rows operators left out."""
+        self.late_rows = late_rows
         self.state = state
         self.partitions = partitions
         self.tasks = tasks or partitions
@@ -148,6 +153,15 @@ def building(stage: Building) -> Iterator[Building]:
         _building.reset(token)
 
 
+def left_out_by(operator: Operator, inputs: Sequence[pa.Table], time: Time) -> int:
+    """How many rows of a batch an operator leaves out: none by the event time of its topic, by which late rows never come so far."""
+    at = getattr(operator, "at", None)
+    if at is None or at not in inputs[0].column_names:
+        return 0
+    times = inputs[0].column(at).cast(pa.int64()).fill_null(NO_TIME).to_numpy()
+    return int(np.count_nonzero(times <= time.before))
+
+
 def note_time() -> None:
     """An operator that is being made works by event time."""
     stage = _building.get()
@@ -167,7 +181,7 @@ def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = No
             advice="Use it in a function of an application (@app.stream or @app.view).",
         )
     known = fingerprint_of(operator.name, operator.settings, [_remembered(operator, each) for each in inputs])
-    kept = _Kept(stage.state, stage.uid(operator.name, uid), known, stage.partitions)
+    kept = _Kept(stage.state, stage.uid(operator.name, uid), known, stage.partitions, stage.late_rows)
     stage.is_prompt &= getattr(operator, "is_prompt", False)
     if stage.fusion is not None:
         fused = stage.fusion.fuse(operator, inputs, kept.url, kept.uid, known)
@@ -235,6 +249,8 @@ class _Kept(NamedTuple):
     uid: str
     fingerprint: str
     partitions: int
+    late_rows: str | None = None
+    """The folder in which it is told how many rows were left out."""
 
 
 def _is_hashed_by_tasks(each: Input) -> bool:
@@ -369,6 +385,9 @@ def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, p
     )  # fmt: skip
     state = store.load(epoch - 1)
     result = operator.process(state, inputs, time)
+    if kept.late_rows is not None:
+        count = left_out_by(operator, inputs, time)
+        LateRows(kept.late_rows).tell_at((apart(kept.uid), partition), epoch, epoch + 1, count)
     store.save(state, epoch, watermark=time.until if time.until > NO_TIME else None)
     return result
 

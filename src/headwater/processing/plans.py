@@ -14,6 +14,9 @@ STATELESS = {
     "Repartition", "RepartitionByExpression", "RebalancePartitions", "CollectMetrics", "Expand",
 }  # fmt: skip
 
+SHUFFLING = {"Repartition", "RepartitionByExpression", "RebalancePartitions"}
+"""Of these what gives a task rows that several tasks have read."""
+
 
 def analyzed(frame: DataFrame) -> Any:
     """The plan of a DataFrame as it was written, names resolved."""
@@ -32,6 +35,11 @@ def nodes(frame: DataFrame) -> Iterator[Any]:
 def remembering(frame: DataFrame) -> Iterator[Any]:
     """The nodes of that plan that keep a state of Spark's own."""
     return (node for node in nodes(frame) if kind(node) not in STATELESS)
+
+
+def may_shuffle(node: Any) -> bool:
+    """Whether rows may leave a node in another task than they came in: also a join with what is no stream may be such."""
+    return kind(node) in SHUFFLING or (bool(children(node)) and kind(node) not in STATELESS)
 
 
 def kind(node: Any) -> str:

@@ -42,7 +42,7 @@ BATCH_BYTES_MIN = 32 << 20
 
 
 class Range(InputPartition):
-    """The events of a partition from `start` up to, and not with, `end`; `watermark` is that of their batch."""
+    """The events of a partition from `start` up to, and not with, `end`; `watermark` is that of their batch, `passed` of the one before."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Range(InputPartition):
         self.partition, self.start, self.end, self.skips = partition, start, end, skips
         self.running = running
         self.has_time = topic.time is not None
-        self.watermark = NO_TIME
+        self.watermark = self.passed = NO_TIME
 
     def part(self, start: int, end: int) -> Range:
         """A part of it."""
@@ -140,14 +140,14 @@ class Selection:
         """Whether it asks how far event time had come before each chunk."""
         return LATE in self._of_time or REACHED in self._of_time
 
-    def of_chunk(self, chunk: Chunk, *, watermark: int = NO_TIME) -> pa.RecordBatch:
-        """What is selected of a chunk, in a batch with this watermark."""
+    def of_chunk(self, chunk: Chunk, *, watermark: int = NO_TIME, passed: int = NO_TIME) -> pa.RecordBatch:
+        """What is selected of a chunk, in a batch with this watermark after one in which time had passed so far."""
         if self._wanted is None or self._wanted[0] is not chunk.topic:
             own = chunk.topic.schema
             self._wanted = chunk.topic, own if self._names == own.names else output_schema(chunk.topic, self._names)
         batch = to_batch_of(chunk, self._wanted[1])
         for name in self._of_time:
-            column = column_of(name, chunk, watermark=watermark, lateness_us=self._lateness_us)
+            column = column_of(name, chunk, watermark=watermark, passed=passed, lateness_us=self._lateness_us)
             fields = pa.schema([*batch.schema, FIELDS[name]])
             batch = pa.RecordBatch.from_arrays([*batch.columns, column], schema=fields)
         if not self._shows_deleted and DELETED.name in chunk.batch.schema.names:
@@ -177,7 +177,7 @@ def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iter
 def _selected(wanted: Range, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
     late, tell = 0, selection.tell_late
     for chunk in _with_running(wanted, log, selection.maxima) if selection.needs_running else _chunks(wanted, log):
-        batch = selection.of_chunk(chunk, watermark=wanted.watermark)
+        batch = selection.of_chunk(chunk, watermark=wanted.watermark, passed=wanted.passed)
         if tell is not None:
             late += late_among(batch, None if DELETED.name in batch.schema.names else chunk.topic.time)
         yield batch

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -207,6 +208,7 @@ class Runner:
             .option("log", self._log.url)
             .option("topic", stage.to)
             .option("stage", f"{self._graph.name}.{stage.name}")
+            .option("order", plan.analysed.order)
         )
 
     def _passed(self, topic: str, greatest: int) -> int | None:
@@ -247,6 +249,7 @@ class _Supervised:
         """How far event time had come where the last batch began; known only where the log does not keep it."""
         self._lag_at = 0.0
         self._kept_rows, self._kept_epoch, self._kept_at = 0, -1, 0.0
+        self._skipped = 0
 
     @property
     def checkpoint(self) -> str:
@@ -295,7 +298,7 @@ class _Supervised:
         def noted(result: DataFrame, epoch: int) -> None:
             try:
                 with self._runner.writing.batch():
-                    self.status.dead += write(result, epoch) or 0
+                    self.status.bury(write(result, epoch) or 0)
             except Exception as error:
                 self._raised = error
                 raise
@@ -348,13 +351,18 @@ class _Supervised:
         late_in = partial(self._runner.inputs.late_in, self.plan)
         if int(newest["batchId"]) > self.status.epoch + 1:
             for progress in query.recentProgress:
-                self.status.follow(progress, rows_kept=kept, late_in=late_in)
-        self.status.follow(newest, rows_kept=kept, late_in=late_in)
+                self._take(progress, rows_kept=kept, late_in=late_in)
+        self._take(newest, rows_kept=kept, late_in=late_in)
         self._ends |= ends_in(newest)
         self.reached |= reached_in(newest)
         if self.status.epoch > self._failed_at:
             self._failures = 0
             self.status.error = None
+
+    def _take(self, progress: Mapping[str, Any], **known: Any) -> None:
+        """Events that were set aside belong to the next batch that is done: it is the one that they stopped."""
+        if self.status.follow(progress, skipped=self._skipped, **known):
+            self._skipped = 0
 
     def _rows_kept(self, query: StreamingQuery, epoch: int) -> int:
         """How many rows its operators keep; asked now and then, and where their files cannot be read at this moment, later."""
@@ -452,5 +460,6 @@ class _Supervised:
             self.status.error = f"{self.status.error}. {found}"
             return False
         self.status.dead += found
+        self._skipped += found
         self._failed_at = -1
         return True

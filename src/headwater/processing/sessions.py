@@ -51,6 +51,7 @@ class Sessions:
         self.settings = (tuple(group), at, "gap", gap_us, tuple(aggregates))
         shown = [schema.field(name) for name in group if name != ALL]
         self.schema = pa.schema([*shown, *WINDOW_FIELDS, *(pa.field(each.name, each.type) for each in aggregates)])
+        self.at = at
         self._group, self._at, self._gap, self._partials = list(group), at, gap_us, Partials(aggregates, schema)
         self.remembers = self._partials.used
         keys = [schema.field(name) for name in group]

@@ -7,7 +7,7 @@ options; which run of the query it belongs to, the tasks know from Spark and tel
 
 Options: `log` and `topic`; `stage`, under which the markers are kept (by default the topic's name and a hash of the checkpoint's path,
 so that a checkpoint that was deleted and begun again is noticed); `key`, the key column of a topic that is made because there is
-none of that name yet.
+none of that name yet. Applications give `order`, in which each task on Kafka appends its rows (see `weaving`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -44,6 +44,7 @@ from headwater.processing.staging import (
     write_task,
     writes_of,
 )
+from headwater.processing.weaving import Order
 
 _RUN = "spark.jobGroup.id"
 _EPOCH = "streaming.sql.batchId"
@@ -71,6 +72,7 @@ class _Writer:
         self.url = given["log"]
         self.topic = given["topic"]
         self.key = given.get("key")
+        self.order = cast("Order | None", given.get("order"))
         self.checkpoint = given.get("checkpointlocation", "")
         self.stage = given.get("stage") or _stage_name(self.topic, self.checkpoint)
         self._make_topic(schema)
@@ -116,7 +118,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         """In a task: stages its rows; on Kafka, which has nowhere to stage them, commits them."""
         log, task = self.log(), self.task()
         if not is_local(log):
-            return write_task(log, f"{self.stage}.{task.number}", self.topic, self._marker(task.epoch), iterator)
+            name, marker = f"{self.stage}.{task.number}", self._marker(task.epoch)
+            return write_task(log, name, self.topic, marker, iterator, order=self.order)
         number = number_of_run(log, self.stage, task.run)
         self.reach("sink: task begun")
         staged = stage_rows(log, self.stage, number, log.store.refresh(self.topic), iterator)

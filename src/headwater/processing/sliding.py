@@ -65,7 +65,8 @@ class Sliding:
         for aggregate in aggregates:
             self.schema = self.schema.append(pa.field(aggregate.name, aggregate.type))
         self.keeps = at
-        self._at, self._over, self._aggregates = at, over_us, aggregates
+        self.at = self._at = at
+        self._over, self._aggregates = over_us, aggregates
         self._used = sorted({aggregate.column for aggregate in aggregates if aggregate.column is not None})
         used = [pa.field(f"c{number}", schema.field(name).type) for number, name in enumerate(self._used)]
         own = [pa.field(f"r{number}", field.type) for number, field in enumerate(schema)]

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -147,9 +148,15 @@ def commit_staged(
 
 
 def write_task(
-    log: Log, stage: str, topic: str, marker: Marker, batches: Iterable[pa.RecordBatch]
+    log: Log,
+    stage: str,
+    topic: str,
+    marker: Marker,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    order: Order | None = None,
 ) -> WriterCommitMessage:
-    """On Kafka: commits the rows of one task under a stage of the task's own.
+    """On Kafka: commits the rows of one task under a stage of the task's own, with `order` woven by it.
 
     Opening it fences whoever wrote as this task before; only then is its marker looked at. A worker that wrote as this task in the
     batch before holds it already, and nobody came in between. The rows are all fetched also when
@@ -160,7 +167,10 @@ def write_task(
     holder = Stage(log, stage, number=log.store.held_stage(stage), gaps=True)
     fetched = [batch for batch in batches if batch.num_rows]
     if fetched:
-        holder.commit(marker, [(topic, pa.Table.from_batches(fetched))])
+        rows = pa.Table.from_batches(fetched)
+        if order is not None:
+            rows = Weaving(log.topic(topic), order, now_us=log.clock()).rows(rows, np.zeros(rows.num_rows, np.int64))
+        holder.commit(marker, [(topic, rows)])
     return WriterCommitMessage()
 
 

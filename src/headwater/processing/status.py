@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,9 +29,26 @@ RATE_OVER_S = 10.0
 LATE_ROWS = "late rows"
 """So begins the name of a count of late rows in the progress of a query."""
 
+LATE_TAKEN = f"{LATE_ROWS} of a table"
+"""So begins that of rows which are taken all the same."""
+
+LATE_NOTED_MIN, LATE_NOTED_SHARE = 100, 0.01
+"""So many events, and so large a part of all, that were left out as late are worth a note."""
+
+
+class LateCount(NamedTuple):
+    """How many late rows a batch has left out, and how many rows of tables were late and taken."""
+
+    left_out: int = 0
+    taken: int = 0
+
 
 class StageStatus(msgspec.Struct, kw_only=True):
-    """One stage. `waiting` is for the next attempt after an error, `failed` for somebody who looks at it."""
+    """One stage. `waiting` is for the next attempt after an error, `failed` for somebody who looks at it.
+
+    Every event is accounted for: `events` are those that were `given` to the function, those `late` that were left out (all of them but
+    `late_taken`, late rows of tables, which are given as well), and those `dead`.
+    """
 
     name: str
     kind: str
@@ -47,7 +64,9 @@ class StageStatus(msgspec.Struct, kw_only=True):
     lag: int = 0
     watermark: str | None = None
     state_rows: int = 0
+    given: int = 0
     late: int = 0
+    late_taken: int = 0
     restarts: int = 0
     dead: int = 0
     error: str | None = None
@@ -68,23 +87,45 @@ class StageStatus(msgspec.Struct, kw_only=True):
         progress: Mapping[str, Any],
         *,
         rows_kept: int = 0,
-        late_in: Callable[[Mapping[str, Any]], int] = lambda _: 0,
-    ) -> None:
+        late_in: Callable[[Mapping[str, Any]], LateCount] = lambda _: LateCount(),
+        skipped: int = 0,
+    ) -> bool:
         """Takes over what Spark tells of a query; of a batch that was run once, of one that was only looked for nothing new.
 
-        `rows_kept` are those of our operators, of which Spark knows nothing, and `late_in` knows of rows that it did not count.
+        `rows_kept` are those of our operators, of which Spark knows nothing, and `late_in` knows of rows that it did not count. `skipped`
+        events of the batch were set aside before, as dead. Returns whether the batch was news.
         """
+        is_new = False
         duration = progress.get("durationMs") or {}
         if "addBatch" in duration and int(progress["batchId"]) > self.epoch:
-            self.epoch = int(progress["batchId"])
-            self.events += sum(_events(source) for source in progress.get("sources") or [])
-            self.late += _late(progress) + late_in(progress)
+            is_new, self.epoch = True, int(progress["batchId"])
+            sources = progress.get("sources") or []
+            are_all = any(EVENTS in _decoded(source.get("endOffset")) for source in sources)
+            events = sum(map(_events, sources)) + (0 if are_all else skipped)
+            told, counted = _late(progress), late_in(progress)
+            left_out, taken = told.left_out + counted.left_out, told.taken + counted.taken
+            self.events += events
+            self.late += left_out + taken
+            self.late_taken += taken
+            self.given += events - left_out - skipped
             self.batch_ms = int(duration.get("triggerExecution", 0))
             self.batch_at_us = system_clock()
         self.lag = sum(_lag(source) for source in progress.get("sources") or [])
         self.watermark = (progress.get("eventTime") or {}).get("watermark") or _watermark(progress) or self.watermark
         of_spark = sum(int(operator.get("numRowsTotal", 0)) for operator in progress.get("stateOperators") or [])
         self.state_rows = of_spark + rows_kept
+        return is_new
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every event is accounted for; a capture gives its events to nobody."""
+        left_out = self.late - self.late_taken
+        return self.kind == "capture" or (self.given >= 0 and self.events == self.given + left_out + self.dead)
+
+    def bury(self, count: int) -> None:
+        """So many events that were given could not be written where they belong."""
+        self.dead += count
+        self.given -= count
 
 
 class AppStatus(msgspec.Struct, kw_only=True):
@@ -159,16 +200,44 @@ def read_status(folder: Path) -> AppStatus | None:
         return None
 
 
-def _late(progress: Mapping[str, Any]) -> int:
-    """How many rows of a batch came too late."""
+def late_notes(stages: Sequence[StageStatus]) -> list[str]:
+    """What is to be said of stages that have left out more than a small part of their events as late."""
+    writers = {stage.to: stage.name for stage in stages if stage.kind == "stream"}
+    notes = []
+    for stage in stages:
+        late = stage.late - stage.late_taken
+        if late < LATE_NOTED_MIN or late <= stage.events * LATE_NOTED_SHARE:
+            continue
+        written = [f"{topic!r}, which stage {writers[topic]!r} writes" for topic in stage.inputs if topic in writers]
+        cause = (
+            f"Topic {written[0]}, has them further behind than its lateness: partitions that stage reads are not equally far, or it writes "
+            "batches of very different times. Give it a longer lateness=."
+            if written
+            else "Their times lie further behind the newest of their partition than the topic's lateness: give the topic a longer "
+            "lateness=, or look for a clock that is wrong where they come from."
+        )
+        share = f"{late / stage.events:.0%}" if stage.events else "all"
+        keep = "" if stage.kind == "sink" else ' late="topic" keeps them.'
+        notes.append(
+            f"Stage {stage.name!r} has left out {late:,} of {stage.events:,} events as late ({share}). {cause}{keep}"
+        )
+    return notes
+
+
+def _late(progress: Mapping[str, Any]) -> LateCount:
+    """How many rows of a batch came too late, by what Spark has counted or dropped."""
     found = progress.get("observedMetrics") or {}
-    return sum(int(counted["rows"] or 0) for name, counted in found.items() if name.startswith(LATE_ROWS))
+    rows = {name: int(counted["rows"] or 0) for name, counted in found.items() if name.startswith(LATE_ROWS)}
+    taken = sum(count for name, count in rows.items() if name.startswith(LATE_TAKEN))
+    states = progress.get("stateOperators") or []
+    dropped = sum(int(state.get("numRowsDroppedByWatermark", 0)) for state in states)
+    return LateCount(sum(rows.values()) - taken + dropped, taken)
 
 
 def _events(source: Mapping[str, Any]) -> int:
     """How many events a source has read in a batch; of one with an operator in it Spark knows only what that gave."""
     start, end = (_decoded(source.get(name)) for name in ("startOffset", "endOffset"))
-    if BEAT in end:
+    if BEAT in end or _places(start) == _places(end):  # a row that only tells the time is no event
         return 0
     return int(end[EVENTS] - start.get(EVENTS, 0) if EVENTS in end else source.get("numInputRows") or 0)
 

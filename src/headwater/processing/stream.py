@@ -157,7 +157,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                 skips = not self._query.options.fails_on_loss
                 running = reached[at][1] if at in reached else None
                 wanted = Range(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
-                wanted.watermark = watermark
+                wanted.watermark, wanted.passed = watermark, before.more.get(WATERMARK, NO_TIME)
                 ranges.append(wanted)
         if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
             passing = Passing(watermark)
@@ -223,9 +223,9 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
 
     def _passed(self, topics: Sequence[Topic], reached: Mapping[At, int]) -> int:
         """The watermark. Who has several inputs waits for each of them, also for one that has no event yet."""
-        if self._query.inside is None:
-            return self._subscription.watermark(topics, reached)
-        return min(self._subscription.watermark([topic], reached) for topic in topics)
+        tells = self._query.has_watermark and is_local(self._query.log)
+        groups = [topics] if self._query.inside is None else [[topic] for topic in topics]
+        return min(self._subscription.watermark(group, reached, tells=tells) for group in groups)
 
     def _numbered(self, begin: Offsets, offsets: Offsets) -> Offsets:
         """The offsets, with what Spark cannot know where not all events become rows: how many were read in all.

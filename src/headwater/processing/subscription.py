@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from headwater.processing.condition import Condition, parse_condition
 from headwater.processing.event_time import FIELDS, PASSED, may_be_null
 from headwater.processing.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
 from headwater.processing.options import Options
-from headwater.processing.watermark import reached_at, watermark_at
+from headwater.processing.watermark import reached_at, tell_empty, watermark_at
 
 LOG_COLUMNS = ("_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted")
 """What every event has beside its topic's own columns; in a DataFrame on request."""
@@ -90,9 +91,10 @@ class Subscription:
         """The greatest event time of each partition before these offsets."""
         return reached_at(self._log, topics, places)
 
-    def watermark(self, topics: Iterable[Topic], reached: Mapping[At, int]) -> int:
-        """The event time that is passed when partitions have reached so much."""
-        return watermark_at(self._log, topics, reached, lateness_us=self._options.lateness_us)
+    def watermark(self, topics: Iterable[Topic], reached: Mapping[At, int], *, tells: bool = False) -> int:
+        """The event time that is passed when partitions have reached so much; with `tells` it is written to the log of empty ones."""
+        tell = partial(tell_empty, self._options.log) if tells else None
+        return watermark_at(self._log, topics, reached, lateness_us=self._options.lateness_us, tell=tell)
 
     def incarnation(self) -> int:
         """The log's."""

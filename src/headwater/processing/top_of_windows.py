@@ -38,6 +38,7 @@ class TopOfWindows:
         self.settings = (n, tuple(order), tuple(by), at, *panes, ties)
         self.schema = pa.schema([pa.field(RANK, pa.int32()), *own, *WINDOW_FIELDS])
         self.combined = own if ALL not in by else own.append(ALL_FIELD)
+        self.at = at
         self._own, self._by, self._at, self._panes = own.names, list(by), at, panes
         self._ranking = Ranking(n, order, self._own, ties=ties)
         self._kept = [f"r{number}" for number in range(len(own))]

@@ -6,8 +6,13 @@ topic. So rows are appended in the order in which event time went on, as if the 
 
 - `tasks`: a row comes where its own task had come in time. What one task gives keeps its order, late rows stay late, and no row that was
   on time where it was read is late where it is written;
-- `keys`: the same of each key of a task, for what gives its rows key by key or state partition by state partition;
-- `times`: by time alone, for results in which rows have no order: windows and joins of Spark's own.
+- `keys`: the same of each key of a task, for functions of users that give their rows key by key. Their key need not be the topic's, so
+  the order of a key is kept only as far as the topic's lateness allows: a row that would be late comes where its own time belongs;
+- `times`: by time alone, for results in which rows have no other order: those of operators, which give rows by the hash of their own
+  key, windows and joins of Spark's own, and whatever was shuffled. Operators that work by time are given no late rows.
+
+In `keys` and `times` no row of a batch is late by another row of the batch, whatever the topic's key and partitions: a row is never
+appended after one whose time is more than the lateness ahead of its own.
 
 Times further ahead of now than the topic's `future_max` move nothing, as in the log. Rows of a topic without an event time stay where
 they are.
@@ -39,11 +44,13 @@ Keep = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """Takes batches as they are made, and gives them again when all are made: held in memory, or in a file."""
 
 
-def order_of(stateful: Sequence[str], *, has_operators: bool) -> Order:
-    """How the result of a stage is ordered, by what keeps state in it."""
+def order_of(stateful: Sequence[str], *, has_operators: bool, is_shuffled: bool = False) -> Order:
+    """How the result of a stage is ordered, by what keeps state in it, and whether Spark shuffles rows of several tasks into one."""
+    if has_operators or (is_shuffled and not stateful):
+        return "times"
     if not stateful:
         return "tasks"
-    return "times" if not has_operators and set(stateful) <= UNORDERED else "keys"
+    return "times" if set(stateful) <= UNORDERED else "keys"
 
 
 class Weaving(msgspec.Struct, frozen=True):
@@ -55,7 +62,7 @@ class Weaving(msgspec.Struct, frozen=True):
 
     def rows(self, rows: pa.Table, task: Array) -> pa.Table:
         """The rows of a batch in their order; `task` numbers the tasks that gave them."""
-        if self.topic.time not in rows.column_names:
+        if self.topic.time not in rows.column_names or not rows.num_rows:
             return rows
         at = self._places(rows.to_batches(), task)
         return rows if _is_sorted(at) else rows.take(pa.array(np.argsort(at, kind="stable")))
@@ -85,20 +92,24 @@ class Weaving(msgspec.Struct, frozen=True):
         return keep(whole.take(pa.array(by[start : start + PIECE_ROWS])) for start in range(0, len(by), PIECE_ROWS))
 
     def _places(self, batches: Sequence[pa.RecordBatch], task: Array) -> Array:
-        times = np.concatenate([self._times(batch.column(self.topic.time)) for batch in batches])
-        if self.order != "keys" or self.topic.key is None:
-            return places(times, task, "times" if self.order == "keys" else self.order)
-        return places(times, task, "keys", key=pa.chunked_array([batch.column(self.topic.key) for batch in batches]))
+        times = np.concatenate([_times(batch.column(self.topic.time)) for batch in batches])
+        if self.order == "times" or (self.order == "keys" and self.topic.key is None):
+            return times
+        times = np.where(times <= self.now_us + self.topic.future_us, times, NO_TIME)
+        if self.order == "tasks":
+            return places(times, task)
+        keys = pa.chunked_array([batch.column(self.topic.key) for batch in batches])
+        reached = places(times, task, key=keys)
+        is_late = (times != NO_TIME) & (times < np.where(reached == NO_TIME, 0, reached) - self.topic.lateness_us)
+        return np.where(is_late, times, reached)
 
-    def _times(self, column: pa.Array) -> Array:
-        """Event times, in µs; NO_TIME of rows that have none, or one that does not advance the log's."""
-        times = np.asarray(column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(NO_TIME))
-        return np.where(times <= self.now_us + self.topic.future_us, times, NO_TIME)
 
+def places(times: Array, task: Array, *, key: pa.ChunkedArray | None = None) -> Array:
+    """Where each row's task, or each key of it, had come in time with the row: rows are sorted by it, stably.
 
-def places(times: Array, task: Array, order: Order, *, key: pa.ChunkedArray | None = None) -> Array:
-    """What rows are sorted by, stably; NO_TIME among the times is of rows that have none that counts. A task's rows stand together."""
-    if order == "times" or not len(times):
+    NO_TIME among the times is of rows that have none that counts. A task's rows stand together.
+    """
+    if not len(times):
         return times
     if key is None:
         return np.concatenate(
@@ -112,6 +123,11 @@ def places(times: Array, task: Array, order: Order, *, key: pa.ChunkedArray | No
     found = np.empty_like(times)
     found[by_group] = known[greatest]
     return found
+
+
+def _times(column: pa.Array) -> Array:
+    """Event times, in µs; NO_TIME of rows that have none."""
+    return np.asarray(column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(NO_TIME))
 
 
 def _is_sorted(at: Array) -> bool:

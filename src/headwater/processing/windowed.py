@@ -104,6 +104,7 @@ class Windowed:
         self.settings = (tuple(group), at, *panes, tuple(aggregates))
         shown = [schema.field(name) for name in group if name != ALL]
         self.schema = pa.schema([*shown, *WINDOW_FIELDS, *(pa.field(each.name, each.type) for each in aggregates)])
+        self.at = at
         self._group, self._at, self._panes, self._partials = list(group), at, panes, Partials(aggregates, schema)
         self.remembers = self._partials.used
         keys = [schema.field(name) for name in group]

@@ -133,6 +133,7 @@ class AppTest:
         for stage in status.stages:
             if stage.state == "failed":
                 raise InvalidApp(f"Stage {stage.name!r} failed: {stage.error}", advice="Correct the application.")
+            assert stage.is_whole, f"Events of stage {stage.name!r} are unaccounted for: {stage}"
         return status
 
     def rows(self, view: str, where: Any = None) -> list[dict[str, Any]]:
