@@ -16,6 +16,7 @@ from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
 from headwater.processing.operator import Building, Input, Operator, building
 from headwater.processing.table import Table
+from headwater.testing import transform
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CLICKS = "user_id BIGINT, page STRING, at TIMESTAMP"
@@ -91,6 +92,49 @@ def test_late_events_of_a_lookup_are_kept_and_late_rows_of_its_table_are_taken(
         assert pages(log, "once") == ["between", "early", "early", "now"]
         [error] = [stage.error for stage in status.stages if stage.name == "paced"]
         assert error is not None and "select()" in error and "--rebuild-state" in error
+
+
+def renamed(clicks: DataFrame, users: Table) -> DataFrame:
+    """The table as a DataFrame, whose names Spark makes."""
+    names = users.versions.withColumn("name", F.upper("name"))
+    return hw.lookup(clicks, names, on="user_id", at="at", table_at="since")
+
+
+def test_of_the_changes_of_a_transaction_the_last_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """They have one time. A row that was updated twice is found as the second left it, one that was deleted in the end is not found;
+    behind a shuffle, inside the source, as a DataFrame, and over rows that are no stream."""
+    url, at = str(tmp_path / "log"), NOON
+    names: list[tuple[int, str | None]] = [
+        (1, "b"), (1, "a"), (2, "new"), (2, None), (3, None), (3, "old"), (4, "c"), (4, "d"), (4, "b")
+    ]  # fmt: skip
+    expected = {1: "a", 2: None, 3: "old", 4: "b"}
+    with hw.open_log(url) as log:
+        for place, null in (("fused", " NOT NULL"), ("shuffled", "")):
+            app = hw.App(place, log=url, spark=spark, state_partitions=2)
+            clicks = app.topic(
+                f"{place}_clicks", schema=CLICKS.replace("BIGINT", f"BIGINT{null}"), key="user_id", time="at"
+            )
+            users = app.table(f"{place}_users", USERS.replace("BIGINT", f"BIGINT{null}"), key="user_id", time="since")
+            app.stream(clicks, users, to=f"{place}_found", key="user_id")(enriched)
+            app.stream(clicks, users, to=f"{place}_renamed", key="user_id")(renamed)
+            assert ("runs inside the source" in app.plan()) == (place == "fused")
+            app.run(available_now=True)
+            changes = [{"user_id": user, "name": name, "since": at, "_deleted": name is None} for user, name in names]
+            log.append(f"{place}_users", changes)
+            log.append(f"{place}_clicks", [{"user_id": user, "page": "p", "at": at} for user in expected])
+            for topic in ("clicks", "users"):
+                log.heartbeat(f"{place}_{topic}", NOON + timedelta(minutes=1))
+            app.run(available_now=True)
+            found = {row["user_id"]: row["name"] for row in log.read(f"{place}_found").to_pylist()}
+            assert found == expected, place
+            upper = {row["user_id"]: row["name"] for row in log.read(f"{place}_renamed").to_pylist()}
+            assert upper == {user: name and name.upper() for user, name in expected.items()}, place
+    clicked = [{"user_id": user, "at": at} for user in expected]
+    rows = transform(
+        lambda clicks, users: hw.lookup(clicks, users, on="user_id", at="at", table_at="since"),
+        clicks=clicked, users=changes,
+    )  # fmt: skip
+    assert {row["user_id"]: row["name"] for row in rows} == expected
 
 
 class Prints:
