@@ -122,8 +122,11 @@ class Building:
         beats: Callable[[], DataFrame],
         tasks: int | None = None,
         fusion: Fuses | None = None,
+        late_by_window: bool = False,
     ) -> None:
-        """`tasks`: so many work on the state's partitions, each on several where that are fewer."""
+        """`tasks`: so many work on the state's partitions, each on several where that are fewer. `late_by_window`: an event counts as
+        long as its window is open."""
+        self.late_by_window = late_by_window
         self.state = state
         self.partitions = partitions
         self.tasks = tasks or partitions
@@ -134,6 +137,8 @@ class Building:
         """Whether one of its operators works by event time, so that late rows are none of its business."""
         self.is_prompt = True
         """Whether all of them are."""
+        self.windows: list[int | None] = []
+        """For each operator by event time the length of its windows, in µs, where they follow each other by the time of its input."""
 
     def uid(self, name: str, given: str | None) -> str:
         """A name for an operator's state: the one given, or the operator's and how many of them came before."""
@@ -165,6 +170,16 @@ def note_time() -> None:
     stage = _building.get()
     if stage is not None:
         stage.uses_time = True
+        stage.windows.append(None)
+
+
+def note_windows(over_us: int) -> bool:
+    """The operator that noted its time has windows of this length by it, one after the other; whether an open one takes late rows."""
+    stage = _building.get()
+    if stage is None:
+        return False
+    stage.windows[-1] = over_us
+    return stage.late_by_window
 
 
 def in_log_order(frame: DataFrame) -> bool:
