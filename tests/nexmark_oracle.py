@@ -103,7 +103,7 @@ SQL = {
     "q8": """
         WITH came AS (SELECT id, name, time_bucket(INTERVAL 10 SECOND, dateTime, TIMESTAMP '1970-01-01') AS starttime FROM persons),
         opened AS (SELECT seller, time_bucket(INTERVAL 10 SECOND, dateTime, TIMESTAMP '1970-01-01') AS starttime FROM auctions)
-        SELECT id, name, starttime FROM came WHERE (id, starttime) IN (SELECT (seller, starttime) FROM opened)""",
+        SELECT DISTINCT id, name, starttime FROM came WHERE (id, starttime) IN (SELECT (seller, starttime) FROM opened)""",
     "q9": f"""
         SELECT id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra,
                auction, bidder, price, bid_dateTime, bid_extra

@@ -68,8 +68,8 @@ def sales_of(random: Random, first: int, count: int) -> list[Row]:
 
 
 def rates_of(random: Random, first: int, count: int) -> list[Row]:
-    """Rates of each, at times that sales have as well; never two of one at the same time."""
-    since = [NOON + timedelta(seconds=number) for number in range(first, first + count)]
+    """Rates of each, at times that sales have as well; ten follow each other at one time, as the changes of a transaction do."""
+    since = [NOON + timedelta(seconds=number // 10 * 10) for number in range(first, first + count)]
     return [{"who": random.choice(WHO), "rate": random.randrange(6), "since": each} for each in since]
 
 
@@ -82,7 +82,7 @@ def found(log: Log, table: str, until: datetime | None = None) -> tuple[list[Row
     for sale in in_time:
         if sale["at"] <= passed:
             mine = [each for each in rates if each["who"] == sale["who"] and each["since"] <= sale["at"]]
-            last = max(mine, key=lambda each: each["since"], default=None)
+            last = max(reversed(mine), key=lambda each: each["since"], default=None)
             given.append({**sale, "rate": None if last is None else last["rate"]})
     return given, late
 
@@ -92,7 +92,7 @@ def _in_time(log: Log, topic: str, time: str, *, keeps_late: bool = False) -> tu
     rows, late = list[Row](), 0
     for row in (
         log.read(topic, columns=[*log.topic(topic).schema.names, "_partition", "_offset"])
-        .sort_by("_offset")
+        .sort_by([("_partition", "ascending"), ("_offset", "ascending")])
         .to_pylist()
     ):
         partition, at = row.pop("_partition"), row[time]

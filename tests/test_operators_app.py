@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
 from headwater.processing.operator import Building, Input, Operator, building
 from headwater.processing.table import Table
+from headwater.testing import transform
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CLICKS = "user_id BIGINT, page STRING, at TIMESTAMP"
@@ -93,6 +96,49 @@ def test_late_events_of_a_lookup_are_kept_and_late_rows_of_its_table_are_taken(
         assert error is not None and "select()" in error and "--rebuild-state" in error
 
 
+def renamed(clicks: DataFrame, users: Table) -> DataFrame:
+    """The table as a DataFrame, whose names Spark makes."""
+    names = users.versions.withColumn("name", F.upper("name"))
+    return hw.lookup(clicks, names, on="user_id", at="at", table_at="since")
+
+
+def test_of_the_changes_of_a_transaction_the_last_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """They have one time. A row that was updated twice is found as the second left it, one that was deleted in the end is not found;
+    behind a shuffle, inside the source, as a DataFrame, and over rows that are no stream."""
+    url, at = str(tmp_path / "log"), NOON
+    names: list[tuple[int, str | None]] = [
+        (1, "b"), (1, "a"), (2, "new"), (2, None), (3, None), (3, "old"), (4, "c"), (4, "d"), (4, "b")
+    ]  # fmt: skip
+    expected = {1: "a", 2: None, 3: "old", 4: "b"}
+    with hw.open_log(url) as log:
+        for place, null in (("fused", " NOT NULL"), ("shuffled", "")):
+            app = hw.App(place, log=url, spark=spark, state_partitions=2)
+            clicks = app.topic(
+                f"{place}_clicks", schema=CLICKS.replace("BIGINT", f"BIGINT{null}"), key="user_id", time="at"
+            )
+            users = app.table(f"{place}_users", USERS.replace("BIGINT", f"BIGINT{null}"), key="user_id", time="since")
+            app.stream(clicks, users, to=f"{place}_found", key="user_id")(enriched)
+            app.stream(clicks, users, to=f"{place}_renamed", key="user_id")(renamed)
+            assert ("runs inside the source" in app.plan()) == (place == "fused")
+            app.run(available_now=True)
+            changes = [{"user_id": user, "name": name, "since": at, "_deleted": name is None} for user, name in names]
+            log.append(f"{place}_users", changes)
+            log.append(f"{place}_clicks", [{"user_id": user, "page": "p", "at": at} for user in expected])
+            for topic in ("clicks", "users"):
+                log.heartbeat(f"{place}_{topic}", NOON + timedelta(minutes=1))
+            app.run(available_now=True)
+            found = {row["user_id"]: row["name"] for row in log.read(f"{place}_found").to_pylist()}
+            assert found == expected, place
+            upper = {row["user_id"]: row["name"] for row in log.read(f"{place}_renamed").to_pylist()}
+            assert upper == {user: name and name.upper() for user, name in expected.items()}, place
+    clicked = [{"user_id": user, "at": at} for user in expected]
+    rows = transform(
+        lambda clicks, users: hw.lookup(clicks, users, on="user_id", at="at", table_at="since"),
+        clicks=clicked, users=changes,
+    )  # fmt: skip
+    assert {row["user_id"]: row["name"] for row in rows} == expected
+
+
 class Prints:
     """Notes the fingerprint of each operator instead of running it."""
 
@@ -167,9 +213,55 @@ def no_time(clicks: DataFrame) -> DataFrame:
     return hw.sliding(clicks, by="page", over="0 seconds", n="count")
 
 
+def per_minute_before(clicks: DataFrame) -> DataFrame:
+    counted = clicks.groupBy(F.window("at", "1 minute").alias("minute"), "page").count()
+    ended = counted.select("page", "count", F.col("minute.end").alias("until"))
+    return hw.top_n(ended, 1, order="count DESC", over="1 minute", at="until")
+
+
+def in_pairs(clicks: DataFrame, others: DataFrame) -> DataFrame:
+    """Clicks with what came of the same page within twenty seconds."""
+    later = others.select(F.col("page").alias("other"), F.col("at").alias("then"))
+    is_near = F.col("then").between(F.col("at"), F.col("at") + F.expr("INTERVAL 20 SECONDS"))
+    return clicks.join(later, (F.col("page") == F.col("other")) & is_near)
+
+
+def joined_before(clicks: DataFrame, others: DataFrame) -> DataFrame:
+    return hw.dedupe(in_pairs(clicks, others).select("page", "at", "then"), ["page", "then"], at="at")
+
+
+def joined_and_counted(clicks: DataFrame, others: DataFrame) -> DataFrame:
+    return hw.totals(in_pairs(clicks, others), by="page", n="count")
+
+
+def joined_beside(clicks: DataFrame, others: DataFrame) -> DataFrame:
+    pairs = in_pairs(clicks, others)
+    return hw.dedupe(clicks, "page").select("page").unionByName(pairs.select("page"))
+
+
+def single_before(clicks: DataFrame) -> DataFrame:
+    return hw.dedupe(clicks.dropDuplicates(["user_id"]), "page")
+
+
+def single_in_time(clicks: DataFrame) -> DataFrame:
+    own = clicks.withWatermark("at", "1 second").dropDuplicates(["user_id"])
+    return hw.totals(own, by="page", n="count")
+
+
+def single_within(clicks: DataFrame) -> DataFrame:
+    return hw.totals(clicks.dropDuplicatesWithinWatermark(["user_id"]), by="page", n="count")
+
+
 @pytest.mark.parametrize(
     ("function", "inputs", "said"),
     [
+        (per_minute_before, ("a",), "Spark's Aggregate and an operator of Headwater"),
+        (joined_before, ("a", "b"), "Spark's Join and an operator of Headwater"),
+        (joined_and_counted, ("a", "b"), "Spark's Join and an operator of Headwater"),
+        (joined_beside, ("a", "b"), "Spark's Join and an operator of Headwater"),
+        (single_before, ("a",), "Spark's Deduplicate and an operator of Headwater"),
+        (single_in_time, ("a",), "Spark's Deduplicate and an operator of Headwater"),
+        (single_within, ("a",), "Spark's DeduplicateWithinWatermark and an operator of Headwater"),
         (four, ("a", "b", "c", "d"), "over 4 inputs; 3 are possible"),
         (per_minute_after, ("a",), "Aggregate behind an operator of Headwater"),
         (no_window, ("a",), "`window_duration` must be between"),
@@ -193,3 +285,45 @@ def test_three_inputs_are_not_too_many(spark: SparkSession, tmp_path: Path) -> N
     app = hw.App("three", log=str(tmp_path / "log"), spark=spark)
     app.stream(*(app.topic(name, schema=CLICKS, key="page", time="at") for name in "abc"))(four)
     assert "dedupe-1" in app.plan()
+
+
+def users_of_pages(clicks: DataFrame) -> DataFrame:
+    """How many pages have so many users, with Spark's own state in front; and a join with what is no stream."""
+    words = clicks.sparkSession.createDataFrame([("p0", "home"), ("p1", "shop")], "page STRING, word STRING")
+    per_page = clicks.dropDuplicates(["user_id", "page"]).join(words, "page", "left").groupBy("page", "word").count()
+    return hw.totals(per_page, by="count", key="page", pages="count")
+
+
+def twice(clicks: DataFrame) -> DataFrame:
+    """Both halves of a topic, united."""
+    return hw.dedupe(clicks.where("user_id < 3").unionByName(clicks.where("user_id >= 3")), ["user_id", "page"])
+
+
+def test_operators_work_behind_what_spark_keeps_without_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Batches in which only time goes on, or nothing at all, do them no harm: behind Spark's aggregates and copies by other columns than
+    the time, behind a join with a table that is no stream, behind conditions and a union. All that was read is there, or late."""
+    url, random, seen = str(tmp_path / "log"), Random(4), list[dict[str, Any]]()
+    with hw.open_log(url) as log:
+        late = 0
+        for step in range(3):
+            app = hw.App("pages", log=url, spark=spark, state_partitions=2)
+            clicks = app.topic("clicks", schema=CLICKS, key="page", time="at", lateness="10 seconds", partitions=2)
+            app.view(clicks, key="count", mode="update")(users_of_pages)
+            app.stream(clicks, key="page")(twice)
+            if step:
+                rows = [
+                    {"user_id": random.randrange(6), "page": f"p{random.randrange(4)}", "at": moment(step * 30 + n)}
+                    for n in range(25)
+                ]
+                log.append("clicks", [*rows, {"user_id": 1, "page": "p1", "at": moment(-300)}][: 25 + step - 1])
+                seen += rows
+                log.heartbeat("clicks", NOON + timedelta(minutes=step))
+            status = app.run(available_now=True)
+            late += sum(stage.late for stage in status.stages)
+        pages = Counter(
+            len({row["user_id"] for row in seen if row["page"] == page}) for page in ("p0", "p1", "p2", "p3")
+        )
+        with app.views["users_of_pages"] as view:
+            assert {row["count"]: row["pages"] for row in view.rows().to_pylist()} == pages
+        once = [(row["user_id"], row["page"], row["at"]) for row in log.read("twice").to_pylist()]
+        assert sorted(once) == sorted({(row["user_id"], row["page"], row["at"]) for row in seen}) and late == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from headwater.processing.signed import SIGN, Signed
 from headwater.processing.top_n import TopOfTable
 from headwater.processing.totals import KINDS, Totals, used_columns
 from headwater.testing import transform
-from operator_rig import UTC_US, cut, hashed, run_each, seeds, shuffled, table_of
+from operator_rig import UTC_US, cut, hashed, run_batches, run_each, seeds, shuffled, table_of
 
 SECOND = 1_000_000
 SCHEMA = pa.schema(
@@ -154,6 +155,27 @@ def signed_batches(random: Random, folder: Path, changes: list[Row], *, at: str 
         pa.Table.from_pylist(given, operator.schema)
         for given in run_each(operator, random, folder, batches, watermarks)
     ]
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_of_changes_with_one_time_the_last_counts(tmp_path: Path, seed: int) -> None:
+    """A transaction of a database gives all its changes one time: the last in the log counts, also where it deletes the row, and also
+    where it comes in a later batch."""
+    random = Random(seed)
+    changes = [
+        {"id": f"k{random.randrange(5)}", "v": n, "at": random.randrange(4) * 20 * SECOND, "_deleted": random.random() < 0.3}
+        for n in range(60)
+    ]  # fmt: skip
+    random.shuffle(changes)
+    schema = pa.schema([("id", pa.string()), ("v", pa.int64()), ("at", UTC_US), ("_deleted", pa.bool_())])
+    batches, watermarks = cut(random, changes, schema, ["id"], at="at", lateness_us=100 * SECOND)
+    given = run_batches(Signed(schema, ["id"], "at"), random, tmp_path, batches, watermarks)
+    table: Counter[int] = Counter()
+    for row in given:
+        table[row["v"]] += row[SIGN]
+    last = {row["id"]: row for row in sorted(changes, key=lambda row: row["at"])}
+    assert {v for v, count in table.items() if count} == {row["v"] for row in last.values() if not row["_deleted"]}
+    assert max(table.values()) == 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

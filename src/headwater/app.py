@@ -191,7 +191,8 @@ class App:
 
         The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
         of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
-        "correct" counts them in for so long as `corrections` says. `log_columns` are columns of the log that the inputs have as well, such
+        "correct" counts them in for so long as `corrections` says. With "window" an event whose window of `hw.windowed` is open
+        counts, however late it is. `log_columns` are columns of the log that the inputs have as well, such
         as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
         `events_max` events of each input at most are one batch; without it, all that wait.
         """

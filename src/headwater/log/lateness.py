@@ -20,7 +20,7 @@ def maxima(chunk: Chunk, running: int) -> Any:
     """The running maximum after each event of a chunk, before which it was `running`."""
     if chunk.topic.time is None:
         return np.full(chunk.batch.num_rows, running)
-    times = _times(chunk)
+    times = times_in(chunk)
     appended: Any = chunk.appended
     if appended is None:
         appended = np.asarray(chunk.batch.column("_appended").cast(pa.int64()))
@@ -34,17 +34,23 @@ def reached_after(chunk: Chunk, running: int) -> int:
     return int(after[-1]) if len(after) else running
 
 
-def is_late(chunk: Chunk, running: int, *, lateness_us: int | None = None) -> Any:
-    """Which events of a chunk are late, by the topic's lateness or another; one without a time never is."""
+def is_late(chunk: Chunk, running: int, *, lateness_us: int | None = None, window_us: int | None = None) -> Any:
+    """Which events of a chunk are late, by the topic's lateness or another; one without a time never is.
+
+    With `window_us` an event is late when the last moment is of its window of that length, counted from 1970.
+    """
     if chunk.topic.time is None or not chunk.batch.num_rows:
         return np.zeros(chunk.batch.num_rows, bool)
-    times = _times(chunk)
+    times = times_in(chunk)
     before = np.r_[running, maxima(chunk, running)[:-1]]
     known = (times != NO_TIME) & (before != NO_TIME)
     allowed = chunk.topic.lateness_us if lateness_us is None else lateness_us
+    if window_us is not None:
+        times = np.where(known, times // window_us * window_us + (window_us - 1), times)
     return known & (times < np.where(known, before, 0) - allowed)
 
 
-def _times(chunk: Chunk) -> Any:
+def times_in(chunk: Chunk) -> Any:
+    """The event times of a chunk, in µs; NO_TIME of events that have none."""
     assert chunk.topic.time is not None
     return np.asarray(chunk.batch.column(chunk.topic.time).cast(pa.int64()).fill_null(NO_TIME))

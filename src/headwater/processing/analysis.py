@@ -14,7 +14,7 @@ import re
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,17 @@ from headwater.processing.beats import SCHEMA as BEATS
 from headwater.processing.fusion import Fusion, Origin, placed_by
 from headwater.processing.graph import CHANGES, Graph, StageNode
 from headwater.processing.operator import Building, building
-from headwater.processing.plan_times import Times, times_of, uses_time_of
-from headwater.processing.plans import analyzed, children, kind, may_shuffle, nodes, remembering, sequence
+from headwater.processing.plan_times import TIMED, Times, floor_of, times_of, uses_time_of
+from headwater.processing.plans import (
+    analyzed,
+    children,
+    keeps_state,
+    kind,
+    may_shuffle,
+    nodes,
+    remembering,
+    sequence,
+)
 from headwater.processing.pushing import condition_above
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow, to_spark
@@ -88,6 +97,10 @@ class Analysed(msgspec.Struct, frozen=True):
     """Whether all state is that of operators which give for each row a few at once."""
     is_shuffled: bool = False
     """Whether Spark may send rows to other tasks than those that read them."""
+    floor: int | None = None
+    """The time, in µs, at and before which Spark would drop rows in silence, so that they count as late (see `plan_times.floor_of`)."""
+    window_us: int | None = None
+    """How long the windows are in which an open one takes late events."""
     times: Times | None = None
     """What is known of the event times of its result (see `passed`)."""
     versions: Mapping[str, int | None] = {}
@@ -164,12 +177,19 @@ class Analysis:
         with tempfile.TemporaryDirectory(prefix="headwater-plan-") as folder:
             for stage in self._graph.order():
                 self.stages[stage.name] = self._analyse(stage, Path(folder))
+        for stage in self._graph.order():
+            self.stages[stage.name] = self._with_floor(stage, self.stages[stage.name])
         return self.stages
 
     def run_one(self, stage: StageNode) -> Analysed:
         """A stage, whose inputs are there, analysed."""
         with tempfile.TemporaryDirectory(prefix="headwater-plan-") as folder:
-            return self._analyse(stage, Path(folder))
+            return self._with_floor(stage, self._analyse(stage, Path(folder)))
+
+    def _with_floor(self, stage: StageNode, found: Analysed) -> Analysed:
+        """Late events are kept by the rule of the stage that they come too late for."""
+        of = self.stages.get(stage.late_of)
+        return found if of is None else msgspec.structs.replace(found, floor=of.floor)
 
     def facts(self, topic: str) -> Facts:
         """What a topic looks like, whoever writes it."""
@@ -222,17 +242,22 @@ class Analysis:
         self._check_mode(stage, result)
         schema = _checked_schema(stage, result.drop(*stage.log_columns) if stage.kind == "sink" else result)
         uses_time = made.uses_time or uses_time_of(result)
-        _check_late(stage, uses_time=uses_time, operators=operators)
+        windows = set[int | None]() if uses_time_of(result) else set(made.windows)
+        _check_late(stage, uses_time=uses_time, operators=operators, windows=windows)
         stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
-        found = Analysed(schema, {}, stateful, operators, uses_time, times=times_of(stage, result))
-        found = msgspec.structs.replace(found, is_shuffled=any(map(may_shuffle, nodes(result))))
+        found = Analysed(
+            schema, {}, stateful, operators, uses_time, floor=floor_of(result), times=times_of(stage, result),
+            window_us=windows.pop() if stage.late == "window" else None, is_shuffled=any(map(may_shuffle, nodes(result))),
+        )  # fmt: skip
         columns, filters = self._pruned(stage, facts, folder, result, is_simple=found.is_simple)
         if operators:
             apart = self._apart(fusion, found, result, inputs=len(facts))
             fused = {uid: topics for uid, topics in fusion.found.items() if uid not in apart}
             often = Counter(_topics(result))
             combined = {uid: topic for uid, topic in fusion.combined.items() if uid in apart and often[topic] == 1}
-            _check_operated(stage, result, is_paced=len(fused) < len(operators))
+            timed = {topic for topic, fact in facts.items() if fact.time is not None}
+            passes = uses_time or _has_own_watermark(result, timed)
+            _check_operated(stage, result, is_paced=len(fused) < len(operators), passes=passes)
             is_prompt = made.is_prompt and not any(remembering(result))
             return msgspec.structs.replace(
                 found, columns=columns, fused=fused, combined=combined, apart=apart, is_prompt=is_prompt
@@ -384,8 +409,16 @@ def _checked_schema(stage: StageNode, result: DataFrame) -> pa.Schema:
         ) from None
 
 
-def _check_late(stage: StageNode, *, uses_time: bool, operators: Sequence[str]) -> None:
-    """Refuses a way with late events that a stage cannot go."""
+def _check_late(
+    stage: StageNode, *, uses_time: bool, operators: Sequence[str], windows: Collection[int | None]
+) -> None:
+    """Refuses a way with late events that a stage cannot go. `windows` are the lengths of those that may take late events."""
+    if stage.late == "window" and (len(windows) != 1 or None in windows):
+        raise InvalidApp(
+            f'{stage.place} cannot count late events by their windows: late="window" is for hw.windowed with over= alone.',
+            advice="Let hw.windowed be the only operator by event time in the stage, with over= and without every=, by the time that the "
+            'topic declares; or leave late= out, or use late="topic".',
+        )
     if stage.late in ("topic", "correct") and not uses_time:
         raise InvalidApp(
             f"{stage.place} has late={stage.late!r}, but nothing comes too late for it: it has no window, join or operator by event time.",
@@ -398,8 +431,12 @@ def _check_late(stage: StageNode, *, uses_time: bool, operators: Sequence[str]) 
         )
 
 
-def _check_operated(stage: StageNode, result: DataFrame, *, is_paced: bool) -> None:
-    """Refuses what operators of ours cannot stand in: behind more inputs than Spark asks in order, or below state of Spark's own."""
+def _check_operated(stage: StageNode, result: DataFrame, *, is_paced: bool, passes: bool) -> None:
+    """Refuses what operators of ours cannot stand in: behind more inputs than Spark asks in order, or with state of Spark's own.
+
+    Where event time `passes`, Spark runs batches in which no source has anything, and beats are a source; and what its windows and joins
+    give when the watermark has passed is, for an operator in the same batch, late.
+    """
     inputs = set(_topics(result)) - {NAME}
     if is_paced and len(inputs) >= SOURCES_MAX:
         raise InvalidApp(
@@ -412,6 +449,19 @@ def _check_operated(stage: StageNode, result: DataFrame, *, is_paced: bool) -> N
                 f"{stage.place} has Spark's {kind(node)} behind an operator of Headwater, which event time does not pass through.",
                 advice="Write the operator's result to a topic (@app.stream(…, time=…)), and have another stage read that.",
             )
+        if keeps_state(node) and (passes or kind(node) in TIMED):
+            raise InvalidApp(
+                f"{stage.place} has Spark's {kind(node)} and an operator of Headwater, and works by event time: what Spark gives when the "
+                "watermark has passed would be late for the operator.",
+                advice=f"Write what the {kind(node)} gives to a topic (@app.stream(…, time=…)), and have another stage with the "
+                "operator read that.",
+            )
+
+
+def _has_own_watermark(result: DataFrame, timed: set[str]) -> bool:
+    """Whether a function calls `withWatermark` itself, beside the one that each of its inputs with a time has here."""
+    given = sum(topic in timed for topic in _topics(result))
+    return sum(kind(node) == "EventTimeWatermark" for node in nodes(result)) > given
 
 
 def _relations(node: Any) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Columns: how operators look at the times and the order of rows.
 
-Rows of a batch come in any order. The fixed order is by event time, then by all other columns, so that a batch that is run again, or cut
-in another way, is worked on in the same order.
+Of rows with equal times that of the log comes first which was appended first, as far as rows come in that order (see `in_log_order`). Rows
+that Spark has shuffled before come in any: of these the fixed order is by event time, then by all other columns, so that a batch that is
+run again, or cut in another way, is worked on in the same order.
 """
 
 from __future__ import annotations
@@ -54,12 +55,17 @@ def flags(rows: pa.Table, *, value: bool) -> pa.Array:
     return pa.array(np.full(rows.num_rows, value))
 
 
-def in_fixed_order(rows: pa.Table, at: str, *, by_key: bool = False) -> pa.Table:
-    """Rows by time, and by everything else where that is the same; with `by_key` by their key before that."""
+def in_fixed_order(rows: pa.Table, at: str, *, by_key: bool = False, in_log_order: bool = False) -> pa.Table:
+    """Rows by time, and by everything else where that is the same; with `by_key` by their key before that.
+
+    With `in_log_order` rows of the same time stay in the order in which they come.
+    """
     keys = ([H1, H2] if by_key else []) + [at]
     if rows.num_rows < 2:
         return rows
     rows = rows.take(_order(rows.select(keys)))
+    if in_log_order:
+        return rows
     same = np.ones(rows.num_rows - 1, bool)
     for name in keys:
         values = rows.column(name).cast(pa.int64()).fill_null(NO_TIME).to_numpy()

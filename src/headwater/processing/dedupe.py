@@ -1,7 +1,8 @@
 """`hw.dedupe`: of events that came several times, one.
 
 A row is another copy when a row of the same key was let through whose time is at most `within` away. What was let through is remembered
-until the watermark is `within` past it: a copy that comes after that is late for its topic, too.
+until the watermark is `within` past it: a copy that comes after that is late for its topic, too. Of copies with the same time the one that
+was appended first is let through.
 
 The result is the same however batches are cut as long as all copies of an event lie within `within` of each other, and other events
 of the same key do not: sent again, an event has the time that it had.
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from headwater.model.clock import duration_us
 from headwater.processing.columns import Ranks, in_fixed_order, time_column, times_of
-from headwater.processing.operator import Input, Time, operate
+from headwater.processing.operator import Input, Time, in_log_order, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
@@ -34,7 +35,7 @@ def dedupe(
     `at` is the event time that the topic declares, unless another column is named.
     """
     key = [on] if isinstance(on, str) else list(on)
-    operator = Dedupe(to_arrow(df.schema), time_column(df, at), duration_us(within))
+    operator = Dedupe(to_arrow(df.schema), time_column(df, at), duration_us(within), in_log_order=in_log_order(df))
     return operate(operator, [Input(df, key)], uid=uid)
 
 
@@ -45,16 +46,18 @@ class Dedupe:
     is_prompt = True
     remembers = ()
 
-    def __init__(self, schema: pa.Schema, at: str, within_us: int) -> None:
+    def __init__(self, schema: pa.Schema, at: str, within_us: int, *, in_log_order: bool = True) -> None:
+        """`in_log_order`: rows come in the order of the log (see `operator`)."""
         self.schema = schema
         self.settings = (at, within_us)
         self.tables = {_SEEN: TableSpec("keyed", [pa.field("at", pa.int64())])}
         self._at = self.at = self.keeps = at
         self._within = within_us
+        self._in_log_order = in_log_order
 
     def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
         """The rows that come for the first time."""
-        rows = in_fixed_order(inputs[0], self._at, by_key=True)
+        rows = in_fixed_order(inputs[0], self._at, by_key=True, in_log_order=self._in_log_order)
         times = times_of(rows, self._at)
         rows = rows.filter(pa.array(times > time.before))
         if not rows.num_rows:

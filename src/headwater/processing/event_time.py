@@ -14,11 +14,15 @@ cut another way, and one clock that runs ahead makes everything late. `with_time
 value of a column for its watermark, and knows times by a mark in the metadata of theirs: here the column is `_watermark`, and the mark is
 put on the event time. What is late is taken out before, so whatever windows, joins and our own operators do with the rest, they
 never drop a row.
+
+Spark's watermark begins in 1970, and cannot be earlier: its windows drop what is before 1970, its joins what is at its first moment as
+well. So in a stage with such (`Rule.until`) these rows are late: left out before, counted and kept as others. Our own operators take any
+time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +31,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headwater.log.frame import NO_TIME
-from headwater.log.lateness import is_late, maxima
+from headwater.log.lateness import is_late, maxima, times_in
 from headwater.log.store import Chunk
 
 LATE, REACHED, PASSED = "_late", "_reached", "_watermark"
@@ -43,14 +47,28 @@ MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
 
 
-def column_of(name: str, chunk: Chunk, *, watermark: int, lateness_us: int | None, passed: int = NO_TIME) -> pa.Array:
+class Rule(NamedTuple):
+    """What is late, in µs: by another lateness than the topic's; whatever has the time `until` or an earlier one; and where windows of
+    a length are given, what lies in one that has ended, instead of what itself lies too far behind."""
+
+    lateness_us: int | None = None
+    until: int | None = None
+    window_us: int | None = None
+
+    def late(self, chunk: Chunk, running: int) -> Any:
+        """Which events of a chunk are late, when `running` was the greatest time before it."""
+        late = is_late(chunk, running, lateness_us=self.lateness_us, window_us=self.window_us)
+        return late if self.until is None else late | (times_in(chunk) <= self.until)
+
+
+def column_of(name: str, chunk: Chunk, *, watermark: int, rule: Rule, passed: int = NO_TIME) -> pa.Array:
     """A column of `FIELDS` for the rows of a chunk, of which `running` is known; `passed` is the watermark before their batch."""
     running = NO_TIME if chunk.running is None else chunk.running
     if name == LATE:
         if passed != NO_TIME:
-            allowed = chunk.topic.lateness_us if lateness_us is None else lateness_us
+            allowed = chunk.topic.lateness_us if rule.lateness_us is None else rule.lateness_us
             running = max(running, passed + allowed + 1)
-        return pa.array(is_late(chunk, running, lateness_us=lateness_us))
+        return pa.array(rule.late(chunk, running))
     if name == REACHED:
         reached = maxima(chunk, running)
         return pa.array(reached, mask=reached == NO_TIME).cast(FIELDS[REACHED].type)
@@ -137,5 +155,5 @@ def _nothing(field: pa.Field) -> pa.Array:
 
 
 def _moments(watermark: int, count: int) -> pa.Array:
-    """The watermark, so many times; where Spark's begins, in 1970, while there is none."""
+    """The watermark, so many times; where Spark's begins, in 1970, while there is none, or one before that."""
     return pa.array(np.full(count, max(watermark, 0))).cast(FIELDS[PASSED].type)

@@ -22,7 +22,7 @@ from headwater.model.url import without_password
 
 StageKind = Literal["stream", "view", "sink"]
 OutputMode = Literal["append", "update", "complete"]
-Late = Literal["drop", "topic", "correct"]
+Late = Literal["drop", "topic", "correct", "window"]
 """What becomes of events that come later than their topic's lateness allows."""
 
 CHANGES = ".changes"
@@ -61,6 +61,8 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str | None = None
     late: Late | Literal["only"] | None = None
     """`only` is for the stage that keeps late events in a topic."""
+    late_of: str = ""
+    """Of such a stage, the one that they come too late for."""
     corrections_us: int = 0
     log_columns: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
@@ -135,9 +137,10 @@ class Graph:
 
     def late_stages(self, stage: StageNode) -> list[StageNode]:
         """The stages that keep what comes too late for a stage: one for each input, if it asks for that. No row of a table is left out."""
-        if stage.late not in (None, "drop", "topic", "correct"):
+        if stage.late not in (None, "drop", "topic", "correct", "window"):
             raise InvalidApp(
-                f"{stage.place}: late={stage.late!r} is not known.", advice='Use "drop", "topic" or "correct".'
+                f"{stage.place}: late={stage.late!r} is not known.",
+                advice='Use "drop", "topic", "correct" or "window".',
             )
         if (stage.late == "correct") != (stage.corrections_us > 0):
             raise InvalidApp(
@@ -151,7 +154,16 @@ class Graph:
         if len(names) > 1:
             names = {topic: f"{name}.{topic}" for topic, name in names.items()}
         return [
-            StageNode(name=name, kind="stream", inputs=(topic,), function=None, to=name, late="only", where=stage.where)
+            StageNode(
+                name=name,
+                kind="stream",
+                inputs=(topic,),
+                function=None,
+                to=name,
+                late="only",
+                late_of=stage.name,
+                where=stage.where,
+            )
             for topic, name in names.items()
         ]
 

@@ -79,6 +79,7 @@ class Inputs:
             tasks=self._tasks(plan.state_partitions),
             fusion=self._fusion(plan, skips, frames, pace),
             late_rows=self._late_rows(plan, 0) if is_local(self._log) else None,
+            late_by_window=plan.analysed.window_us is not None,
         )
         with building(stage):
             return apply(plan.stage, frames)
@@ -169,7 +170,9 @@ class Inputs:
             count = None if is_local(self._log) else f"{kind} {number}"
             lateness_us, drops = facts.lateness_us, not facts.is_table
             frame = with_time(frame, facts.time, lateness_us=lateness_us, count_as=count, drops=drops)
-        elif not plan.analysed.is_simple:
+        elif (
+            "Join" in plan.analysed.stateful
+        ):  # any other would drop late rows by it, in silence, though it does not need it
             frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
 
@@ -186,6 +189,10 @@ class Inputs:
             options["pace"] = pace
         if LATE in names and not is_local(self._log):
             options["maxima"] = maxima_of(plan.checkpoint, number)
+        if LATE in names and plan.analysed.floor is not None and not plan.facts[topic].is_table:
+            options["lateUntil"] = str(plan.analysed.floor)
+        if LATE in names and plan.analysed.window_us is not None:
+            options["lateWindow"] = str(plan.analysed.window_us)
         if plan.stage.corrections_us:
             options["lateness"] = f"{plan.facts[topic].lateness_us + plan.stage.corrections_us} microseconds"
         if events_max := plan.stage.settings.get("events_max"):

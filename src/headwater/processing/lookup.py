@@ -2,10 +2,12 @@
 
 An event waits until the watermark has passed it: then no change of the table that it should see is still to come. So every replay gives
 every event the row of its time, however late the change was read. At equal times the table's change comes first (`ties="table"`), or
-the event does (`ties="event"`).
+the event does (`ties="event"`). Of several changes of a row at one time, as a transaction of a database makes them, the last in the log
+counts, whichever batch it came with.
 
 State: `waiting`, events that the watermark has not passed; `versions`, the rows that the table had, as long as an event may ask for them:
-of each key the last one that the watermark has passed, and all later ones.
+of each key those of the last time that the watermark has passed, and all later ones. Versions of a key are in the order in which they
+came, so of equal times the last is the last.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from pyspark.sql import DataFrame
 
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
-from headwater.processing.columns import time_column, times_of
-from headwater.processing.operator import Input, Time, operate
+from headwater.processing.columns import in_fixed_order, time_column, times_of
+from headwater.processing.operator import Input, Time, in_log_order, operate
 from headwater.processing.runs import AT, H1, H2, Keys, column
-from headwater.processing.sql import ask
 from headwater.processing.state import State, TableSpec
 from headwater.processing.table import Table
 from headwater.processing.types import to_arrow
@@ -67,6 +68,7 @@ def lookup(
     operator = Lookup(
         to_arrow(events.schema), to_arrow(changes.schema), key,
         at=time_column(events, at), table_at=time_column(changes, table_at), how=how, ties=ties,
+        in_log_order=in_log_order(changes),
     )  # fmt: skip
     return operate(operator, [Input(events, key), Input(changes, key)], uid=uid)
 
@@ -77,8 +79,10 @@ class Lookup:
     name = "lookup"
 
     def __init__(
-        self, events: pa.Schema, table: pa.Schema, key: Sequence[str], *, at: str, table_at: str, how: How, ties: Ties
-    ) -> None:
+        self, events: pa.Schema, table: pa.Schema, key: Sequence[str], *, at: str, table_at: str, how: How, ties: Ties,
+        in_log_order: bool = True,
+    ) -> None:  # fmt: skip
+        """`in_log_order`: the table's rows come in the order of the log (see `operator`)."""
         self.settings = (tuple(key), at, table_at, how, ties)
         self._own = events.names
         self._looked = [name for name in table.names if name not in (*key, table_at, DELETED.name)]
@@ -92,6 +96,7 @@ class Lookup:
         self.keeps = at
         self.at = at
         self._at, self._table_at, self._how, self._ties = at, table_at, how, ties
+        self._in_log_order = in_log_order
         self._deletes = DELETED.name in table.names
         own = [pa.field(f"r{number}", field.type) for number, field in enumerate(events)]
         columns = [pa.field(f"c{number}", field.type) for number, field in enumerate(found)]
@@ -110,7 +115,7 @@ class Lookup:
             return self.schema.empty_table()
         keys = Keys.of(due)
         versions, number = state[_VERSIONS].find(keys)
-        versions, number = self._single(versions, number)
+        versions, number = _last_of_times(versions, number)
         found = _last_before(keys.row, column(due, AT), number, column(versions, "at"), is_equal=self._ties == "table")
         found[found >= 0] = np.where(column(versions, "gone"), -1, np.arange(len(number)))[found[found >= 0]]
         if self._how == "inner":
@@ -126,26 +131,21 @@ class Lookup:
         state[_WAITING].put(kept.filter(pa.array(times > time.before)))
 
     def _learn(self, state: State, rows: pa.Table) -> None:
+        if not self._in_log_order:
+            rows = in_fixed_order(rows, self._table_at)
         gone = rows.column(DELETED.name).fill_null(False) if self._deletes else pa.array(np.zeros(rows.num_rows, bool))
         columns = {f"c{number}": rows.column(name) for number, name in enumerate(self._looked)}
         times = pa.array(times_of(rows, self._table_at), pa.int64())
         state[_VERSIONS].put(pa.table({H1: rows.column(H1), H2: rows.column(H2), "at": times, "gone": gone, **columns}))
 
-    def _single(self, versions: pa.Table, number: Any) -> tuple[pa.Table, Any]:
-        """The versions of each key in the order of their times; of several at one time, the first by all columns."""
-        times = column(versions, "at")
-        order = np.lexsort((times, number))
-        versions, number, times = versions.take(pa.array(order)), number[order], times[order]
-        is_same = (number[1:] == number[:-1]) & (times[1:] == times[:-1])
-        if not bool(is_same.any()):
-            return versions, number
-        columns = ", ".join(["gone", *(f"c{at}" for at in range(len(self._looked)))])
-        versions = ask(
-            f"""select * exclude (turn) from (select *, row_number() over (partition by k, "at" order by {columns}) as turn from versions)
-                where turn = 1 order by k, "at" """,
-            versions=versions.append_column("k", pa.array(number)),
-        )
-        return versions, column(versions, "k")
+
+def _last_of_times(versions: pa.Table, number: Any) -> tuple[pa.Table, Any]:
+    """The versions of each key in the order of their times; of several at one time, the last that came."""
+    times = column(versions, "at")
+    order = np.lexsort((times, number))
+    number, times = number[order], times[order]
+    is_last = np.r_[(number[1:] != number[:-1]) | (times[1:] != times[:-1]), np.ones(min(len(number), 1), bool)]
+    return versions.take(pa.array(order[is_last])), number[is_last]
 
 
 def _last_before(key: Any, at: Any, known: Any, since: Any, *, is_equal: bool) -> Any:

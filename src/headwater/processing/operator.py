@@ -5,7 +5,10 @@ tables, and saves the state of this one. With them travels a beat for each parti
 watermarks. Tasks hash keys once more, which is quicker than carrying the hashes; those of several columns, and of types that only Spark
 hashes, are carried.
 
-An operator sees the rows of a batch in any order and in any cut, so it must put them in an order of its own before that matters.
+An operator sees the rows of a batch in any cut. Those of one input come in the order of the tasks that gave them, and of each task in
+its own: for rows that are read of a topic and go through nothing but columns and conditions, the rows of a partition come in the order of
+their offsets (see `in_log_order`). Rows that Spark has shuffled before come in any order, and an operator must put them in one of its own
+before that matters.
 Event time is in µs; `Time.before` is what had passed before the batch, `Time.until` what has passed with it. Rows at or before `before`
 come too late for it.
 
@@ -31,6 +34,7 @@ from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.border import crossing
 from headwater.processing.hashing import hashes_of_values, is_hashable
 from headwater.processing.late_rows import LateRows, apart
+from headwater.processing.plans import SHUFFLING, STATELESS, children, kind, nodes
 from headwater.processing.runs import H1, H2, check_fits, column
 from headwater.processing.state import State, StateStore, StateTable, TableSpec, check_uid, fingerprint_of, partition_of
 from headwater.processing.types import to_arrow, to_spark
@@ -40,7 +44,14 @@ KEPT = "headwater.time"
 """By this key in a column's metadata it is known that an operator gives event times as they were, each when or before it is passed."""
 
 _SIDE, _TOLD = "_side", "_told"
-"""Which input a row is of, below 0 that of a beat, by its partition; and what a beat tells: the watermarks, as two numbers in a text."""
+"""Which input a row is of, and which task gave it: the task's number times `_SIDES`, and the input's; below 0 that of a beat, by its
+partition. And what a beat tells: the watermarks, as two numbers in a text."""
+
+_SIDES = 16
+"""More inputs than an operator has."""
+
+_OURS = "directshufflepartitionid"
+"""What Spark calls the exchange before an operator of ours."""
 
 _EPOCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"
 
@@ -113,10 +124,12 @@ class Building:
         tasks: int | None = None,
         fusion: Fuses | None = None,
         late_rows: str | None = None,
+        late_by_window: bool = False,
     ) -> None:
         """`tasks`: so many work on the state's partitions, each on several where that are fewer. `late_rows` is the folder in which it
-        is told how many rows operators left out."""
+        is told how many rows operators left out. `late_by_window`: an event counts as long as its window is open."""
         self.late_rows = late_rows
+        self.late_by_window = late_by_window
         self.state = state
         self.partitions = partitions
         self.tasks = tasks or partitions
@@ -127,6 +140,8 @@ class Building:
         """Whether one of its operators works by event time, so that late rows are none of its business."""
         self.is_prompt = True
         """Whether all of them are."""
+        self.windows: list[int | None] = []
+        """For each operator by event time the length of its windows, in µs, where they follow each other by the time of its input."""
 
     def uid(self, name: str, given: str | None) -> str:
         """A name for an operator's state: the one given, or the operator's and how many of them came before."""
@@ -167,6 +182,26 @@ def note_time() -> None:
     stage = _building.get()
     if stage is not None:
         stage.uses_time = True
+        stage.windows.append(None)
+
+
+def note_windows(over_us: int) -> bool:
+    """The operator that noted its time has windows of this length by it, one after the other; whether an open one takes late rows."""
+    stage = _building.get()
+    if stage is None:
+        return False
+    stage.windows[-1] = over_us
+    return stage.late_by_window
+
+
+def in_log_order(frame: DataFrame) -> bool:
+    """Whether rows come in the order in which they were read, or operators of ours gave them: Spark shuffles nothing by itself."""
+    for node in nodes(frame):
+        if children(node) and kind(node) not in STATELESS:
+            return False
+        if kind(node) in SHUFFLING and _OURS not in node.toString().splitlines()[0].lower():
+            return False
+    return True
 
 
 def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = None) -> DataFrame:
@@ -210,7 +245,8 @@ def _spread(
     tasks = tasks or partitions
     carried = not all(_is_hashed_by_tasks(each) for each in inputs)
     rows = _united([_travelling(each, number, carried=carried) for number, each in enumerate(inputs)])
-    owner = F.coalesce(*(F.when(F.col(_SIDE) == at, _h1(each, carried=carried)) for at, each in enumerate(inputs)))
+    side = F.col(_SIDE).bitwiseAND(_SIDES - 1)
+    owner = F.coalesce(*(F.when(side == at, _h1(each, carried=carried)) for at, each in enumerate(inputs)))
     owner = F.pmod(owner, F.lit(partitions))
     if beats is not None:
         nothing = [F.lit(0).cast("long").alias(name) for name in (H1, H2) if carried]
@@ -263,7 +299,7 @@ def _travelling(each: Input, side: int, *, carried: bool) -> DataFrame:
     columns = [F.col(f"`{name}`").alias(place) for name, place in _places(each.frame.schema).items()]
     hashed = zip((H1, H2), hashes(hashed_parts(each.frame, each.key)), strict=True)
     more = [hash_.alias(name) for name, hash_ in hashed if carried]
-    return each.frame.select(F.lit(side).alias(_SIDE), *more, *columns)
+    return each.frame.select((F.spark_partition_id() * _SIDES + side).alias(_SIDE), *more, *columns)
 
 
 def _h1(each: Input, *, carried: bool) -> Column:
@@ -339,8 +375,8 @@ def _once(operator: Operator, sides: Sequence[_Side], table: pa.Table | None) ->
     if table is None or not table.num_rows:
         return
     state = State({name: StateTable(spec) for name, spec in operator.tables.items()})
-    number = column(table, _SIDE)
-    inputs = [_input(table, side, _hashes(table, side), number == at) for at, side in enumerate(sides)]
+    number, task = _sides(table)
+    inputs = [_input(table, side, _hashes(table, side), number == at, task) for at, side in enumerate(sides)]
     yield operator.process(state, inputs, Time(NO_TIME, MAX_TIME))
 
 
@@ -348,7 +384,7 @@ def _in_batch(operator: Operator, sides: Sequence[_Side], table: pa.Table | None
     """What each partition of a task gives, one after the other; a beat says which there are."""
     if table is None:
         raise _misplaced(kept.uid, "a task has got no rows at all")
-    number = column(table, _SIDE)
+    number, task = _sides(table)
     beats = table.select([_SIDE, _TOLD]).filter(pa.array(number < 0)).to_pylist()
     times = {-1 - beat[_SIDE]: Time(*map(int, beat[_TOLD].split())) for beat in beats}
     if len(times) < len(beats):
@@ -361,7 +397,8 @@ def _in_batch(operator: Operator, sides: Sequence[_Side], table: pa.Table | None
         raise _misplaced(kept.uid, "rows are in a task where their key does not belong")
     for partition, time in times.items():
         inputs = [
-            _input(table, side, hashed[at], (owner == partition) & (number == at)) for at, side in enumerate(sides)
+            _input(table, side, hashed[at], (owner == partition) & (number == at), task)
+            for at, side in enumerate(sides)
         ]
         yield _in_partition(operator, inputs, kept, partition, time)
 
@@ -392,6 +429,12 @@ def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, p
     return result
 
 
+def _sides(table: pa.Table) -> tuple[Any, Any]:
+    """For each row which input it is of, below 0 for beats; and which task gave it."""
+    told = column(table, _SIDE)
+    return np.where(told < 0, told, told % _SIDES), told // _SIDES
+
+
 def _hashes(table: pa.Table, side: _Side) -> tuple[Any, Any]:
     """The hashes of the keys of an input; those of other rows say nothing."""
     if side.key is None:
@@ -399,8 +442,10 @@ def _hashes(table: pa.Table, side: _Side) -> tuple[Any, Any]:
     return hashes_of_values(table.column(side.key))
 
 
-def _input(table: pa.Table, side: _Side, hashed: tuple[Any, Any], is_mine: Any) -> pa.Table:
-    """Some rows of one input, with its own columns and the key's hashes."""
+def _input(table: pa.Table, side: _Side, hashed: tuple[Any, Any], is_mine: Any, task: Any) -> pa.Table:
+    """Some rows of one input, with its own columns and the key's hashes, in the order of the tasks that gave them."""
     own = {name: table.column(place) for name, place in side.columns.items()}
     rows = pa.table({**own, H1: pa.array(hashed[0]), H2: pa.array(hashed[1])})
-    return rows if bool(is_mine.all()) else rows.filter(pa.array(is_mine))
+    if not bool(is_mine.all()):
+        rows, task = rows.filter(pa.array(is_mine)), task[is_mine]
+    return rows if bool((task[1:] >= task[:-1]).all()) else rows.take(pa.array(np.argsort(task, kind="stable")))

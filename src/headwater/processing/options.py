@@ -24,7 +24,8 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator", "capture", "schemaVersion", "where", "lateRows",
+    "operator", "capture", "schemaVersion", "where", "lateRows", "lateUntil",
+    "lateWindow",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -41,7 +42,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source;
     `capture` the stage of a capture whose topics are read, to ends at which its transactions are whole (see `whole`); `schema_version`
     the one that all columns of the topic were planned by: where it has another, the stream goes no further; `where` what the stage asks
-    of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late.
+    of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late;
+    `late_until` the time, in µs, at and before which every event is late, because Spark would drop it; `late_window` the length of
+    the windows, in µs, in which an event is late when its window has ended.
     """
 
     log: str
@@ -64,6 +67,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str | None = None
     where: str | None = None
     late_rows: str | None = None
+    late_until: int | None = None
+    late_window: int | None = None
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -106,6 +111,8 @@ def read_options(given: Mapping[str, str]) -> Options:
         schema_version=said.get("schemaVersion"),
         where=said.get("where"),
         late_rows=said.get("lateRows"),
+        late_until=None if "lateUntil" not in said else int(said["lateUntil"]),
+        late_window=None if "lateWindow" not in said else int(said["lateWindow"]),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

@@ -42,6 +42,13 @@ def may_shuffle(node: Any) -> bool:
     return kind(node) in SHUFFLING or (bool(children(node)) and kind(node) not in STATELESS)
 
 
+def keeps_state(node: Any) -> bool:
+    """Whether such a node keeps it from batch to batch: what is no stream, and a join with that, are the same in each."""
+    if kind(node) == "Join":
+        return all(child.isStreaming() for child in children(node))
+    return bool(node.isStreaming())
+
+
 def kind(node: Any) -> str:
     """What a node is."""
     return str(node.nodeName().removeprefix("~"))

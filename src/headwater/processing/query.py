@@ -18,7 +18,7 @@ from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.border import crossing
 from headwater.processing.combined import Combined
-from headwater.processing.event_time import FIELDS, PASSED, REACHED, telling_row
+from headwater.processing.event_time import FIELDS, PASSED, REACHED, Rule, telling_row
 from headwater.processing.fused import Fused, Root, Roots
 from headwater.processing.late_rows import LateRows
 from headwater.processing.maxima import Maxima
@@ -214,4 +214,5 @@ class Query:
         where = None if options.where is None else Where(options.where)
         condition = self.subscription.condition()
         tell = None if options.late_rows is None else LateRows(options.late_rows).tell
-        return Selection(schema, condition, where, lateness_us=options.lateness_us, maxima=self.maxima, tell_late=tell)
+        rule = Rule(options.lateness_us, options.late_until, options.late_window)
+        return Selection(schema, condition, where, rule=rule, maxima=self.maxima, tell_late=tell)

@@ -30,7 +30,7 @@ from headwater.log.topic import Topic
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.condition import Condition, Filter
-from headwater.processing.event_time import FIELDS, LATE, REACHED, column_of, late_among
+from headwater.processing.event_time import FIELDS, LATE, REACHED, Rule, column_of, late_among
 from headwater.processing.maxima import Maxima
 from headwater.processing.pushing import Where
 from headwater.processing.subscription import missed
@@ -112,17 +112,17 @@ class Selection:
         condition: Condition | None,
         where: Where | None,
         *,
-        lateness_us: int | None = None,
+        rule: Rule | None = None,
         maxima: Maxima | None = None,
         tell_late: Callable[[Range, int], None] | None = None,
     ) -> None:
-        """`where` asks columns of `schema`. `lateness_us` counts for `_late` instead of the topic's own; at the end of a range `maxima` are
-        told, and `tell_late` how many rows of it are late."""
+        """`where` asks columns of `schema`. `rule` says what is late, where that is not the topic's lateness alone; at the end of a range
+        `maxima` are told, and `tell_late` how many rows of it are late."""
         self.schema = schema
         self.tell_late = tell_late
         self._where = where
         self.maxima = maxima
-        self._lateness_us = lateness_us
+        self._rule = Rule() if rule is None else rule
         self._of_time = [name for name in schema.names if name in FIELDS]
         self._filter = Filter(condition) if condition else None
         self._shows_deleted = DELETED.name in schema.names
@@ -147,7 +147,7 @@ class Selection:
             self._wanted = chunk.topic, own if self._names == own.names else output_schema(chunk.topic, self._names)
         batch = to_batch_of(chunk, self._wanted[1])
         for name in self._of_time:
-            column = column_of(name, chunk, watermark=watermark, passed=passed, lateness_us=self._lateness_us)
+            column = column_of(name, chunk, watermark=watermark, passed=passed, rule=self._rule)
             fields = pa.schema([*batch.schema, FIELDS[name]])
             batch = pa.RecordBatch.from_arrays([*batch.columns, column], schema=fields)
         if not self._shows_deleted and DELETED.name in chunk.batch.schema.names:

@@ -4,7 +4,7 @@ What is computed over a table that changes takes the earlier row back before it 
 belongs to another group. This operator, keyed by the table's key, remembers the row that each key has, and gives both.
 
 A row with `_deleted` takes its key away. Of several rows of a key the one with the latest time `at` (or the highest `_offset`) counts,
-and of equal times the last by all columns, however batches are cut; a deletion is remembered then, so that an earlier row that comes
+and of equal times the last in the log, however batches are cut; a deletion is remembered then, so that an earlier row that comes
 later does not bring its key back. Without a time the later batch counts, and a batch that has two rows of one key is refused.
 
 State: `rows`, the row of each key.
@@ -23,7 +23,7 @@ from pyspark.sql.types import TimestampType
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
 from headwater.processing.columns import flags, in_fixed_order
-from headwater.processing.operator import Input, Time, operate
+from headwater.processing.operator import Input, Time, in_log_order, operate
 from headwater.processing.runs import H1, H2, Keys, column
 from headwater.processing.state import State, TableSpec
 from headwater.processing.types import to_arrow
@@ -46,7 +46,7 @@ def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str 
             f"There is no column {at!r} with times (TIMESTAMP).",
             advice=f"Name another with at=, or {OFFSET!r}, which the stage has with log_columns=[{OFFSET!r}].",
         )
-    operator = Signed(to_arrow(df.schema), names, at)
+    operator = Signed(to_arrow(df.schema), names, at, in_log_order=in_log_order(df))
     return operate(operator, [Input(df, names)], uid=None if uid is None else f"{uid}.rows")
 
 
@@ -67,7 +67,9 @@ class Signed:
     name = "signed"
     is_prompt = True
 
-    def __init__(self, schema: pa.Schema, key: Sequence[str], at: str | None) -> None:
+    def __init__(self, schema: pa.Schema, key: Sequence[str], at: str | None, *, in_log_order: bool = True) -> None:
+        """`in_log_order`: rows come in the order of the log (see `operator`)."""
+        self._in_log_order = in_log_order
         self.settings = (tuple(key), at)
         self._own = [field for field in schema if field.name != DELETED.name]
         self._deletes = DELETED.name in schema.names
@@ -108,9 +110,13 @@ class Signed:
     def _newest(self, known: pa.Table, fresh: pa.Table) -> pa.Table:
         """The rows that are the newest of their key and were not known."""
         assert self._at is not None
-        # What is known comes behind an equal row that is not, so that a row that comes again changes nothing.
         columns = [*(field.name for field in self._own), DELETED.name, _KNOWN, H1, H2]
-        both = in_fixed_order(pa.concat_tables([known, fresh]).select(columns), self._at, by_key=True)
+        if not self._in_log_order:
+            fresh = in_fixed_order(fresh, self._at)
+        both = pa.concat_tables([known, fresh]).select(
+            columns
+        )  # what is known came before, so of equal times it counts no more
+        both = in_fixed_order(both, self._at, by_key=True, in_log_order=True)
         h1, h2 = column(both, H1), column(both, H2)
         is_last = np.r_[(h1[1:] != h1[:-1]) | (h2[1:] != h2[:-1]), True]
         return both.filter(pa.array(is_last & ~column(both, _KNOWN))).select(fresh.column_names)

@@ -20,12 +20,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headwater.log.frame import NO_TIME
 from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.columns import in_time, time_column
+from headwater.processing.event_time import MARK
 from headwater.processing.grouping import ALL, Groups, keyed, with_all
-from headwater.processing.operator import Input, Time, operate
+from headwater.processing.operator import Input, Time, note_windows, operate
 from headwater.processing.panes import END, PANE, START, WINDOW_FIELDS, Panes, checked
 from headwater.processing.partials import KINDS, Partials
 from headwater.processing.runs import AT, H1, H2, Keys, column, in_order
@@ -62,7 +64,10 @@ def windowed(
     schema = to_arrow(rows.schema)
     if panes is None:
         return operate(Sessions(schema, key, time, duration_us(gap), aggregates), [Input(rows, key)], uid=uid)
-    return operate(Windowed(schema, key, time, panes, aggregates), [Input(rows, key)], uid=uid)
+    is_declared = panes.over == panes.every and MARK in (df.schema[time].metadata or {})
+    takes_late = is_declared and note_windows(panes.over)
+    operator = Windowed(schema, key, time, panes, aggregates, takes_late=takes_late)
+    return operate(operator, [Input(rows, key)], uid=uid)
 
 
 def _check_names(df: DataFrame, group: Sequence[str]) -> None:
@@ -99,8 +104,11 @@ class Windowed:
     keeps = END
 
     def __init__(
-        self, schema: pa.Schema, group: Sequence[str], at: str, panes: Panes, aggregates: Sequence[Aggregate]
-    ) -> None:
+        self, schema: pa.Schema, group: Sequence[str], at: str, panes: Panes, aggregates: Sequence[Aggregate], *,
+        takes_late: bool = False,
+    ) -> None:  # fmt: skip
+        """`takes_late`: a row that the watermark has passed counts while its window is open."""
+        self._takes_late = takes_late
         self.settings = (tuple(group), at, *panes, tuple(aggregates))
         shown = [schema.field(name) for name in group if name != ALL]
         self.schema = pa.schema([*shown, *WINDOW_FIELDS, *(pa.field(each.name, each.type) for each in aggregates)])
@@ -146,8 +154,11 @@ class Windowed:
             rows = rows.filter(pa.array(self._panes.are_open(column(rows, PANE), time.before)))
             panes = column(rows, PANE)
         else:
-            rows, times = in_time(rows, self._at, after=time.before)
+            rows, times = in_time(rows, self._at, after=NO_TIME if self._takes_late else time.before)
             panes = self._panes.of(times)
+            if self._takes_late:
+                is_open = panes + (self._panes.width - 1) > time.before
+                rows, panes = rows.filter(pa.array(is_open)), panes[is_open]
         groups = Groups.of([Keys.of(rows).row, panes], len(panes))
         sums = self._partials.folded(rows, groups) if is_combined else self._partials.of(rows, groups)
         names = {H1: H1, H2: H2} | {f"b{at}": name for at, name in enumerate(self._group)}
