@@ -23,7 +23,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator", "capture", "schemaVersion", "where", "lateRows",
+    "operator", "capture", "schemaVersion", "where", "lateRows", "awaits",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -40,7 +40,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has in its checkpoint, at which a stream that is run over what is there ends; `operator` is one that works inside the source;
     `capture` the stage of a capture whose topics are read, to ends at which its transactions are whole (see `whole`); `schema_version`
     the one that all columns of the topic were planned by: where it has another, the stream goes no further; `where` what the stage asks
-    of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late.
+    of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late; `awaits` the
+    topics of all sources of the query, for one of which the source waits when it has nothing to read (see `arrivals`).
     """
 
     log: str
@@ -63,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str | None = None
     where: str | None = None
     late_rows: str | None = None
+    awaits: tuple[str, ...] = ()
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -105,6 +107,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         schema_version=said.get("schemaVersion"),
         where=said.get("where"),
         late_rows=said.get("lateRows"),
+        awaits=tuple(filter(None, said.get("awaits", "").split(","))),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(
