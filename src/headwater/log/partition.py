@@ -162,7 +162,9 @@ class Partition:
             self.check_generation(generation)
             after = self.stage(payloads)
             self._disk.reach("append: written")
+            self._sequences.doubt()
             self._head.publish_written(after)
+            self._sequences.remember(payloads, after)
             self._disk.reach("append: published")
             offsets = range(after.end - sum(payload.count for payload in payloads), after.end)
             return Appended(offsets, after.heals)
@@ -227,8 +229,6 @@ class Partition:
         file.write_at(mark.position, buffers)
         self._counters["frames"] += len(payloads)
         self._counters["bytes"] += total
-        if not transaction:
-            self._sequences.remember(payloads, mark, after)
         return after
 
     def sync(self, appended: Appended) -> None:
@@ -243,6 +243,8 @@ class Partition:
             if not self._is_durable(appended):
                 self._check_not_healed(self._head.written(), appended)
                 self.sync_written()
+                if not self._is_durable(appended):
+                    raise self._never_written(appended)
 
     def sync_written(self) -> None:
         """fdatasync, and publishes as durable what was written before it; the caller holds the sync lock."""
@@ -459,6 +461,13 @@ class Partition:
         """After a failed sync and its mending the same offsets may belong to other events."""
         if mark.heals != appended.heals:
             raise self._poisoned()
+
+    def _never_written(self, appended: Appended) -> AssertionError:
+        """Our own mistake, under `python -O` too: nobody may get a receipt for what is not there."""
+        end = self._head.durable().end
+        return AssertionError(
+            f"Events up to {appended.offsets.stop} of {self.where()} count as stored; it ends at {end}."
+        )
 
     def _check_not_poisoned(self) -> None:
         if self._head.is_poisoned():
