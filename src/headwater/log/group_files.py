@@ -114,10 +114,16 @@ class GroupFiles:
                     group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
                     self._disk.reach("group: offset published")
 
-    def sync(self) -> None:
-        """Returns when every offset that transactions have committed is on disk."""
-        for name in self.names():
-            self.group(name, create=False).sync()
+    def sync(self, decisions: Iterable[Decision]) -> None:
+        """Returns when the offsets that these transactions have committed are on disk; what is gone or damaged keeps nobody else back."""
+        places = {(part.group, part.topic, part.partition) for each in decisions for part in each.offsets}
+        for name, topic, number in sorted(places):
+            with suppress(FileNotFoundError, Damaged):
+                slot = open_slot(self._disk, slot_path(f"{self._folder}/{name}", (topic, number)), writable=True)
+                try:
+                    slot.sync()
+                finally:
+                    slot.close()
         self._disk.reach("group: offsets synced")
 
     def close(self) -> None:

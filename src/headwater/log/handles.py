@@ -136,23 +136,12 @@ class Handles:
             self._used.add((name, number))
         return partition
 
-    def all_partitions(self) -> list[Partition]:
-        """Every partition of every topic, opened; of one that is being deleted, or whose deleter died, there is none."""
-        found: list[Partition] = []
-        for name in self.names():
-            with suppress(TopicNotFound):
-                found += self.partitions(name)
-        return found
-
     def signal(self, name: str) -> None:
         """Wakes the readers of a topic; they would find the events without it, only later."""
-        signal = self._signals.get(name)
-        if signal is None:
-            try:
+        with suppress(StorageError, FileNotFoundError):
+            signal = self._signals.get(name)
+            if signal is None:
                 signal = self._signals[name] = self.disk.open(f"{self.folder}/topics/{name}/signal", "write")
-            except FileNotFoundError:
-                return
-        with suppress(StorageError):
             signal.write_at(0, [b"!"])
 
     def fence(self, producer: bytes) -> Fence | None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 
@@ -148,14 +148,20 @@ class StageFiles:
             _write_marker(self._disk, path, _Stored(decision.transaction, decision.stage.marker, places))
             self._disk.reach("stage: marker published")
 
-    def sync(self) -> None:
-        """Returns when every marker that transactions have committed is on disk."""
-        for name in self.names():
-            file = self._disk.open(f"{self._folder}/{name}/marker", "write")
-            try:
-                file.sync()
-            finally:
-                file.close()
+    def sync(self, decisions: Iterable[Decision]) -> None:
+        """Returns when the markers that these transactions have committed are on disk; the caller holds `commit.lock`.
+
+        They are written again first, since a sync that failed before has left their pages clean. A file that is gone keeps
+        nobody else from going on; its stage says so when it is next used.
+        """
+        for name in sorted({each.stage.stage for each in decisions if each.stage is not None}):
+            with suppress(FileNotFoundError):
+                file = self._disk.open(f"{self._folder}/{name}/marker", "write")
+                try:
+                    file.write_at(0, [file.read_at(0, file.size())])
+                    file.sync()
+                finally:
+                    file.close()
         self._disk.reach("stage: markers synced")
 
     def close(self) -> None:
