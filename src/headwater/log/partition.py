@@ -28,6 +28,7 @@ from headwater.log.disk import Disk, File, wait_until_free
 from headwater.log.frame import NO_PRODUCER, Payload, Stamp
 from headwater.log.head import Appended, Head, Mark
 from headwater.log.index import Index
+from headwater.log.partition_files import remove_begun
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
 from headwater.log.sequences import Sequences
@@ -305,7 +306,8 @@ class Partition:
         """After a failed fsync: goes back to what is certainly on disk, and takes events again.
 
         Events behind `durable` were never acknowledged and never seen by readers. With `durability="os"` readers have
-        seen them, so there they stay.
+        seen them, so there they stay. Segments that were begun behind that go, or what is in them would be served once others
+        have those offsets.
         """
         with self._append_mutex:
             try:
@@ -318,6 +320,10 @@ class Partition:
                     file = self._active.cut(mark.base, mark.position)
                     self._write_again(file, mark)
                     file.sync()
+                    self._disk.reach("heal: cut")
+                    remove_begun(self._disk, self.folder, mark.base)
+                    self._disk.sync_folder(self.folder)
+                    self._disk.reach("heal: begun segments removed")
                     self._head.publish_written(mark)
                     self._head.set_poisoned(poisoned=False)
             finally:

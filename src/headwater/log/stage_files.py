@@ -251,7 +251,10 @@ def stage_names(disk: Disk, folder: str) -> list[str]:
 
 
 def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> None:
-    """After an unclean stop: every holder is fenced, and the markers of recorded transactions are put back."""
+    """After an unclean stop: every holder is fenced, and the markers of recorded transactions are put back.
+
+    A stage whose number is damaged says so when it is used; the others go on.
+    """
     newest: dict[str, _Stored] = {}
     for transaction, decision in decided.items():
         if decision.stage is not None:
@@ -259,10 +262,8 @@ def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
             newest[decision.stage.stage] = _Stored(transaction, decision.stage.marker, places)
     for name in stage_names(disk, f"{folder}/stages"):
         stage = f"{folder}/stages/{name}"
-        number = _open_number(disk, stage, writable=True)
-        number.write_after_power_loss(0, max((int(found) for (found,) in number.read_all(0)), default=0) + 1)
-        number.sync()
-        number.close()
+        with suppress(Damaged):
+            _mend_number(disk, stage)
         if name in newest:
             found = newest[name]
             with suppress(Damaged, FileNotFoundError):
