@@ -73,7 +73,7 @@ def test_a_plain_commit_after_a_transaction_is_not_taken_back(tmp_path: Path) ->
         with log.consumer("t", group="g", commit="manual") as consumer:
             consumer.poll(events_max=10)
             consumer.commit()
-        log.store._groups.sync()
+        log.store.group("g", create=False).sync()
         disk.power_loss()
     with hw.open_log(f"{disk.folder}/log", disk=disk.process("again")) as log:
         assert log.group("g").partitions[0].committed == 15
@@ -89,7 +89,7 @@ def test_a_committed_offset_that_a_power_loss_took_back_is_refused(seed: int) ->
             log.append("t", [{"n": number}])
         with log.consumer("t", group="g") as consumer:
             drain(consumer)
-        log.store._groups.sync()
+        log.store.group("g", create=False).sync()
         disk.power_loss()
     with hw.open_log(f"{disk.folder}/log", disk=disk.process("after")) as log:
         kept = log.offsets("t")[0].stop
@@ -223,7 +223,7 @@ def test_a_group_whose_offset_was_cut_is_reset_or_deleted(tmp_path: Path, left: 
             with log.consumer("t", group="other", commit="manual") as consumer, log.transaction() as transaction:
                 transaction.append("out", [b"x"])
                 transaction.commit_offsets(consumer)
-            log.store._groups.sync()  # type: ignore[attr-defined]
+            log.store.group("g", create=False).sync()
             assert log.reset_group("g", to="earliest") == {("t", 0): 0, ("t", 1): 0}
             assert [part.committed for part in log.group("g").partitions] == [0, 0]
         slot.write_bytes(whole)

@@ -1,6 +1,7 @@
 """A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
 
-Where it begins is written to a file before the checkpoint and the last marker are forgotten: whoever is killed on the way chooses again.
+Where it begins is on disk in a file before the checkpoint and the last marker are forgotten: whoever is killed on the way, also by a power
+loss, chooses again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from headwater.log.disk import RealDisk
 from headwater.log.log import Log
+from headwater.log.replace import replace_file
 from headwater.log.stage import check_query
 from headwater.model.errors import InvalidApp, NotFound
 from headwater.model.marker import Marker
@@ -89,10 +92,9 @@ def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, chec
         tasks = _tasks(log, name)
         if restart == "marker" and last is None:
             raise _no_marker(stage, by_task=bool(tasks))
-        starts.parent.mkdir(parents=True, exist_ok=True)
-        partial = starts.with_suffix(".partial")
-        partial.write_text(json.dumps(_beginnings(log, stage, restart, last)))
-        partial.replace(starts)
+        _make_folder(starts.parent)
+        beginnings = json.dumps(_beginnings(log, stage, restart, last)).encode("utf-8")
+        replace_file(RealDisk(), str(starts), [beginnings])  # on disk with its name before the marker is forgotten
         shutil.rmtree(checkpoint, ignore_errors=True)
         if ledger is None:
             for each in (name, *tasks):
@@ -104,6 +106,13 @@ def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, chec
             _close(ledger)
     behind = f"behind what it wrote last ({last})"
     return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder that is on disk with its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, folder.parent):
+        RealDisk().sync_folder(str(each))
 
 
 def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:

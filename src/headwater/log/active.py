@@ -13,7 +13,7 @@ import threading
 
 from headwater.log.disk import Disk, File
 from headwater.log.head import Head
-from headwater.log.segment import segment_name
+from headwater.log.segment import Segment, segment_name
 from headwater.model.errors import Damaged, StorageError, TopicNotFound
 
 _ROOM_FIRST = 64 << 10
@@ -58,8 +58,11 @@ class Active:
         self._room = room
 
     def cut(self, base: int, position: int) -> File:
-        """Takes away what lies behind a position."""
+        """Takes away what lies behind a position; `Damaged` where the file is shorter."""
         file = self.file(base)
+        size = file.size()
+        if size < position:
+            raise lost(file.path, f"it has {size} bytes, and its events took {position}")
         file.truncate(position)
         self._room = position
         return file
@@ -84,6 +87,7 @@ class Active:
         if mark.base == base and size < mark.position:
             file.close()
             raise lost(path, f"it has {size} bytes, and its events took {mark.position}")
+        Segment(self._disk, self._folder, base).close()  # behind a damaged header nobody would read anything
         return file
 
 

@@ -23,8 +23,11 @@ Invariants:
 - offsets that a transaction commits for groups are a part of its record, applied when it is published, again when a dead
   one is settled, and again after a power loss; the groups' locks are held from the check of ownership until then;
 - a stage's marker likewise: its lock is held from the check of its number and last marker until the transaction has ended;
-- when a record's sync fails the outcome is unknown to the disk: the partitions stay closed to appends (poisoned) until a
-  new `commits` without that record has replaced the file.
+- when a record's sync fails, in its own process or in one that settles it, the outcome is unknown to the disk: the partitions stay
+  closed to appends (poisoned) until a new `commits` without that record has replaced the file;
+- nothing that fails behind the record makes the transaction fail: what could not be published stays `pending`;
+- `commits` is never shorter than `end`. One that holds no record and is shorter has replaced another, and who did so died before
+  `state` said it; any other that is shorter is damaged.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -115,6 +118,9 @@ class Decision(msgspec.Struct, frozen=True):
 Publish = Callable[[Decision], None]
 """Makes a decided transaction visible; done again for one whose process died in the middle of it."""
 
+Poison = Callable[[Decision], None]
+"""Closes the partitions of a transaction of which nobody can say whether its record is on disk."""
+
 
 class CommitLog:
     """The commit log of one log, opened by one process."""
@@ -130,7 +136,7 @@ class CommitLog:
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=_STATE_FORMAT, shapes=(_STATE,), writable=writable
         )
         self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
-        self._check_file(self._read(_FILE.size))
+        self._check_file(self._read(0, _FILE.size))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -169,19 +175,21 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, transaction=number))
             return number
 
-    def commit(self, decision: Decision, *, publish: Publish, poison: Callable[[], None]) -> None:
+    def commit(self, decision: Decision, *, publish: Publish, poison: Poison) -> None:
         """Decides a transaction whose frames are written and synced, and publishes it.
 
-        `poison` closes its partitions when nobody can say whether the record is on disk.
+        `poison` closes its partitions when nobody can say whether the record is on disk. What fails behind the record is left
+        to whoever holds one of the locks next, as if this process had died: the transaction has happened.
         """
         with self.locked():
-            self.settle(publish=publish)
-            state = self.state()
+            self.settle(publish=publish, poison=poison)
+            file = self._commits()
+            size = file.size()
+            state = self._in_step(size)
             if state.failed:
                 raise _failed(self._folder)
             record = _encode(decision, state.chain)
-            file = self._commits()
-            _make_room(file, state.end + len(record))
+            _make_room(file, size, length=state.end + len(record))
             self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
             self._disk.reach("commit: intended")
             try:
@@ -193,15 +201,16 @@ class CommitLog:
                 self.set_state(state)
                 raise
             except StorageError as error:
-                poison()
+                poison(decision)
                 self.set_state(msgspec.structs.replace(state, failed=1))
                 raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
-            publish(decision)
-            self._finish(len(record), record)
+            with suppress(StorageError, FileNotFoundError):
+                publish(decision)
+                self._finish(len(record), record)
             self._disk.reach("commit: done")
 
-    def settle(self, *, publish: Publish) -> None:
+    def settle(self, *, publish: Publish, poison: Poison) -> None:
         """Finishes or forgets what a dead process left pending. Cheap when nothing is."""
         if not self.state().pending:
             return
@@ -209,14 +218,17 @@ class CommitLog:
             state = self.state()
             if not state.pending:
                 return
-            found = _decode(self._read_all()[state.pending - 1 :], state.chain)
+            found = _decode(self._read(state.pending - 1), state.chain)
             if found is None:
                 self.set_state(msgspec.structs.replace(state, pending=0))
                 return
             decision, record = found
             try:
-                self._commits().sync()
+                file = self._commits()
+                file.write_at(state.pending - 1, [record])  # a sync that failed before has left its pages clean
+                file.sync()
             except StorageError:
+                poison(decision)
                 self.set_state(msgspec.structs.replace(state, pending=0, failed=1))
                 raise
             self._disk.reach("settle: before publish")
@@ -227,12 +239,12 @@ class CommitLog:
         """The partitions a pending transaction is publishing; readers use their ends from before it."""
         if not state.pending:
             return ()
-        found = _decode(self._read_all()[state.pending - 1 :], state.chain)
+        found = _decode(self._read(state.pending - 1), state.chain)
         return found[0].parts if found else ()
 
     def decided(self) -> tuple[int, dict[int, Decision]]:
         """The floor, and every recorded transaction in the order of their records, from the file alone."""
-        data = self._read_all()
+        data = self._read(0)
         floor = self._check_file(data)
         position, chain, found = _FILE.size, 0, {}
         while (record := _decode(data[position:], chain)) is not None:
@@ -243,9 +255,10 @@ class CommitLog:
         return floor, found
 
     def begin_again(self, *, floor: int) -> None:
-        """Replaces `commits` by an empty file; the caller has synced every head and group, and holds the lock."""
+        """Replaces `commits` by an empty file; the caller has synced what its records speak of, and holds the lock."""
         self._close_file()
         create_commits(self._disk, self._folder, floor=floor)
+        self._disk.reach("commit: begun again")
         state = self.state()
         self.set_state(msgspec.structs.replace(state, pending=0, end=_FILE.size, chain=0, failed=0))
 
@@ -259,9 +272,9 @@ class CommitLog:
         self.set_state(msgspec.structs.replace(state, boot_id=_boot_bytes(boot_id)))
         self._state.sync()
 
-    def is_long(self) -> bool:
-        """Whether it is time to begin again."""
-        return self.state().end > COMMITS_BYTES_MAX
+    def is_long(self, *, tried_bytes: int = 0) -> bool:
+        """Whether it is time to begin again; after an attempt that failed at some length, when it is longer by a quarter."""
+        return self.state().end > max(COMMITS_BYTES_MAX, tried_bytes and tried_bytes + COMMITS_BYTES_MAX // 4)
 
     def close(self) -> None:
         """Frees everything."""
@@ -283,13 +296,28 @@ class CommitLog:
         self._file = self._disk.open(f"{self._folder}/commits", "write")
         return self._file
 
-    def _read_all(self) -> bytes:
-        return self._read(None)
+    def _in_step(self, size: int) -> State:
+        """The state, which is brought in step with the file where that was replaced by one who died before the state said so.
 
-    def _read(self, length: int | None) -> bytes:
+        The caller holds the lock, and has settled everything. The file's name may not be on disk yet.
+        """
+        state = self.state()
+        if size >= state.end:
+            return state
+        if size > _FILE.size:
+            raise Damaged(
+                f"{self._folder}/commits is damaged: it has {size} bytes, and its records took {state.end}.",
+                advice="Close every program that uses this log, then run `headwater doctor --repair`.",
+            )
+        self._disk.sync_folder(self._folder)
+        state = msgspec.structs.replace(state, end=_FILE.size, chain=0, failed=0)
+        self.set_state(state)
+        return state
+
+    def _read(self, position: int, length: int | None = None) -> memoryview:
         file = self._disk.open(f"{self._folder}/commits")
         try:
-            return file.read_at(0, file.size() if length is None else length)
+            return memoryview(file.read_at(position, max(0, file.size() - position) if length is None else length))
         finally:
             file.close()
 
@@ -301,7 +329,7 @@ class CommitLog:
         if version < needed:
             file.write_at(0, [_FILE.pack(magic, needed, floor)])
 
-    def _check_file(self, data: bytes) -> int:
+    def _check_file(self, data: memoryview) -> int:
         path = f"{self._folder}/commits"
         if len(data) < _FILE.size or data[:6] != _FILE_MAGIC:
             raise Damaged(f"{path} is damaged at byte 0.", advice="Run `headwater doctor --repair`.")
@@ -333,9 +361,9 @@ def _boot_bytes(boot_id: str) -> bytes:
     return boot_id.encode("ascii")[:36].ljust(36, b"\0")
 
 
-def _make_room(file: File, length: int) -> None:
+def _make_room(file: File, size: int, *, length: int) -> None:
     """Allocates ahead: the sync of a file that has grown waits for the file system's journal, too."""
-    if length <= file.size():
+    if length <= size:
         return
     try:
         file.allocate(length + ROOM_BYTES)
@@ -357,7 +385,7 @@ def _encode(decision: Decision, chain: int) -> bytes:
     return head + struct.pack("<I", crc32c(body, crc32c(head))) + body
 
 
-def _decode(data: bytes, chain: int) -> tuple[Decision, bytes] | None:
+def _decode(data: memoryview, chain: int) -> tuple[Decision, bytes] | None:
     """The first record in the data, or None where no whole one with the right chain stands."""
     if len(data) < _RECORD.size:
         return None
@@ -366,7 +394,7 @@ def _decode(data: bytes, chain: int) -> tuple[Decision, bytes] | None:
     expected = crc32c(body, crc32c(data[: _RECORD.size - 4]))
     if len(body) != length or before != chain or expected != crc:
         return None
-    raw = data[: _RECORD.size + length]
+    raw = bytes(data[: _RECORD.size + length])
     if magic == _RECORD_MAGIC:
         return Decision(transaction, msgspec.msgpack.decode(body, type=tuple[Part, ...])), raw
     if magic == _RECORD_WITH_OFFSETS_MAGIC:

@@ -201,6 +201,8 @@ def segments(disk: Disk, folder: str) -> dict[int, type[Segment] | type[Sealed]]
     found: dict[int, type[Segment] | type[Sealed]] = {}
     for name in disk.names(folder):
         base, _, kind = name.partition(".")
+        if not base.isdigit():  # a stranger's
+            continue
         if kind == "arrow":
             found[int(base)] = Sealed
         elif kind == "frames":

@@ -232,6 +232,8 @@ class RealDisk:
 class RealFile:
     """One file of the machine's own file system."""
 
+    _handle = -1  # also where Ctrl-C came before the first line of `__init__`
+
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
         self._handle = handle

@@ -30,7 +30,14 @@ from headwater.log.fence import check_fence
 from headwater.log.group_files import group_names
 from headwater.log.head import Head, Mark
 from headwater.log.index import load_index
-from headwater.log.recovery import last_boot_id, read_incarnations, recover_partition
+from headwater.log.recovery import (
+    check_recovered,
+    last_boot_id,
+    read_incarnations,
+    read_unrecovered,
+    recover_closed,
+    recover_partition,
+)
 from headwater.log.seal import write_sealed
 from headwater.log.sealed import Sealed, encode_sealed, sealed_name
 from headwater.log.segment import Segment, segment_name
@@ -113,6 +120,12 @@ class _Examination:
             self._check(path, partial(self._disk.names, path), mend=partial(self._disk.make_folder, path))
         self._check(f"{self._folder}/headwater", lambda: read_text(self._disk, f"{self._folder}/headwater", "log"))
         self._check(f"{self._folder}/incarnations", lambda: read_incarnations(self._disk, self._folder))
+        unrecovered = f"{self._folder}/unrecovered"
+        self._check(
+            unrecovered,
+            lambda: check_recovered(read_unrecovered(self._disk, self._folder)),
+            mend=lambda: check_recovered(recover_closed(self._disk, self._folder)),
+        )
         self._check(f"{self._folder}/state", lambda: last_boot_id(self._disk, self._folder), mend=self._mend_state)
         self._check(
             f"{self._folder}/commits", self._read_commits, mend=lambda: create_commits(self._disk, self._folder)
@@ -135,6 +148,8 @@ class _Examination:
     def _topic(self, name: str) -> None:
         folder = f"{self._folder}/topics/{name}"
         found: list[Topic] = []
+        if not self._is_folder(folder):
+            return
         self._check(
             f"{folder}/topic", lambda: found.append(topic_from_json(read_text(self._disk, f"{folder}/topic", "topic")))
         )
@@ -152,6 +167,8 @@ class _Examination:
             self._seen(folder)
             self._add(folder, "is missing", advice="Restore it from a mirror or a backup.")
             return
+        if not self._is_folder(folder):
+            return
         self._leftovers(folder)
         for name in ("lock", "sync", "seal"):
             path = f"{folder}/{name}"
@@ -164,7 +181,7 @@ class _Examination:
             mend=lambda: self._mend_head(folder),
         )
         if not marks and self._repair:
-            with suppress(HeadwaterError):
+            with suppress(HeadwaterError, FileNotFoundError):
                 self._read_head(folder, marks, firsts)
         if topic.archive is not None and firsts:
             for path, look, mend in archive_checks(topic, number, first=firsts[0], oldest=firsts[1]):
@@ -375,6 +392,11 @@ class _Examination:
         except HeadwaterError as error:
             self._mended(path, error.what, error.advice, mend)
 
+    def _is_folder(self, path: str) -> bool:
+        found: list[list[str]] = []
+        self._check(path, lambda: found.append(self._disk.names(path)))
+        return bool(found)
+
     def _mended(self, path: str, what: str, advice: str, mend: Callable[[], object] | None) -> None:
         """Adds a finding; a repair that is more than that gives a sentence about it."""
         repaired, note = False, ""
@@ -385,7 +407,7 @@ class _Examination:
                 said = mend()
                 repaired = True
                 note = said if isinstance(said, str) else ""
-            except HeadwaterError as error:
+            except (HeadwaterError, FileNotFoundError) as error:
                 advice = f"{advice} The repair failed: {error}"
         self._add(path, what, advice=advice, repaired=repaired, note=note)
 

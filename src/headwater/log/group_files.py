@@ -114,10 +114,16 @@ class GroupFiles:
                     group.set_committed(place, _committed_by(decision.transaction, part, before, now_us))
                     self._disk.reach("group: offset published")
 
-    def sync(self) -> None:
-        """Returns when every offset that transactions have committed is on disk."""
-        for name in self.names():
-            self.group(name, create=False).sync()
+    def sync(self, decisions: Iterable[Decision]) -> None:
+        """Returns when the offsets that these transactions have committed are on disk; what is gone or damaged keeps nobody else back."""
+        places = {(part.group, part.topic, part.partition) for each in decisions for part in each.offsets}
+        for name, topic, number in sorted(places):
+            with suppress(FileNotFoundError, Damaged):
+                slot = open_slot(self._disk, slot_path(f"{self._folder}/{name}", (topic, number)), writable=True)
+                try:
+                    slot.sync()
+                finally:
+                    slot.close()
         self._disk.reach("group: offsets synced")
 
     def close(self) -> None:
@@ -344,32 +350,37 @@ def group_places(disk: Disk, folder: str) -> list[Place]:
 
 
 def recover_groups(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> None:
-    """After an unclean stop: every member is dead, and what recorded transactions committed is put back where it was lost."""
+    """After an unclean stop: every member is dead, and what recorded transactions committed is put back where it was lost.
+
+    A group of which a file is damaged or gone says so when it is used; the others go on.
+    """
     for name in group_names(disk, f"{folder}/groups"):
         group = f"{folder}/groups/{name}"
         disk.remove(f"{group}/roster")
         disk.remove_folder(f"{group}/members")
         disk.make_folder(f"{group}/members")
-        slot = SlotFile(
-            disk,
-            f"{group}/generation",
-            magic=GENERATION_MAGIC,
-            format_max=FORMAT,
-            shapes=(GENERATION,),
-            writable=True,
-        )
-        slot.write_after_power_loss(0, max((int(found) for (found,) in slot.read_all(0)), default=0) + 1)
-        slot.close()
+        with suppress(Damaged):
+            slot = SlotFile(
+                disk,
+                f"{group}/generation",
+                magic=GENERATION_MAGIC,
+                format_max=FORMAT,
+                shapes=(GENERATION,),
+                writable=True,
+            )
+            slot.write_after_power_loss(0, max((int(found) for (found,) in slot.read_all(0)), default=0) + 1)
+            slot.close()
         offsets = {
             (part.topic, part.partition): (transaction, part)
             for transaction, decision in decided.items()
             for part in decision.offsets
             if part.group == name
         }
-        for place in group_places(disk, group):
-            with suppress(Damaged):  # one that was cut: its group says so when it is used, the others go on
-                recover_slot(disk, slot_path(group, place), offsets.get(place))
-            disk.reach("group: recovered one")
+        with suppress(FileNotFoundError):
+            for place in group_places(disk, group):
+                with suppress(Damaged):
+                    recover_slot(disk, slot_path(group, place), offsets.get(place))
+                disk.reach("group: recovered one")
 
 
 def lose_offset(disk: Disk, path: str, offset: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from headwater.log.catalog import read_text, topic_from_json
@@ -41,7 +41,9 @@ class Handles:
         settle: Callable[[], None],
         rolled: Callable[[], None],
         mend: Callable[[Partition], None],
+        closed: Mapping[tuple[str, int], str],
     ) -> None:
+        """`closed` are the partitions that could not be recovered, each with the reason."""
         self.disk = disk
         self.folder = folder
         self._clock = clock
@@ -50,6 +52,7 @@ class Handles:
         self._settle = settle
         self._rolled = rolled
         self._mend = mend
+        self._closed = closed
         self._mutex = threading.RLock()
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], Partition] = {}
@@ -146,23 +149,12 @@ class Handles:
             self._used.add((name, number))
         return partition
 
-    def all_partitions(self) -> list[Partition]:
-        """Every partition of every topic, opened; of one that is being deleted, or whose deleter died, there is none."""
-        found: list[Partition] = []
-        for name in self.names():
-            with suppress(TopicNotFound):
-                found += self.partitions(name)
-        return found
-
     def signal(self, name: str) -> None:
         """Wakes the readers of a topic; they would find the events without it, only later."""
-        signal = self._signals.get(name)
-        if signal is None:
-            try:
+        with suppress(StorageError, FileNotFoundError):
+            signal = self._signals.get(name)
+            if signal is None:
                 signal = self._signals[name] = self.disk.open(f"{self.folder}/topics/{name}/signal", "write")
-            except FileNotFoundError:
-                return
-        with suppress(StorageError):
             signal.write_at(0, [b"!"])
 
     def fence(self, producer: bytes) -> Fence | None:
@@ -203,6 +195,12 @@ class Handles:
                 raise _deleted(name) from None
 
     def _open(self, topic: Topic, number: int) -> Partition:
+        if (topic.name, number) in self._closed:
+            raise Damaged(
+                f"Partition {number} of topic {topic.name!r} could not be recovered after the machine stopped: "
+                f"{self._closed[topic.name, number]}",
+                advice="Nothing acknowledged is lost by that. Mend the cause, then open the log again or run `headwater doctor --repair`.",
+            )
         try:
             return self._open_files(topic, number)
         except FileNotFoundError:

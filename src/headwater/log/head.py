@@ -19,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import msgspec
 
@@ -201,6 +202,19 @@ def mark_deleted(disk: Disk, folder: str) -> None:
         head.close()
     finally:
         lock.close()
+
+
+def sync_head(disk: Disk, folder: str) -> None:
+    """Returns when a partition's head is on disk, without opening the partition.
+
+    One that is gone or damaged says nothing after a power loss either: what was decided is then told by the frames.
+    """
+    with suppress(Damaged, FileNotFoundError):
+        head = Head(disk, f"{folder}/head")
+        try:
+            head.sync()
+        finally:
+            head.close()
 
 
 def is_marked_deleted(disk: Disk, folder: str) -> bool:

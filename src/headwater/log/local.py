@@ -47,7 +47,14 @@ from headwater.log.payloads import payloads_of
 from headwater.log.queue_read_only import ReadOnlyStates
 from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, QueueStates, local_queues
-from headwater.log.recovery import last_boot_id, read_incarnations, recover_log
+from headwater.log.recovery import (
+    Unrecovered,
+    last_boot_id,
+    read_incarnations,
+    read_unrecovered,
+    recover_closed,
+    recover_log,
+)
 from headwater.log.side_by_side import SideBySide
 from headwater.log.split import split_topic
 from headwater.log.stage_files import LocalStages, StageFiles
@@ -355,6 +362,7 @@ class LocalStore(LocalStages, LocalCopies):
             settle=self._settle,
             rolled=self._rolled,
             mend=self._mend,
+            closed={place: entry.why for place, entry in self._unrecovered().items()},
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
         self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
@@ -390,6 +398,13 @@ class LocalStore(LocalStages, LocalCopies):
             )
         with self._catalog():
             self._counters += recover_log(self._disk, self.folder, clock=self._clock)
+
+    def _unrecovered(self) -> Mapping[tuple[str, int], Unrecovered]:
+        """The partitions that could not be recovered; each process that may write tries once more."""
+        if not self._writable or not self._disk.exists(f"{self.folder}/unrecovered"):
+            return read_unrecovered(self._disk, self.folder)
+        with self._catalog():
+            return recover_closed(self._disk, self.folder)
 
     def _create_log(self) -> None:
         missing, above = [], self.folder

@@ -180,14 +180,15 @@ class MemoryStore(MemoryStages):
             self._check_not_fenced(write)
             self._check_placed(write)
             self._check_place(write)
-            partition.sequences[write.stamp.producer] = (write.stamp.sequence_last, end)
+            chunks, base, appended = [], partition.end, partition.appended
             for first, last in write.runs():
                 stop = int(offsets[last]) if last < write.count else end
-                appended = max(int(write.appended[first]) if write.count else 0, partition.appended)
+                appended = max(int(write.appended[first]) if write.count else 0, appended)
                 rows, at = write.rows(first, last - first), offsets[first:last]
-                chunk = Chunk(write.topic, write.partition, partition.end, rows, appended, at, stop)
-                partition.add(chunk)
-                partition.end = stop
+                chunks.append(Chunk(write.topic, write.partition, base, rows, appended, at, stop))
+                base = stop
+            stamp = write.stamp
+            partition.add(chunks, end=base, producer=stamp.producer, last=stamp.sequence_last)
             while partition.chunks and not any(chunk.batch.num_rows for chunk in partition.chunks):
                 self._give_up_oldest(partition)
             self._changed.notify_all()
@@ -357,14 +358,13 @@ class MemoryStore(MemoryStages):
             size = write.rows().nbytes
             self._free_acked(self.topic(write.topic.name), write.partition)
             self._admit(self.topic(write.topic.name), partition, size=size, events=count)
-        if stamp.producer != NO_PRODUCER:
-            partition.sequences[stamp.producer] = (stamp.sequence_last, partition.end + count)
-        start, now = partition.end, self._clock()
+        start, now, appended = partition.end, self._clock(), partition.appended
+        chunks = []
         for first, end in write.runs():
-            appended = max(now if write.appended is None else int(write.appended[first]), partition.appended)
-            chunk = Chunk(write.topic, write.partition, start + first, write.rows(first, end - first), appended)
-            partition.add(chunk)
-        partition.end += count
+            appended = max(now if write.appended is None else int(write.appended[first]), appended)
+            rows = write.rows(first, end - first)
+            chunks.append(Chunk(write.topic, write.partition, start + first, rows, appended))
+        partition.add(chunks, end=start + count, producer=stamp.producer, last=stamp.sequence_last)
         self._expire(self.topic(write.topic.name), partition)
         return range(start, partition.end)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from headwater.log.frame import NO_TIME
+from headwater.log.frame import NO_PRODUCER, NO_TIME
 from headwater.log.heartbeats import Heartbeat
 from headwater.log.lateness import reached_after
 from headwater.log.store import Chunk
@@ -24,13 +26,22 @@ class MemoryPartition:
         self.tombstones: dict[int, int] = {}
         self.sequences: dict[bytes, tuple[int, int]] = {}
 
-    def add(self, chunk: Chunk) -> None:
-        """Puts a chunk behind the others."""
-        self.chunks.append(msgspec.structs.replace(chunk, running=self.running))
-        self.bytes += chunk.batch.nbytes
-        assert chunk.appended is not None
-        self.appended = chunk.appended
-        self.running = reached_after(chunk, self.running)
+    def add(self, chunks: Sequence[Chunk], *, end: int, producer: bytes = NO_PRODUCER, last: int = -1) -> None:
+        """Puts chunks of one producer, up to its sequence `last`, behind the others.
+
+        Everything is made ready first; the lines that change it hold no call, so Ctrl-C cannot fall between two of them.
+        """
+        fresh, running, size = [], self.running, self.bytes
+        for chunk in chunks:
+            fresh.append(msgspec.structs.replace(chunk, running=running))
+            size += chunk.batch.nbytes
+            running = reached_after(chunk, running)
+        appended = chunks[-1].appended if chunks else self.appended
+        assert appended is not None
+        self.chunks += fresh
+        self.bytes, self.appended, self.running, self.end = size, appended, running, end
+        if producer != NO_PRODUCER:
+            self.sequences[producer] = (last, end)
 
     def split_off(self) -> MemoryPartition:
         """A new partition that goes on where this one stands, for some of its keys."""

@@ -28,6 +28,7 @@ from headwater.log.disk import Disk, File, wait_until_free
 from headwater.log.frame import NO_PRODUCER, Payload, Stamp
 from headwater.log.head import Appended, Head, Mark
 from headwater.log.index import Index
+from headwater.log.partition_files import remove_begun
 from headwater.log.sealed import sealed_name
 from headwater.log.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
 from headwater.log.sequences import Sequences
@@ -162,7 +163,9 @@ class Partition:
             self.check_generation(generation)
             after = self.stage(payloads)
             self._disk.reach("append: written")
+            self._sequences.doubt()
             self._head.publish_written(after)
+            self._sequences.remember(payloads, after)
             self._disk.reach("append: published")
             offsets = range(after.end - sum(payload.count for payload in payloads), after.end)
             return Appended(offsets, after.heals)
@@ -227,8 +230,6 @@ class Partition:
         file.write_at(mark.position, buffers)
         self._counters["frames"] += len(payloads)
         self._counters["bytes"] += total
-        if not transaction:
-            self._sequences.remember(payloads, mark, after)
         return after
 
     def sync(self, appended: Appended) -> None:
@@ -243,6 +244,8 @@ class Partition:
             if not self._is_durable(appended):
                 self._check_not_healed(self._head.written(), appended)
                 self.sync_written()
+                if not self._is_durable(appended):
+                    raise self._never_written(appended)
 
     def sync_written(self) -> None:
         """fdatasync, and publishes as durable what was written before it; the caller holds the sync lock."""
@@ -303,7 +306,8 @@ class Partition:
         """After a failed fsync: goes back to what is certainly on disk, and takes events again.
 
         Events behind `durable` were never acknowledged and never seen by readers. With `durability="os"` readers have
-        seen them, so there they stay.
+        seen them, so there they stay. Segments that were begun behind that go, or what is in them would be served once others
+        have those offsets.
         """
         with self._append_mutex:
             try:
@@ -316,6 +320,10 @@ class Partition:
                     file = self._active.cut(mark.base, mark.position)
                     self._write_again(file, mark)
                     file.sync()
+                    self._disk.reach("heal: cut")
+                    remove_begun(self._disk, self.folder, mark.base)
+                    self._disk.sync_folder(self.folder)
+                    self._disk.reach("heal: begun segments removed")
                     self._head.publish_written(mark)
                     self._head.set_poisoned(poisoned=False)
             finally:
@@ -459,6 +467,13 @@ class Partition:
         """After a failed sync and its mending the same offsets may belong to other events."""
         if mark.heals != appended.heals:
             raise self._poisoned()
+
+    def _never_written(self, appended: Appended) -> AssertionError:
+        """Our own mistake, under `python -O` too: nobody may get a receipt for what is not there."""
+        end = self._head.durable().end
+        return AssertionError(
+            f"Events up to {appended.offsets.stop} of {self.where()} count as stored; it ends at {end}."
+        )
 
     def _check_not_poisoned(self) -> None:
         if self._head.is_poisoned():

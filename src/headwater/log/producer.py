@@ -211,9 +211,17 @@ class Producer:
                 self._close_batch(topic)
             if batch is None or foreign:
                 batch = self._begin(topic)
+            if sequence is not None or batch.sequences is not None:
+                self._check_number(batch, sequence)
             index = len(batch.events)
-            if headers is not None or sequence is not None or batch.sequences:
-                self._mark(batch, headers, sequence)
+            # No call in these lines, so Ctrl-C cannot part an event from what belongs to it.
+            if headers is not None:
+                batch.headers[index >> 1] = headers
+            if sequence is not None:
+                if batch.sequences is None:
+                    batch.sequences = [sequence]
+                else:
+                    batch.sequences += (sequence,)
             batch.events += (key, value)
             is_full = index >= batch.last
             if is_full:
@@ -253,19 +261,15 @@ class Producer:
         return batch
 
     def _close_batch(self, topic: str) -> None:
-        """A batch takes no more events and is the next to be written."""
-        batch = self._open.pop(topic)
-        batch.close()
-        self._full.append(batch)
+        """A batch takes no more events and is the next to be written.
 
-    def _mark(self, batch: Batch, headers: Mapping[str, bytes] | None, sequence: int | None) -> None:
-        """What few events have: headers, and a number of their own."""
-        if sequence is not None or batch.sequences is not None:
-            self._number(batch, sequence)
-        if headers is not None:
-            batch.headers[len(batch.events) >> 1] = headers
+        It goes over in one call into C, which Ctrl-C cannot divide: a batch that is nowhere would never be written.
+        """
+        self._open[topic].close()
+        self._full.extend(map(self._open.pop, (topic,)))
 
-    def _number(self, batch: Batch, sequence: int | None) -> None:
+    def _check_number(self, batch: Batch, sequence: int | None) -> None:
+        """Refuses a number that does not come after those before it."""
         if self._id is None or sequence is None or (batch.sequences is None and batch.events):
             raise InvalidInput(
                 "`sequence` needs a producer with an id, and goes with every event or with none.",
@@ -273,14 +277,11 @@ class Producer:
             )
         if type(sequence) is not int or not 0 <= sequence <= SEQUENCE_MAX:
             raise InvalidInput(f"{sequence!r} is no sequence number.", advice=f"Use 0 to {SEQUENCE_MAX}.")
-        if batch.sequences is None:
-            batch.sequences = []
         if batch.sequences and sequence <= batch.sequences[-1]:
             raise SequenceGap(
                 f"Sequence {sequence} came after {batch.sequences[-1]} from producer {self._id!r}.",
                 advice="Number the events of a producer upwards.",
             )
-        batch.sequences.append(sequence)
 
     # Writing
 

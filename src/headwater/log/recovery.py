@@ -9,26 +9,43 @@ lies below it was given up, whether its files are gone or not.
 
 All partitions are recovered before the log is opened, so that no reader sees half of a transaction. The incarnation rises,
 and `incarnations` keeps the end of each partition at that moment: a position from before that lies behind it is lost.
+
+A partition that cannot be recovered keeps nobody from the others:
+- one of which something is gone (its segment is missing, damaged, or shorter than its durable end) is damaged. Its head says how far it
+  went, so that nobody writes behind what is missing; what is whole is read;
+- one whose files cannot be reached (no rights, a bad sector) is closed: `unrecovered` (text) names it, why, and the transactions that were
+  known to be committed. Nobody opens it until it is recovered, which each opening of the log and `headwater doctor --repair` try;
+- what no topic knows, because a split died before it happened, is no partition.
+
+Room, descriptors and memory are lacked by the whole machine: without them the log is not opened, and recovered later.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from headwater.log.catalog import read_text, write_text
-from headwater.log.commit import CommitLog
+import msgspec
+
+from headwater.log.active import lost
+from headwater.log.catalog import read_text, topic_from_json, write_text
+from headwater.log.commit import CommitLog, Decision
 from headwater.log.disk import Disk
 from headwater.log.frame import CONTINUES, Frame
 from headwater.log.group_files import recover_groups
 from headwater.log.head import Head, Mark, create_head, is_marked_deleted
+from headwater.log.partition_files import bases_of, remove_begun
 from headwater.log.segment import Segment, segment_name
 from headwater.log.stage_files import recover_stages
 from headwater.model.clock import Clock
-from headwater.model.errors import Damaged
+from headwater.model.errors import Damaged, DiskFull, FormatTooNew, NoAccess, StorageError
 
 INCARNATIONS_MAX = 100
+
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 Decided = Callable[[int], bool]
 """Whether a transaction is known to be committed."""
@@ -60,7 +77,8 @@ def recover_log(disk: Disk, folder: str, *, clock: Clock) -> Counter[str]:
     try:
         with commits.locked():
             floor, found = commits.decided()
-            ends = _recover_partitions(disk, folder, floor=floor, found=found, counters=counters)
+            ends, closed = _recover_partitions(disk, folder, floor=floor, found=found, counters=counters)
+            _write_unrecovered(disk, folder, closed)
             recover_groups(disk, folder, found)
             recover_stages(disk, folder, found)
             entries.append({"incarnation": incarnation, "at": clock(), "ends": ends})
@@ -79,6 +97,69 @@ def read_incarnations(disk: Disk, folder: str) -> list[dict[str, Any]]:
         return entries
     except FileNotFoundError:
         return []
+
+
+class Unrecovered(msgspec.Struct, frozen=True):
+    """A partition that is closed until it is recovered: why, and which transactions are known to be committed there, up to `floor`."""
+
+    topic: str
+    partition: int
+    why: str
+    floor: int
+    transactions: tuple[int, ...] = ()
+
+
+def read_unrecovered(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecovered]:
+    """The partitions that are closed, each with its reason."""
+    try:
+        entries = msgspec.convert(read_text(disk, f"{folder}/unrecovered", "unrecovered"), type=list[Unrecovered])
+    except FileNotFoundError:
+        return {}
+    return {(entry.topic, entry.partition): entry for entry in entries}
+
+
+def recover_closed(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecovered]:
+    """Recovers the partitions that are closed, as far as that is possible now; the caller holds the lock of the catalog.
+
+    Returns those that stay closed.
+    """
+    before = read_unrecovered(disk, folder)
+    closed = []
+    for entry in before.values():
+        path = f"{folder}/topics/{entry.topic}/{entry.partition}"
+        known = set(entry.transactions)
+        try:
+            if disk.exists(path):  # and its topic was not deleted
+                _recovered(
+                    disk,
+                    path,
+                    decided=known.__contains__,
+                    decided_or_old=lambda number: number in known or number <= entry.floor,  # noqa: B023
+                )
+        except StorageError as error:
+            closed.append(msgspec.structs.replace(entry, why=error.what))
+    if len(closed) < len(before):
+        _write_unrecovered(disk, folder, closed)
+    return {(entry.topic, entry.partition): entry for entry in closed}
+
+
+def check_recovered(closed: Mapping[tuple[str, int], Unrecovered]) -> None:
+    """For the doctor: `Damaged` where a partition is closed."""
+    for entry in closed.values():
+        raise Damaged(
+            f"{len(closed)} partitions could not be recovered after the machine stopped, and are closed; the first is partition "
+            f"{entry.partition} of topic {entry.topic!r}: {entry.why}",
+            advice="Mend the cause, then run `headwater doctor --repair`: nothing acknowledged is lost by it.",
+        )
+
+
+def _write_unrecovered(disk: Disk, folder: str, closed: Sequence[Unrecovered]) -> None:
+    path = f"{folder}/unrecovered"
+    if closed:
+        write_text(disk, path, "unrecovered", [msgspec.to_builtins(entry) for entry in closed])
+    elif disk.exists(path):
+        disk.remove(path)
+        disk.sync_folder(folder)
 
 
 def recover_partition(disk: Disk, folder: str, *, decided: Decided, decided_or_old: Decided) -> Mark:
@@ -100,20 +181,20 @@ def _recover_locked(disk: Disk, folder: str, decided: Decided, decided_or_old: D
         # Its segment was sealed since: everything up to the next one was closed, and is on disk.
         mark = _start_of(disk, folder, min(base for base in bases if base > mark.base))
     start = mark or _first_mark(disk, folder, bases)
-    end = _last_whole_frame(disk, folder, start, decided if mark else decided_or_old)
+    try:
+        end = _last_whole_frame(disk, folder, start, decided if mark else decided_or_old)
+        _check_not_shorter(disk, folder, end)
+    except (Damaged, FileNotFoundError) as error:
+        _set_head(disk, folder, start)  # so nobody writes where something is missing
+        if isinstance(error, Damaged):
+            raise
+        raise lost(f"{folder}/{segment_name(start.base)}", "it is missing") from None
     while end.end in bases and end.end > end.base:
         following = _next_mark(disk, folder, end)
         if following is None:
             break
         end = _last_whole_frame(disk, folder, following, decided if mark else decided_or_old)
-    for base in bases:
-        if base > end.base:
-            disk.remove(f"{folder}/{segment_name(base)}")
-    for name in disk.names(folder):
-        if (
-            name.endswith(".arrow") and int(name.removesuffix(".arrow")) >= end.base
-        ):  # begun, and not published (see `gaps`)
-            disk.remove(f"{folder}/{name}")
+    remove_begun(disk, folder, end.base)
     _cut(disk, folder, end)
     disk.sync_folder(folder)
     _set_head(disk, folder, end)
@@ -122,36 +203,81 @@ def _recover_locked(disk: Disk, folder: str, decided: Decided, decided_or_old: D
 
 def segment_bases(disk: Disk, folder: str) -> list[int]:
     """The base offsets of the segments of frames in a folder, in order."""
-    return sorted(int(name.removesuffix(".frames")) for name in disk.names(folder) if name.endswith(".frames"))
+    return sorted(bases_of(disk, folder, ".frames"))
 
 
 def _recover_partitions(
-    disk: Disk, folder: str, *, floor: int, found: Mapping[int, object], counters: Counter[str]
-) -> dict[str, int]:
+    disk: Disk, folder: str, *, floor: int, found: Mapping[int, Decision], counters: Counter[str]
+) -> tuple[dict[str, int], list[Unrecovered]]:
     """Every partition, found by its folder: a damaged topic file must not keep its neighbours from recovery."""
-    ends = {}
+    ends, closed = {}, []
+    known = read_unrecovered(disk, folder)
     for name in sorted(disk.names(f"{folder}/topics")):
-        if name.startswith("."):
-            disk.remove_folder(f"{folder}/topics/{name}")
-            continue
-        numbers = sorted(filter(str.isdigit, disk.names(f"{folder}/topics/{name}")), key=int)
-        if any(is_marked_deleted(disk, f"{folder}/topics/{name}/{number}") for number in numbers):
-            disk.remove_folder(f"{folder}/topics/{name}")
-            continue
-        for number in numbers:
+        for number in _numbers(disk, f"{folder}/topics/{name}"):
+            before = known.get((name, number), Unrecovered(name, number, "", floor))
+            kept = set(before.transactions)
             try:
-                mark = recover_partition(
+                mark = _recovered(
                     disk,
                     f"{folder}/topics/{name}/{number}",
-                    decided=found.__contains__,
-                    decided_or_old=lambda transaction: transaction in found or transaction <= floor,
+                    decided=lambda each: each in found or each in kept,  # noqa: B023
+                    decided_or_old=lambda each: each in found or each in kept or each <= before.floor,  # noqa: B023
                 )
-            except Damaged:
+            except StorageError as error:
+                if _is_of_machine(error):
+                    raise
+                kept.update(each for each, decision in found.items() if _has_part(decision, name, number))
+                closed.append(msgspec.structs.replace(before, why=error.what, transactions=tuple(sorted(kept))))
+                mark = None
+            if mark is None:
                 counters["damaged_partitions"] += 1
                 continue
             ends[f"{name}/{number}"] = mark.end
             disk.reach("recovery: partition done")
-    return ends
+    return ends, closed
+
+
+def _numbers(disk: Disk, folder: str) -> list[int]:
+    """The partitions of a topic by its folder; none of one whose deletion was begun, which goes, nor of what is no topic."""
+    try:
+        numbers = sorted(int(name) for name in disk.names(folder) if name.isdigit())
+    except NoAccess:
+        return []
+    if folder.rpartition("/")[2].startswith(".") or any(_is_deleted(disk, f"{folder}/{each}") for each in numbers):
+        with suppress(StorageError):
+            disk.remove_folder(folder)
+        return []
+    with suppress(StorageError, FileNotFoundError):
+        partitions = topic_from_json(read_text(disk, f"{folder}/topic", "topic")).partitions
+        return [number for number in range(partitions) if number in numbers]
+    return numbers
+
+
+def _is_deleted(disk: Disk, folder: str) -> bool:
+    try:
+        return is_marked_deleted(disk, folder)
+    except StorageError as error:
+        if _is_of_machine(error):
+            raise
+        return False  # it cannot be recovered either, and is named there
+
+
+def _has_part(decision: Decision, topic: str, partition: int) -> bool:
+    return any((part.topic, part.partition) == (topic, partition) for part in decision.parts)
+
+
+def _recovered(disk: Disk, folder: str, *, decided: Decided, decided_or_old: Decided) -> Mark | None:
+    """The end of a partition; None where something of it is gone."""
+    try:
+        return recover_partition(disk, folder, decided=decided, decided_or_old=decided_or_old)
+    except (Damaged, FileNotFoundError):
+        return None
+
+
+def _is_of_machine(error: StorageError) -> bool:
+    """Whether all partitions would fail in the same way, or this Headwater is too old for the log."""
+    cause = error.__cause__
+    return isinstance(error, (DiskFull, FormatTooNew)) or (isinstance(cause, OSError) and cause.errno in _LACKING)
 
 
 def _durable_mark(disk: Disk, folder: str) -> Mark | None:
@@ -213,7 +339,7 @@ def _set_head(disk: Disk, folder: str, mark: Mark) -> None:
 
 def _lowest_base(disk: Disk, folder: str) -> int:
     """Where the first segment begins, of either kind: the first offset, where the head cannot say it."""
-    return min(int(name.partition(".")[0]) for name in disk.names(folder) if name.endswith((".frames", ".arrow")))
+    return min([*bases_of(disk, folder, ".frames"), *bases_of(disk, folder, ".arrow")], default=0)
 
 
 def _last_whole_frame(disk: Disk, folder: str, start: Mark, decided: Decided) -> Mark:
@@ -236,6 +362,16 @@ def _last_whole_frame(disk: Disk, folder: str, start: Mark, decided: Decided) ->
 
 def _follows(frame: Frame, end: Mark) -> bool:
     return frame.base_offset == end.end and frame.chain == end.chain
+
+
+def _check_not_shorter(disk: Disk, folder: str, end: Mark) -> None:
+    path = f"{folder}/{segment_name(end.base)}"
+    file = disk.open(path)
+    try:
+        if file.size() < end.position:
+            raise lost(path, f"it has {file.size()} bytes, and its events took {end.position}")
+    finally:
+        file.close()
 
 
 def _cut(disk: Disk, folder: str, end: Mark) -> None:

@@ -26,6 +26,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -34,10 +35,10 @@ from headwater.log.catalog import topic_to_json, write_text
 from headwater.log.disk import Disk
 from headwater.log.gate import Held, hold
 from headwater.log.handles import Handles
-from headwater.log.head import Head, Mark
+from headwater.log.head import Mark
 from headwater.log.partition_files import create_partition
 from headwater.log.placement import place
-from headwater.log.segment import ProducerSequence, SegmentHeader
+from headwater.log.segment import ProducerSequence, Segment, SegmentHeader, segment_name
 from headwater.log.store import Store, Write
 from headwater.log.topic import Split, Topic, check_topic
 from headwater.model.errors import Damaged, Diverged, InvalidInput, StorageError
@@ -157,15 +158,24 @@ def _make_partitions(handles: Handles, topic: Topic, partitions: int, fences: Se
 
 
 def _check_empty(disk: Disk, folder: str) -> None:
-    """What a dead split has left holds nothing; whatever holds events is no leftover."""
-    if not disk.exists(f"{folder}/head"):
-        return
-    head = Head(disk, f"{folder}/head", writable=False)
+    """What a dead split has left holds nothing, and may be torn by a power loss; whatever holds an event is no leftover."""
+    with suppress(FileNotFoundError):
+        for name in disk.names(folder):
+            if name.endswith(".arrow") or (name.endswith(".frames") and _has_frames(disk, folder, name)):
+                raise Damaged(
+                    f"{folder} holds events, and its topic's file does not know of that partition.",
+                    advice="The topic's file is older than the partition: restore it from a backup made after the split.",
+                )
+
+
+def _has_frames(disk: Disk, folder: str, name: str) -> bool:
+    if name != segment_name(0):
+        return True
     try:
-        if head.written().end:
-            raise Damaged(
-                f"{folder} holds {head.written().end} events, and its topic's file does not know of that partition.",
-                advice="The topic's file is older than the partition: restore it from a backup made after the split.",
-            )
+        segment = Segment(disk, folder, 0)
+    except Damaged:
+        return False
+    try:
+        return segment.frame_at(segment.start) is not None
     finally:
-        head.close()
+        segment.close()

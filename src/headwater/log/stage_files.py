@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 
@@ -148,14 +148,20 @@ class StageFiles:
             _write_marker(self._disk, path, _Stored(decision.transaction, decision.stage.marker, places))
             self._disk.reach("stage: marker published")
 
-    def sync(self) -> None:
-        """Returns when every marker that transactions have committed is on disk."""
-        for name in self.names():
-            file = self._disk.open(f"{self._folder}/{name}/marker", "write")
-            try:
-                file.sync()
-            finally:
-                file.close()
+    def sync(self, decisions: Iterable[Decision]) -> None:
+        """Returns when the markers that these transactions have committed are on disk; the caller holds `commit.lock`.
+
+        They are written again first, since a sync that failed before has left their pages clean. A file that is gone keeps
+        nobody else from going on; its stage says so when it is next used.
+        """
+        for name in sorted({each.stage.stage for each in decisions if each.stage is not None}):
+            with suppress(FileNotFoundError):
+                file = self._disk.open(f"{self._folder}/{name}/marker", "write")
+                try:
+                    file.write_at(0, [file.read_at(0, file.size())])
+                    file.sync()
+                finally:
+                    file.close()
         self._disk.reach("stage: markers synced")
 
     def close(self) -> None:
@@ -245,7 +251,10 @@ def stage_names(disk: Disk, folder: str) -> list[str]:
 
 
 def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> None:
-    """After an unclean stop: every holder is fenced, and the markers of recorded transactions are put back."""
+    """After an unclean stop: every holder is fenced, and the markers of recorded transactions are put back.
+
+    A stage whose number is damaged says so when it is used; the others go on.
+    """
     newest: dict[str, _Stored] = {}
     for transaction, decision in decided.items():
         if decision.stage is not None:
@@ -253,10 +262,8 @@ def recover_stages(disk: Disk, folder: str, decided: Mapping[int, Decision]) -> 
             newest[decision.stage.stage] = _Stored(transaction, decision.stage.marker, places)
     for name in stage_names(disk, f"{folder}/stages"):
         stage = f"{folder}/stages/{name}"
-        number = _open_number(disk, stage, writable=True)
-        number.write_after_power_loss(0, max((int(found) for (found,) in number.read_all(0)), default=0) + 1)
-        number.sync()
-        number.close()
+        with suppress(Damaged):
+            _mend_number(disk, stage)
         if name in newest:
             found = newest[name]
             with suppress(Damaged, FileNotFoundError):

@@ -4,11 +4,16 @@
 they are synced side by side: a disk that is asked to flush for one file does so for the others in the same go.
 The locks of the groups whose offsets it commits are taken when everything else is done, so they are held for one sync only.
 The lock of a stage whose marker it commits is held by the caller.
+
+The file of commit records begins again, once it is long, before a transaction and never after its decision: what keeps it from doing so (a
+full disk, say) keeps no transaction from happening, and is tried again later. Only the files that its records speak of are synced for
+that, one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
@@ -16,12 +21,13 @@ from headwater.log.frame import Payload
 from headwater.log.gate import Held, hold, leave
 from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
+from headwater.log.head import sync_head
 from headwater.log.partition import Partition
 from headwater.log.side_by_side import SideBySide
 from headwater.log.stage_files import StageFiles
 from headwater.log.store import Bounds
 from headwater.model.clock import Clock
-from headwater.model.errors import StorageError, TopicNotFound
+from headwater.model.errors import Damaged, StorageError, TopicNotFound
 
 _SNAPSHOTS_MAX = 10_000
 
@@ -47,6 +53,7 @@ class Transactions:
         self._disk = handles.disk
         self._clock = clock
         self._threads = threads
+        self._tried_bytes = 0
 
     def append(
         self,
@@ -63,6 +70,7 @@ class Transactions:
             partition = self._handles.usable_partition(name, number)
             check_same_topic(partition, topic_id)
             partitions.append(partition)
+        self._begin_again_if_long()
         transaction = self._commits.next_transaction(self._clock())
         held: Held = []
         try:
@@ -82,17 +90,13 @@ class Transactions:
             for name in sorted({part.group for part in offsets}):
                 hold(held, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
-            self._commits.commit(
-                Decision(transaction, parts, offsets, stage),
-                publish=self._publish,
-                poison=lambda: _poison(partitions),
-            )
+            decision = Decision(transaction, parts, offsets, stage)
+            self._commits.commit(decision, publish=self._publish, poison=self._poison)
         finally:
             try:
                 leave(held)
             finally:
                 held.clear()
-        self._begin_again_if_long()
         return {(part.topic, part.partition): part.start for part in parts}
 
     def bounds(self, partitions: Sequence[Partition]) -> dict[tuple[str, int], Bounds]:
@@ -116,21 +120,16 @@ class Transactions:
 
     def settle(self) -> None:
         """Finishes or forgets what a dead process left pending."""
-        self._commits.settle(publish=self._publish)
+        self._commits.settle(publish=self._publish, poison=self._poison)
 
     def replace_failed_commits(self) -> None:
         """A commit record's sync failed: nobody can append to its partitions until this has succeeded.
 
         The caller holds the lock of the catalog.
         """
-        if not self._commits.state().failed:
-            return
-        for partition in self._handles.all_partitions():
-            partition.sync_head()
-        self._groups.sync()
-        self._stages.sync()
         with self._commits.locked():
-            self._commits.begin_again(floor=self._commits.state().transaction)
+            if self._commits.state().failed:
+                self._begin_again()
 
     def _sync(self, segments: Sequence[tuple[Partition, int]]) -> None:
         """Returns when these segments are on disk, and no thread is at work on them any more."""
@@ -153,21 +152,34 @@ class Transactions:
                 partition.publish(part.mark)
                 self._disk.reach("commit: published one")
 
+    def _poison(self, decision: Decision) -> None:
+        """One whose head is damaged takes no events anyway."""
+        for part in decision.parts:
+            with suppress(TopicNotFound, Damaged):
+                partition = self._handles.partition(part.topic, part.partition)
+                if partition.topic.id == part.topic_id:
+                    partition.poison()
+
     def _begin_again_if_long(self) -> None:
-        if not self._commits.is_long():
+        """Raises nothing but what settling a dead transaction does: the caller's own has not begun."""
+        if not self._commits.is_long(tried_bytes=self._tried_bytes):
             return
         with self._commits.locked():
             self.settle()
-            for partition in self._handles.all_partitions():
-                partition.sync_head()
-            self._groups.sync()
-            self._stages.sync()
-            self._commits.begin_again(floor=self._commits.state().transaction)
+            try:
+                self._begin_again()
+                self._tried_bytes = 0
+            except (StorageError, FileNotFoundError):
+                self._tried_bytes = self._commits.state().end
 
-
-def _poison(partitions: Sequence[Partition]) -> None:
-    for partition in partitions:
-        partition.poison()
+    def _begin_again(self) -> None:
+        """Puts on disk what the recorded transactions have published, and begins with no records; the caller holds the lock of `state`."""
+        decisions = list(self._commits.decided()[1].values())
+        for topic, number in sorted({(part.topic, part.partition) for each in decisions for part in each.parts}):
+            sync_head(self._disk, f"{self._handles.folder}/topics/{topic}/{number}")
+        self._groups.sync(decisions)
+        self._stages.sync(decisions)
+        self._commits.begin_again(floor=self._commits.state().transaction)
 
 
 def check_same_topic(partition: Partition, topic_id: str) -> None:

@@ -203,7 +203,11 @@ class SimDisk:
         for fault in self._faults:
             if fault.strikes(operation, path, self.random):
                 error = OSError(fault.error, os.strerror(fault.error), path)
-                return error if isinstance(error, FileNotFoundError) else storage_error(error, path)
+                if isinstance(error, FileNotFoundError):
+                    return error
+                refusal = storage_error(error, path)
+                refusal.__cause__ = error
+                return refusal
         return None
 
     def reach(self, process: SimProcess, point: str) -> None:

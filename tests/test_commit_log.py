@@ -1,0 +1,170 @@
+"""The commit log: a transaction that is recorded has happened, whatever goes wrong afterwards; one that is refused has not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.log import commit
+from headwater.log.log import Log
+from headwater.model.errors import Poisoned, StorageError
+from headwater.model.marker import Marker
+from headwater.testing import Crashed, SimDisk
+
+TRANSACTIONS = 25
+TROUBLES: dict[str, Callable[[SimDisk], object]] = {
+    "no room for a new file": lambda disk: disk.fail("write", "*/commits.new", errno.ENOSPC, times=10_000),
+    "no descriptor for other partitions": lambda disk: disk.fail("open", "*/other/*", errno.EMFILE, times=10_000),
+    "no mapping of other heads": lambda disk: disk.fail("map", "*/other/*", errno.ENOMEM, times=10_000),
+    "another head cannot be synced": lambda disk: disk.fail("sync", "*/other/0/head", errno.EIO, times=10_000),
+    "a head cannot be synced": lambda disk: disk.fail("sync", "*/a/*/head", errno.EIO, times=10_000),
+    "another head is damaged": lambda disk: disk.flip(f"{disk.folder}/log/topics/other/0/head", 0),
+    "another head is gone": lambda disk: disk.process("stranger").remove(f"{disk.folder}/log/topics/other/1/head"),
+    "a marker is gone": lambda disk: disk.process("stranger").remove(f"{disk.folder}/log/stages/copy/marker"),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of commit records begins again after a few."""
+    monkeypatch.setattr(commit, "COMMITS_BYTES_MAX", 400)
+
+
+def opened(disk: SimDisk, process: str = "writer", **more: bool) -> Log:
+    return hw.open_log(f"{disk.folder}/log", disk=disk.process(process), **more)
+
+
+def prepared(disk: SimDisk) -> Log:
+    log = opened(disk)
+    for name, partitions in (("a", 1), ("b", 1), ("other", 2)):
+        log.create_topic(name, partitions=partitions)
+    return log
+
+
+def transact(log: Log, number: int) -> None:
+    with log.transaction() as transaction:
+        transaction.append("a", [b"%d" % number])
+        transaction.append("b", [b"%d" % number])
+
+
+def stored(log: Log, topic: str) -> Counter[bytes]:
+    return Counter(log.read(topic).column("value").to_pylist())
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_transaction_that_is_stored_raises_nothing(trouble: str) -> None:
+    """Whatever keeps the file of commit records from beginning again: each is stored once, also after a power loss."""
+    disk = SimDisk(5)
+    log = prepared(disk)
+    log.stage("copy").commit(Marker(query="q", epoch=0, ends={"x": 1}), appends=[("a", [b"first"])])
+    TROUBLES[trouble](disk)
+    for number in range(TRANSACTIONS):
+        transact(log, number)
+    wanted = Counter(b"%d" % number for number in range(TRANSACTIONS))
+    assert stored(log, "b") == wanted
+    disk.heal()
+    disk.power_loss()
+    with opened(disk, "reader") as again:
+        assert stored(again, "b") == wanted
+        assert stored(again, "a") == wanted + Counter([b"first"])
+
+
+def test_records_go_once_nothing_keeps_them() -> None:
+    """After trouble the file of commit records is short again, and no transaction is lost by it."""
+    disk = SimDisk(6)
+    log = prepared(disk)
+    disk.fail("sync", "*/a/*/head", errno.EIO, times=1)
+    for number in range(10 * TRANSACTIONS):
+        transact(log, number)
+    _, records = commit.CommitLog(disk.process("looker"), f"{disk.folder}/log", writable=False).decided()
+    assert len(records) < TRANSACTIONS
+    disk.power_loss()
+    with opened(disk) as again:
+        assert stored(again, "a") == Counter(b"%d" % number for number in range(10 * TRANSACTIONS))
+
+
+def test_beginning_again_opens_no_partition_that_had_no_part(tmp_path: Path) -> None:
+    """A log with many partitions does not run out of descriptors because of a transaction over two of them."""
+    with hw.open_log(f"file://{tmp_path}/log") as log:
+        log.create_topic("many", partitions=60)
+        log.create_topic("a", partitions=1)
+        log.create_topic("b", partitions=1)
+        transact(log, 0)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(TRANSACTIONS):
+            transact(log, number)
+        assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+@pytest.mark.parametrize("what", ["marker", "signal"])
+def test_what_follows_the_record_raises_nothing(what: str) -> None:
+    """A process without descriptors at that moment: the batch is stored with its marker, once, and the next one finds it."""
+    disk = SimDisk(8)
+    log = prepared(disk)
+    log.stage("copy").commit(Marker(query="q", epoch=0, ends={"x": 1}), appends=[("b", [b"first"])])
+    disk.fail("open", f"*/{what}", errno.EMFILE, times=1, after=2 if what == "marker" else 0)
+    assert log.stage("copy").commit(Marker(query="q", epoch=1, ends={"x": 2}), appends=[("a", [b"second"])]).written
+    again = log.stage("copy").commit(Marker(query="q", epoch=1, ends={"x": 2}), appends=[("a", [b"second"])])
+    assert not again.written
+    assert stored(log, "a") == Counter([b"second"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("heir_dies", [False, True], ids=["full", "dies"])
+@pytest.mark.parametrize("point", ["replace: written", "replace: named", "commit: begun again"])
+def test_a_death_while_records_begin_again_splits_no_transaction(point: str, heir_dies: bool, seed: int) -> None:
+    """Another one goes on from there, without room for a new file or until it dies, too; then the power is lost."""
+    disk = SimDisk(seed)
+    log = prepared(disk)
+    disk.crash_at("writer", point)
+    wanted = set()
+    with suppress(Crashed):
+        for number in range(TRANSACTIONS):
+            transact(log, number)
+            wanted.add(b"%d" % number)
+        pytest.fail("nobody died")
+    heir = opened(disk, "heir")
+    if heir_dies:
+        disk.crash_at("heir", "commit: done")
+    else:
+        disk.fail("write", "*/commits.new", errno.ENOSPC, times=10_000)
+    with suppress(Crashed):
+        for number in range(100, 103):
+            transact(heir, number)
+            wanted.add(b"%d" % number)
+    disk.heal()
+    disk.power_loss()
+    with opened(disk, "judge") as judge:
+        assert stored(judge, "a") == stored(judge, "b")
+        assert wanted <= set(stored(judge, "a"))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_settled_record_that_cannot_be_synced_closes_its_partitions(seed: int) -> None:
+    """Nobody writes over a transaction's events as long as a power loss may bring its record back."""
+    disk = SimDisk(seed)
+    log = prepared(disk)
+    transact(log, 0)
+    disk.crash_at("writer", "commit: recorded")
+    with suppress(Crashed):
+        transact(log, 1)
+        pytest.fail("nobody died")
+    heir = opened(disk, "heir")
+    disk.fail("sync", "*/commits", errno.EIO)
+    with pytest.raises(StorageError):
+        heir.append("a", [b"x"])
+    with suppress(Poisoned):
+        heir.append("a", [b"over it"])
+    disk.power_loss()
+    with opened(disk, "judge") as log:
+        found = [stored(log, topic)[b"1"] for topic in ("a", "b")]
+        assert found in ([0, 0], [1, 1])
+        for topic in ("a", "b"):
+            log.append(topic, [b"after"])

@@ -1,0 +1,53 @@
+"""A restart: where a stage begins again is on disk before anything else is forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.log.stage import Stage
+from headwater.model.marker import Marker
+from headwater.processing.graph import StageNode
+from headwater.restarts import begin_again
+
+
+def test_where_a_stage_begins_is_on_disk_before_its_marker_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss in between would leave a stage that has written something, knows of no marker, and begins with the first event."""
+    starts = tmp_path / "state" / "starts" / "copy.json"
+    done: list[str] = []
+
+    def noted(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(handle: int) -> None:
+            done.append(os.readlink(f"/proc/self/fd/{handle}"))
+            sync(handle)
+
+        return call
+
+    forget = Stage.accept_new_checkpoint
+
+    def forgetting(stage: Stage) -> Marker | None:
+        done.append("forgotten")
+        return forget(stage)
+
+    with hw.open_log(f"file://{tmp_path}/log") as log:
+        log.create_topic("in", partitions=1)
+        log.create_topic("out", partitions=1)
+        log.append("in", [b"a", b"b"])
+        log.stage("app.copy").commit(Marker(query="q", epoch=0, ends={"in": {"0": 1}}), appends=[("out", [b"a"])])
+        monkeypatch.setattr(os, "fsync", noted(os.fsync))
+        monkeypatch.setattr(os, "fdatasync", noted(os.fdatasync))
+        monkeypatch.setattr(Stage, "accept_new_checkpoint", forgetting)
+        node = StageNode(name="copy", kind="stream", inputs=("in",), function=None, to="out")
+        begin_again(log, node, "app.copy", "latest", checkpoint=tmp_path / "checkpoint", starts=starts)
+        assert log.stage("app.copy").last is None
+    before = done[: done.index("forgotten")]
+    assert f"{starts}.new" in before
+    assert before.index(f"{starts}.new") < before.index(str(starts.parent), before.index(f"{starts}.new"))
+    assert json.loads(starts.read_text())["in"] == json.dumps({"in": {"0": 2}})
