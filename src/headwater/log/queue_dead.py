@@ -22,6 +22,7 @@ from headwater.log.queue_headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, I
 from headwater.log.queue_send import row_again
 from headwater.log.store import Write
 from headwater.log.topic import Topic
+from headwater.log.transaction import Transaction
 from headwater.model.errors import InvalidInput, TopicNotFound
 from headwater.model.event import Event
 
@@ -88,9 +89,8 @@ class DeadLetters:
         if not acks:
             self._log.append(target.name, rows)
             return
-        with self._log.transaction() as unit:
+        with Transaction(self._log, acks) as unit:
             unit.append(target.name, rows)
-            unit.add(acks)
 
     def browse(self, events_max: int) -> list[Event]:
         """Those that were not sent back."""

@@ -25,9 +25,10 @@ class Transaction:
     It is used once: after its commit, or after something was raised, it is over.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, writes: Iterable[Write] = ()) -> None:
+        """`writes` are among its appends, and placed already."""
         self._log = log
-        self._writes: list[Write] = []
+        self._writes: list[Write] = [*writes]
         self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
         self._consumers: list[Consumer] = []
         self._leases: list[Lease] = []
@@ -38,11 +39,6 @@ class Transaction:
         """Adds events to the transaction; nothing is written before it commits."""
         self._check_not_over()
         self._writes += self._log._writes(topic, rows)
-
-    def add(self, writes: Iterable[Write]) -> None:
-        """Adds what is placed already."""
-        self._check_not_over()
-        self._writes += writes
 
     def commit_offsets(self, consumer: Consumer) -> None:
         """Commits what the consumer has handed out so far together with the appends: both happen or neither.
