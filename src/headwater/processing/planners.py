@@ -62,7 +62,7 @@ class Planners:
             stderr=said,
             env=os.environ
             | {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")},  # as Spark has it in its workers
-            start_new_session=True,  # a Ctrl-C in the terminal is for the application, which stops its queries in order
+            process_group=0,  # a Ctrl-C in the terminal is for the application, which stops its queries in order
         )
         draft = self._folder / f"{PID}.new"
         draft.write_text(f"{self._process.pid}\n")
@@ -121,15 +121,24 @@ def serve(folder: Path) -> None:
 
 
 def _plan(request: Path) -> None:
-    """What a planner does; never returns."""
-    status = 1
+    """What a fork does; never returns. Where it has imported other modules than Spark wants, it becomes a new Python."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         environment = _read(request)
         if not _fits(environment):
-            os.execve(sys.executable, [sys.executable, "-m", PLANNING], environment)
+            os.execve(sys.executable, [sys.executable, "-m", "headwater.processing.planners"], environment)
         os.environ.clear()
         os.environ.update(environment)
+    except BaseException:  # noqa: BLE001 - a fork must never go on as the process it was forked from
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    _end_with(environment)
+
+
+def _end_with(environment: Mapping[str, str]) -> None:
+    """A planner from its first to its last moment; never returns."""
+    status = 1
+    try:
         status = _run(environment)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -184,4 +193,6 @@ def _read(request: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        _end_with(os.environ)
     serve(Path(sys.argv[1]))
