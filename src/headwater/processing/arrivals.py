@@ -24,8 +24,8 @@ from headwater.log.log import Log
 from headwater.log.store import Waiter
 from headwater.model.errors import HeadwaterError
 
-WAIT_S = 30.0
-LOOK_S = 5.0
+WAIT_S = 60.0
+LOOK_S = 10.0
 WAIT_UNSIGNALLED_S = 1.0
 LOOK_UNSIGNALLED_S = (0.01, 0.1)
 """The first pause between two looks where there are no signals, and the longest."""

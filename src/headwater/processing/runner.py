@@ -53,10 +53,10 @@ OVERTAKEN_MAX, OVERTAKEN_S = 4, 600.0
 """A stage that others opened so often within this time is not opened again."""
 
 LOOK_S = 0.2
-LOOK_IDLE_S = 0.5
+LOOK_IDLE_S = 1.0
 """So often Spark is asked where nothing was new the last time."""
 
-LOOK_ALL_S = 30.0
+LOOK_ALL_S = 60.0
 """So often a query is looked at of which Spark has told nothing."""
 
 LAG_S = 2.0
