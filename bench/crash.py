@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from headwater.testing.harness import Nursery, RoundReport, round_points, run_round
 from headwater.testing.history import Report, run_history
-from headwater.testing.points import crash_points
+from headwater.testing.points import crash_points, rare_points
 
 HISTORIES = 1_200
 HISTORIES_PER_PROCESS = 100
@@ -96,7 +96,7 @@ def simulate(first: int, count: int) -> tuple[int, list[str]]:
     points: Counter[str] = sum((report.points for report in reports), Counter())
     events, losses = sum(report.events for report in reports), sum(report.power_losses for report in reports)
     print(f"{events:,} events read in the end, {losses:,} power losses, {sum(points.values()):,} points reached")
-    return len(reports), failures + missing(points, crash_points())
+    return len(reports), failures + missing(points, [*crash_points(), *rare_points()])
 
 
 def kill(first: int, count: int) -> tuple[int, list[str]]:

@@ -118,7 +118,7 @@ def test_what_follows_the_record_raises_nothing(what: str) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("heir_dies", [False, True], ids=["full", "dies"])
-@pytest.mark.parametrize("point", ["replace: written", "replace: named", "commit: begun again"])
+@pytest.mark.parametrize("point", ["replace: written", "replace: named", "records: begun again"])
 def test_a_death_while_records_begin_again_splits_no_transaction(point: str, heir_dies: bool, seed: int) -> None:
     """Another one goes on from there, without room for a new file or until it dies, too; then the power is lost."""
     disk = SimDisk(seed)

@@ -20,8 +20,11 @@ from typing import Any
 
 import pytest
 
-from headwater.log.commit import CommitLog
+from headwater.log import recovery, transactions
+from headwater.log.commit import CommitLog, State
+from headwater.log.disk import Disk
 from headwater.log.handles import Handles
+from headwater.log.head import Mark
 from headwater.log.partition import Partition
 from headwater.log.store import Bounds
 from headwater.log.transactions import Transactions
@@ -29,12 +32,15 @@ from headwater.testing import scheduled
 from headwater.testing.history import Report, run_history
 from headwater.testing.nature import TEMPERS
 from headwater.testing.oracle import Violation
-from headwater.testing.points import crash_points
+from headwater.testing.points import crash_points, rare_points
 from headwater.testing.schedule import Deadlock, Schedule
 
 SEEDS = range(112)
 PLANTED_SEEDS_MAX = 150
-FOUND_FROM = {"readers see what is not durable": 70}
+FOUND_FROM = {
+    "readers see what is not durable": 70,
+    "nobody notices that the commit records have begun again": 50,
+}
 """Where to look first for a mistake that few histories meet, to save a minute; all others are found within the first few."""
 
 TRACE = """
@@ -79,7 +85,7 @@ def test_histories_meet_every_misfortune(outcomes: list[Report | str]) -> None:
     """Every point of the log is reached, and power losses and disk faults are common: the histories are not idle."""
     reports = [outcome for outcome in outcomes if isinstance(outcome, Report)]
     points: Counter[str] = sum((report.points for report in reports), Counter())
-    assert set(crash_points()) <= set(points)
+    assert {*crash_points(), *rare_points()} <= set(points)
     assert sum(report.power_losses for report in reports) > len(SEEDS)
     assert sum(report.faults for report in reports) > len(SEEDS)
     assert sum(report.events for report in reports) > 50 * len(SEEDS)
@@ -105,12 +111,33 @@ def nothing(*_: Any, **__: Any) -> None:
     """Does not do what it should."""
 
 
-def up_to_written(partition: Partition) -> Bounds:
+def up_to_written(of: Partition) -> Bounds:
     """What readers see of a partition, and more."""
-    return Bounds(partition.oldest(), partition.written().end)
+    return Bounds(of.oldest(), of.written().end)
 
 
-PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
+def stage_and_remember(of: Partition, payloads: Any, *, transaction: int = 0) -> Mark:
+    """Writes frames, and takes them for stored before they are published."""
+    after = _STAGE(of, payloads, transaction=transaction)
+    if not transaction:
+        of._sequences.doubt()
+        of._sequences.remember(payloads, after)
+    return after
+
+
+def recover_undecided(disk: Disk, folder: str, **_: Any) -> Mark | None:
+    """Recovers a partition with every transaction that is found there."""
+    return recovery.recover_partition(disk, folder, decided=lambda _: True, decided_or_old=lambda _: True)
+
+
+def state_of_another_file(commits: CommitLog, size: int) -> State:
+    """The shared state, whatever file of commit records it speaks of."""
+    return commits.state()
+
+
+_STAGE = Partition.stage
+
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "the disk lies about syncs": (scheduled._ScheduledFile, "sync", nothing),
     "the readers' masks are forgotten": (CommitLog, "pending_parts", lambda *_: ()),
     "dead transactions are not settled": (Transactions, "settle", nothing),
@@ -118,6 +145,10 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "stale producers are not fenced": (Handles, "fence", nothing),
     "what was written is acknowledged before it is durable": (Partition, "sync", nothing),
     "readers see what is not durable": (Partition, "bounds", up_to_written),
+    "batches count as stored before they are published": (Partition, "stage", stage_and_remember),
+    "commit records go before what they name is on disk": (transactions, "sync_head", nothing),
+    "nobody notices that the commit records have begun again": (CommitLog, "_in_step", state_of_another_file),
+    "recovery believes in undecided transactions": (recovery, "_recovered", recover_undecided),
 }
 
 

@@ -258,7 +258,7 @@ class CommitLog:
         """Replaces `commits` by an empty file; the caller has synced what its records speak of, and holds the lock."""
         self._close_file()
         create_commits(self._disk, self._folder, floor=floor)
-        self._disk.reach("commit: begun again")
+        self._disk.reach("records: begun again")
         state = self.state()
         self.set_state(msgspec.structs.replace(state, pending=0, end=_FILE.size, chain=0, failed=0))
 

@@ -41,9 +41,9 @@ class Handles:
         settle: Callable[[], None],
         rolled: Callable[[], None],
         mend: Callable[[Partition], None],
-        closed: Mapping[tuple[str, int], str],
+        closed: Callable[[], Mapping[tuple[str, int], str]],
     ) -> None:
-        """`closed` are the partitions that could not be recovered, each with the reason."""
+        """`closed` gives the partitions that could not be recovered, each with the reason."""
         self.disk = disk
         self.folder = folder
         self._clock = clock
@@ -52,7 +52,8 @@ class Handles:
         self._settle = settle
         self._rolled = rolled
         self._mend = mend
-        self._closed = closed
+        self._look_closed = closed
+        self._closed = closed()
         self._mutex = threading.RLock()
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], Partition] = {}
@@ -196,7 +197,9 @@ class Handles:
 
     def _open(self, topic: Topic, number: int) -> Partition:
         if (topic.name, number) in self._closed:
-            raise Damaged(
+            self._closed = self._look_closed()  # another process may have recovered it since
+        if (topic.name, number) in self._closed:
+            raise StorageError(
                 f"Partition {number} of topic {topic.name!r} could not be recovered after the machine stopped: "
                 f"{self._closed[topic.name, number]}",
                 advice="Nothing acknowledged is lost by that. Mend the cause, then open the log again or run `headwater doctor --repair`.",

@@ -48,7 +48,6 @@ from headwater.log.queue_read_only import ReadOnlyStates
 from headwater.log.queue_removal import delete_local_queue
 from headwater.log.queue_states import LocalStates, QueueStates, local_queues
 from headwater.log.recovery import (
-    Unrecovered,
     last_boot_id,
     read_incarnations,
     read_unrecovered,
@@ -348,6 +347,7 @@ class LocalStore(LocalStages, LocalCopies):
                 raise _missing(f"{self.folder}/{name}")
         self._catalog_file = self._disk.open(f"{self.folder}/catalog.lock", "write" if self._writable else "read")
         self._check_recovered()
+        self._recover_closed()
         self._commits = CommitLog(self._disk, self.folder, writable=self._writable)
         self.handles = Handles(
             self._disk,
@@ -358,7 +358,7 @@ class LocalStore(LocalStages, LocalCopies):
             settle=self._settle,
             rolled=self._rolled,
             mend=self._mend,
-            closed={place: entry.why for place, entry in self._unrecovered().items()},
+            closed=self._closed_partitions,
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
         self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
@@ -395,12 +395,14 @@ class LocalStore(LocalStages, LocalCopies):
         with self._catalog():
             self._counters += recover_log(self._disk, self.folder, clock=self._clock)
 
-    def _unrecovered(self) -> Mapping[tuple[str, int], Unrecovered]:
-        """The partitions that could not be recovered; each process that may write tries once more."""
-        if not self._writable or not self._disk.exists(f"{self.folder}/unrecovered"):
-            return read_unrecovered(self._disk, self.folder)
-        with self._catalog():
-            return recover_closed(self._disk, self.folder)
+    def _recover_closed(self) -> None:
+        """Partitions that could not be recovered are tried again by each process that opens the log and may write."""
+        if self._writable and self._disk.exists(f"{self.folder}/unrecovered"):
+            with self._catalog():
+                recover_closed(self._disk, self.folder)
+
+    def _closed_partitions(self) -> Mapping[tuple[str, int], str]:
+        return {place: entry.why for place, entry in read_unrecovered(self._disk, self.folder).items()}
 
     def _create_log(self) -> None:
         missing, above = [], self.folder

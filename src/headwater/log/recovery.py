@@ -124,20 +124,27 @@ def recover_closed(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecovered
     Returns those that stay closed.
     """
     before = read_unrecovered(disk, folder)
-    closed = []
+    closed, ends = [], {}
     for entry in before.values():
         path = f"{folder}/topics/{entry.topic}/{entry.partition}"
         known = set(entry.transactions)
         try:
+            mark = None
             if disk.exists(path):  # and its topic was not deleted
-                _recovered(
+                mark = _recovered(
                     disk,
                     path,
                     decided=known.__contains__,
                     decided_or_old=lambda number: number in known or number <= entry.floor,  # noqa: B023
                 )
+            if mark is not None:
+                ends[f"{entry.topic}/{entry.partition}"] = mark.end
         except StorageError as error:
             closed.append(msgspec.structs.replace(entry, why=error.what))
+    if ends:
+        entries = read_incarnations(disk, folder)
+        entries[-1]["ends"].update(ends)
+        write_text(disk, f"{folder}/incarnations", "incarnations", entries)
     if len(closed) < len(before):
         _write_unrecovered(disk, folder, closed)
     return {(entry.topic, entry.partition): entry for entry in closed}

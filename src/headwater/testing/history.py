@@ -13,7 +13,9 @@ import gc
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
+from headwater.log import commit
 from headwater.log.log import open_log
 from headwater.model.errors import HeadwaterError, TopicExists
 from headwater.testing.nature import TEMPERS, Nature, Temper
@@ -21,13 +23,16 @@ from headwater.testing.oracle import KEYS, Source, Violation
 from headwater.testing.schedule import Deadlock, Endless
 from headwater.testing.scheduled import ScheduledDisk
 from headwater.testing.simprocess import Crashed
-from headwater.testing.simreader import SimReader, View
+from headwater.testing.simreader import SimReader, View, read_inside
 from headwater.testing.simwriter import Keeper, SimWriter
 from headwater.testing.world import COLUMNS, FOLDER, TEMPORARY, World
 
 LINES_SHOWN = 60
 ACTIONS = 20
 CREATIONS_MAX = 200
+LOOKS_INSIDE = 4
+COMMITS_BYTES = (200, 600, 3000, commit.COMMITS_BYTES_MAX)
+"""How long the file of commit records gets before it begins again: after one transaction, after a few, or never."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ def run_history(seed: int, *, temper: Temper | None = None, actions: int = ACTIO
     world = World(seed)
     temper = temper or TEMPERS[seed % len(TEMPERS)]
     try:
-        return _run(world, temper, actions)
+        with patch.object(commit, "COMMITS_BYTES_MAX", world.random.choice(COMMITS_BYTES)):
+            return _run(world, temper, actions)
     except (Violation, Deadlock, Endless, Crashed, HeadwaterError) as failure:
         failure.add_note(f"seed {seed}, temper {temper!r}, actions {actions}; the history ends with:")
         failure.add_note("\n".join(world.lines[-LINES_SHOWN:]))
@@ -147,6 +153,9 @@ def _read_all(world: World, name: str) -> int:
     view = View(judge, list(world.topics))
     view.poll()
     world.oracle.check_sources(view.events)
+    for topic in world.topics:
+        for _ in range(LOOKS_INSIDE):
+            read_inside(judge, topic)
     judge.close()
     return sum(map(len, view.events.values()))
 

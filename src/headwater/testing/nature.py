@@ -10,12 +10,12 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from headwater.testing.points import crash_points
+from headwater.testing.points import crash_points, rare_points
 from headwater.testing.simdisk import Operation
 from headwater.testing.world import World
 
-Temper = Literal["calm", "kills", "power", "sync", "full", "all"]
-TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "all", "all")
+Temper = Literal["calm", "kills", "power", "sync", "full", "double", "all"]
+TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "double", "all", "all")
 
 _SYNC_PATTERNS = ("*.frames", "*.frames", "*/commits", "*/commits*", "*/head", "*/state", "*/topic.new", "*", "*")
 _OTHER_FAULTS: tuple[tuple[Operation, int], ...] = (
@@ -26,6 +26,21 @@ _OTHER_FAULTS: tuple[tuple[Operation, int], ...] = (
     ("rename", errno.EIO),
     ("truncate", errno.EIO),
 )
+_WRITING = (
+    "append: locked",
+    "append: written",
+    "append: published",
+    "sync: done",
+    "roll: created",
+    "transaction: staged",
+)
+_MENDING = (
+    "heal: cut",
+    "heal: begun segments removed",
+    "settle: before publish",
+    "records: begun again",
+    "roll: written published",
+)
 
 
 class Nature:
@@ -35,8 +50,8 @@ class Nature:
         self._world = world
         self._random = world.random
         self._names = names
-        self._points = crash_points()
-        kills = (self._kill, self._crash_at_point, self._crash_at_point, self._crash_anywhere)
+        self._points = [*crash_points(), *rare_points()]
+        kills = (self._kill, self._crash_at_point, self._crash_at_point, self._crash_anywhere, self._interrupt)
         strikes: dict[Temper, tuple[Callable[[], None], ...]] = {
             "calm": (),
             "kills": kills,
@@ -44,9 +59,22 @@ class Nature:
             "sync": (*kills, self._fail_sync, self._fail_sync, self._fail_sync, self._heal),
             "full": (*kills, self._fill_disk, self._fill_disk, self._heal),
         }
-        strikes["all"] = (*strikes["power"], *strikes["sync"], *strikes["full"], self._fail_something)
+        strikes["double"] = (
+            self._kill_and_lose_power,
+            self._kill_and_lose_power,
+            self._fail_and_kill,
+            self._heal,
+            self._crash_at_point,
+        )
+        strikes["all"] = (
+            *strikes["power"],
+            *strikes["double"],
+            *strikes["sync"],
+            *strikes["full"],
+            self._fail_something,
+        )
         self._strikes = strikes[temper]
-        if temper in ("power", "all"):
+        if temper in ("power", "double", "all"):
             world.power_loss_probability = self._random.choice((0.0, 0.5))
 
     def run(self) -> None:
@@ -69,6 +97,24 @@ class Nature:
         )
         self._world.note("nature", f"will kill {name} at {point!r} ({nth})")
         self._world.disk.crash_at(name, point, nth)
+
+    def _interrupt(self) -> None:
+        name, point, nth = self._random.choice(self._names), self._random.choice(_WRITING), self._random.randint(1, 2)
+        self._world.note("nature", f"will interrupt {name} at {point!r} ({nth})")
+        self._world.disk.interrupt_at(name, point, nth)
+
+    def _kill_and_lose_power(self) -> None:
+        """Somebody dies, others go on from what it left, and then the power is lost."""
+        self._crash_at_point()
+        if self._world.schedule.sleep(self._random.choice((50, 150, 400))):
+            self._world.power_loss()
+
+    def _fail_and_kill(self) -> None:
+        """A sync fails, and whoever mends what it left dies."""
+        self._fail_sync()
+        point, name = self._random.choice(_MENDING), self._random.choice(self._names)
+        self._world.note("nature", f"will kill {name} at {point!r}")
+        self._world.disk.crash_at(name, point)
 
     def _crash_anywhere(self) -> None:
         name, probability = self._random.choice(self._names), self._random.choice((0.0, 0.003, 0.02))

@@ -17,14 +17,33 @@ _REMOVAL = ("removal:",)
 _STAGES = ("stage:",)
 _HEARTBEATS = ("heartbeat:",)
 _REPLACING = ("replace:",)
+_RARE = ("heal:", "records:")
 _REACH = re.compile(r"""\.reach\(\s*["']([^"']+)["']\s*\)""")
 _REPLACES = re.compile(r"""\bpoint(?:: str)? ?= ?"([^"]+)\"""")
 
 
 def crash_points() -> list[str]:
     """Every point that appending, reading and sealing reach."""
-    others = (*_KEEPING, *_QUEUES, *_GROUPS, *_COPIES, *_GAPS, *_SPLITS, *_REMOVAL, *_STAGES, *_HEARTBEATS, *_REPLACING)
-    return [point for point in _all_points() if not point.startswith((*others, *_QUEUES_RECOVERY))]
+    others = (
+        *_KEEPING,
+        *_QUEUES,
+        *_GROUPS,
+        *_COPIES,
+        *_GAPS,
+        *_SPLITS,
+        *_REMOVAL,
+        *_STAGES,
+        *_HEARTBEATS,
+        *_REPLACING,
+        *_RARE,
+        *_QUEUES_RECOVERY,
+    )
+    return [point for point in _all_points() if not point.startswith(others)]
+
+
+def rare_points() -> list[str]:
+    """Every point to which only a failed sync or thousands of transactions lead."""
+    return _beginning(_RARE)
 
 
 def keeping_points() -> list[str]:

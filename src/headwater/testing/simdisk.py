@@ -90,6 +90,7 @@ class SimDisk:
         self._faults: list[Fault] = []
         self._crash_points: dict[tuple[str, str], int] = {}
         self._crash_probabilities: dict[str, float] = {}
+        self._interrupt_points: dict[tuple[str, str], int] = {}
         self.tree.make_folders(folder)
         self.tree.sync_all()
 
@@ -147,11 +148,17 @@ class SimDisk:
             self._faults.clear()
             self._crash_points.clear()
             self._crash_probabilities.clear()
+            self._interrupt_points.clear()
 
     def crash_at(self, process: str, point: str, nth: int = 1) -> None:
         """Kills the process when it reaches the point for the nth time from now; once."""
         with self.mutex:
             self._crash_points[process, point] = nth
+
+    def interrupt_at(self, process: str, point: str, nth: int = 1) -> None:
+        """Ctrl-C for the process where it reaches the point for the nth time from now; once. It lives on."""
+        with self.mutex:
+            self._interrupt_points[process, point] = nth
 
     def crash_randomly(self, process: str, probability: float) -> None:
         """Kills whatever process has that name at any call or point, until the probability is set to 0 or `heal` is called."""
@@ -214,17 +221,22 @@ class SimDisk:
         """A process reaches a point."""
         self._look(process)
         self.points[point] += 1
-        left = self._crash_points.get((process.name, point), 0) - 1
-        if left >= 0:
-            self._crash_points[process.name, point] = left
-        if left == 0 or self._crashes(process):
+        if self._counted_down(self._crash_points, process.name, point) or self._crashes(process):
             raise self._end(process, point)
+        if self._counted_down(self._interrupt_points, process.name, point):
+            raise KeyboardInterrupt(f"Process {process.name} was interrupted at {point} (seed {self.seed}).")
 
     def _look(self, process: SimProcess) -> None:
         if not process.alive:
             raise Crashed(f"Process {process.name} is dead.")
         for inode in self.mapped:
             inode.capture()
+
+    def _counted_down(self, points: dict[tuple[str, str], int], name: str, point: str) -> bool:
+        left = points.get((name, point), 0) - 1
+        if left >= 0:
+            points[name, point] = left
+        return left == 0
 
     def _crashes(self, process: SimProcess) -> bool:
         probability = self._crash_probabilities.get(process.name, 0.0)

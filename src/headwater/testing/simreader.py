@@ -141,8 +141,10 @@ class SimReader(Actor):
         choice = self.random.random()
         if choice < 0.5:
             self._follow()
-        elif choice < 0.65:
+        elif choice < 0.6:
             self._read_slowly()
+        elif choice < 0.7:
+            read_inside(self, self.random.choice(list(self.world.topics)))
         elif choice < 0.8:
             self._resume()
         elif choice < 0.9:
@@ -188,6 +190,15 @@ class SimReader(Actor):
             if view.events[place][: len(now.events[place]) - len(events)] != now.events[place][len(events) :]:
                 raise Violation(f"A reader that went on in {place} at {len(events)} has seen something else.")
         view.close()
+
+
+def read_inside(actor: Actor, topic: str) -> None:
+    """Reads a topic from somewhere in the middle of each partition: which segment that is in is looked up, not come to by reading."""
+    places = [actor.world.place(topic, number) for number in range(actor.world.topics[topic].partitions)]
+    floors = actor.world.oracle.floors(place for place in places if place is not None)
+    view = View(actor, [topic], start={place.partition: actor.random.randint(0, end) for place, end in floors.items()})
+    view.poll()
+    view.close()
 
 
 def read_temporary(actor: Actor) -> None:

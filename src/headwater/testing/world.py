@@ -164,6 +164,9 @@ class Actor:
         except (Crashed, Violation) as end:
             self.world.note(self.name, f"… {what}: {type(end).__name__}: {end}")
             raise
+        except KeyboardInterrupt as end:
+            self.world.note(self.name, f"… {what}: interrupted")
+            raise Refused(HeadwaterError("It was interrupted.", advice="Go on.")) from end
         except Exception as error:
             self.world.note(self.name, f"… {what}: {type(error).__name__}: {error}")
             refusal = check_error(error)
