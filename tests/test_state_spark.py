@@ -302,7 +302,7 @@ def test_nested_keys_are_refused(spark: SparkSession, kind: str) -> None:
         hw.dedupe(frame, "k")
 
 
-@pytest.mark.parametrize(("page", "count"), [("operators.md", 6), ("time.md", 3)])
+@pytest.mark.parametrize(("page", "count"), [("operators.md", 7), ("time.md", 3)])
 def test_the_pages_program_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int
 ) -> None:

@@ -3,7 +3,8 @@
 Five have shapes that Spark's own streaming refuses: the winning bids of auctions, which may still rise, and what is computed over them
 (q4, q6, q9), and distinct counts (q15, q16). The others it can do (`native.py`), and ours keep less for them, or work where events are
 read: windows and sessions (q5, q7, q11), the last and the best of each key (q18, q19), and what a lookup can do instead of a join of
-windows (q8). A join for ever is none of these: a bid may come before its auction, by any time (q20).
+windows (q8). q20 is a join for ever: a bid may come before its auction, by any time. It has an operator of its own, which keeps a bid
+only until its auction has come.
 
 An auction's bids find it by its row at their time (`hw.lookup`), so nobody waits for more than the lateness, and what a bid is compared by
 is kept no longer than bids may ask for it. The module imports nothing of the example but `native`, which lies beside it.
@@ -11,10 +12,20 @@ is kept no longer than bids may ask for it. The module imports nothing of the ex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
+from headwater.processing.operator import Input, Operator, Time, operate
+from headwater.processing.runs import H1, H2, Keys
+from headwater.processing.state import State, TableSpec
+from headwater.processing.types import to_arrow
 
 try:
     from native import NATIVE, Query, day
@@ -125,6 +136,69 @@ def top_bids(bids: DataFrame) -> DataFrame:
     )
 
 
+def expanded_bids(bids: DataFrame, auctions: DataFrame) -> DataFrame:
+    """q20: bids of one category with their auction, whichever of them comes first."""
+    offered = auctions.select(
+        F.col("id").alias("auction"),
+        *("itemName", "description", "initialBid", "reserve"),
+        F.col("dateTime").alias("auction_dateTime"),
+        *("expires", "seller", "category"),
+        F.col("extra").alias("auction_extra"),
+    )
+    placed = bids.select(
+        *("auction", "bidder", "price", "channel", "url"),
+        F.col("dateTime").alias("bid_dateTime"),
+        F.col("extra").alias("bid_extra"),
+    )
+    operator = joining(to_arrow(placed.schema), to_arrow(offered.schema), 10)
+    return operate(operator, [Input(placed, ["auction"]), Input(offered, ["auction"])])
+
+
+def joining(bids: pa.Schema, auctions: pa.Schema, category: int) -> Operator:
+    """The operator of q20. An auction is kept for ever, a bid until its auction comes: those of other categories are gone then.
+
+    The class is made here, so that it travels to Spark's workers by value.
+    """
+    own = [field for field in auctions if field.name != "auction"]
+
+    class Joining:
+        name = "joining"
+        is_prompt = True
+        settings = (category,)
+        schema = pa.schema([*bids, *own])
+        tables: ClassVar = {
+            "auctions": TableSpec("keyed", [field.with_nullable(True) for field in own]),
+            "waiting": TableSpec("keyed", [field.with_nullable(True) for field in bids]),
+        }
+
+        def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
+            placed, offered = inputs
+            state["auctions"].put(offered.select([H1, H2, *(field.name for field in own)]))
+            came = Keys.of(offered)
+            waited, _ = state["waiting"].find(came)
+            state["waiting"].remove(came)
+            names = [H1, H2, *bids.names]
+            due = pa.concat_tables([waited.select(names), placed.select(names).cast(waited.select(names).schema)])
+            keys = Keys.of(due)
+            known, number = state["auctions"].find(keys)
+            row = np.full(len(keys), -1)
+            row[number] = np.arange(len(number))
+            found = row[keys.row]
+            self._wait(state, due.filter(pa.array(found < 0)))
+            due, found = due.filter(pa.array(found >= 0)), pa.array(found[found >= 0])
+            joined = {name: due.column(name) for name in bids.names}
+            joined |= {field.name: known.column(field.name).take(found) for field in own}
+            result = pa.table(joined)
+            return result.filter(pc.equal(result.column("category"), category))
+
+        def _wait(self, state: State, rows: pa.Table) -> None:
+            """Rows of a key replace those before, so these are kept with them."""
+            before, _ = state["waiting"].find(Keys.of(rows))
+            state["waiting"].put(pa.concat_tables([before.select(rows.column_names), rows]))
+
+    return Joining()
+
+
 def window_columns() -> list[Column]:
     """Start and end of a window, as the answers name them."""
     return [F.col("window_start").alias("starttime"), F.col("window_end").alias("endtime")]
@@ -167,5 +241,6 @@ OURS = {
     "q16": Query(statistics_of_channels, mode="update", key=("channel", "day")),
     "q18": Query(last_bids, mode="update", key=("bidder", "auction")),
     "q19": Query(top_bids, mode="update", key=("auction", "rank_number")),
+    "q20": Query(expanded_bids, ("bids", "auctions")),
 }
 QUERIES = {name: (NATIVE | OURS)[name] for name in (f"q{number}" for number in range(23))}
