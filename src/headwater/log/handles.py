@@ -16,6 +16,7 @@ from contextlib import suppress
 from headwater.log.catalog import read_text, topic_from_json
 from headwater.log.disk import Disk, File
 from headwater.log.fence import Fence, open_fence
+from headwater.log.head import is_marked_deleted
 from headwater.log.partition import Partition
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
@@ -84,7 +85,7 @@ class Handles:
             topic = topic_from_json(read_text(self.disk, f"{self.folder}/topics/{name}/topic", "topic"))
         except FileNotFoundError:
             self.forget(name)
-            if self.disk.exists(f"{self.folder}/topics/{name}/0/head"):
+            if self._lacks_its_file(f"{self.folder}/topics/{name}"):
                 raise Damaged(
                     f"{self.folder}/topics/{name}/topic is missing.",
                     advice="Restore this one file from a backup or a mirror; the events beside it are untouched.",
@@ -110,6 +111,12 @@ class Handles:
                 if of == name:
                     partition.topic = topic
         return topic
+
+    def _lacks_its_file(self, folder: str) -> bool:
+        """Whether a topic is there but for its file. One that was made or deleted since that was looked for does not lack it."""
+        if not self.disk.exists(f"{folder}/0/head") or is_marked_deleted(self.disk, f"{folder}/0"):
+            return False
+        return not self.disk.exists(f"{folder}/topic")
 
     def partition(self, name: str, number: int) -> Partition:
         """A partition, opened at its first use."""

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from headwater.log import commit
 from headwater.log.log import open_log
-from headwater.model.errors import HeadwaterError, TopicExists
+from headwater.model.errors import Damaged, HeadwaterError, TopicExists
 from headwater.testing.nature import TEMPERS, Nature, Temper
 from headwater.testing.oracle import KEYS, Source, Violation
 from headwater.testing.schedule import Deadlock, Endless
@@ -117,6 +117,8 @@ def _create(world: World) -> list[Source]:
         except Crashed:
             if world.random.random() < 0.3:
                 world.power_loss()
+        except Damaged as error:
+            raise Violation(f"What was left of making a log is damaged: {error}") from error
     else:
         raise Violation(f"No log after {CREATIONS_MAX} attempts to create one.")
     world.disk.crash_randomly("creator", 0.0)
