@@ -112,7 +112,9 @@ class Windowed:
         self.settings = (tuple(group), at, *panes, tuple(aggregates))
         shown = [schema.field(name) for name in group if name != ALL]
         self.schema = pa.schema([*shown, *WINDOW_FIELDS, *(pa.field(each.name, each.type) for each in aggregates)])
-        self.at = None if takes_late else at  # what it leaves out is then late by its window, and was left out where it was read
+        self.at = (
+            None if takes_late else at
+        )  # what it leaves out is then late by its window, and was left out where it was read
         self._group, self._at, self._panes, self._partials = list(group), at, panes, Partials(aggregates, schema)
         self.remembers = self._partials.used
         keys = [schema.field(name) for name in group]
