@@ -155,7 +155,7 @@ def test_a_window_that_cannot_be_is_named_and_begun_anew(folder: Path, group: st
     }.get(field, (0, 8))
     raw[at] ^= 1 << bit & 0xFF
     if field == "later hint":  # whole, and wrong all the same
-        raw[48:56] = struct.pack("<Q", _checked(FAR_US))
+        raw[48:56] = raw[80:88] = struct.pack("<Q", _checked(FAR_US))
     if field == "later next":
         raw[24:32] = struct.pack("<Q", _checked(following + 4096))
     path.write_bytes(raw)

@@ -360,10 +360,11 @@ def test_a_lock_that_another_thread_held_at_a_fork_is_not_kept_by_the_child(fold
                 held.wait()
                 grandchild = os.fork()
                 if grandchild == 0:
+                    if parent_dies:  # said by the child, which has let go of the lock when it gets here
+                        forked.open(b"%d" % os.getpid())
                     time.sleep(60)
                     os._exit(0)
                 if parent_dies:
-                    forked.open(b"%d" % grandchild)
                     time.sleep(60)
                 fork.set()
                 thread.join()
