@@ -14,8 +14,8 @@ from headwater.testing.points import crash_points, rare_points
 from headwater.testing.simdisk import Operation
 from headwater.testing.world import World
 
-Temper = Literal["calm", "kills", "power", "sync", "full", "double", "all"]
-TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "double", "all", "all")
+Temper = Literal["calm", "kills", "power", "sync", "full", "double", "records", "all"]
+TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "double", "records", "all", "all")
 
 _SYNC_PATTERNS = ("*.frames", "*.frames", "*/commits", "*/commits*", "*/head", "*/state", "*/topic.new", "*", "*")
 _OTHER_FAULTS: tuple[tuple[Operation, int], ...] = (
@@ -41,6 +41,7 @@ _MENDING = (
     "records: begun again",
     "roll: written published",
 )
+_RECORDS_LOOKS = 100
 
 
 class Nature:
@@ -57,6 +58,7 @@ class Nature:
             "kills": kills,
             "power": (*kills, world.power_loss),
             "sync": (*kills, self._fail_sync, self._fail_sync, self._fail_sync, self._heal),
+            "records": (self._begin_again_and_lose_power,),
             "full": (*kills, self._fill_disk, self._fill_disk, self._heal),
         }
         strikes["double"] = (
@@ -69,6 +71,7 @@ class Nature:
         strikes["all"] = (
             *strikes["power"],
             *strikes["double"],
+            *strikes["records"],
             *strikes["sync"],
             *strikes["full"],
             self._fail_something,
@@ -108,6 +111,21 @@ class Nature:
         self._crash_at_point()
         if self._world.schedule.sleep(self._random.choice((50, 150, 400))):
             self._world.power_loss()
+
+    def _begin_again_and_lose_power(self) -> None:
+        """Whoever begins the commit records again dies; a transaction that was under way goes on, and then the power is lost."""
+        point = "records: begun again"
+        self._world.note("nature", f"will kill everybody at {point!r}")
+        died = self._world.disk.points[point] + 1
+        for name in self._names:
+            self._world.disk.crash_at(name, point)
+        for _ in range(_RECORDS_LOOKS):
+            if not self._world.schedule.sleep(10):
+                return
+            if self._world.disk.points[point] >= died:
+                if self._world.schedule.sleep(self._random.choice((20, 50, 100))):
+                    self._world.power_loss()
+                return
 
     def _fail_and_kill(self) -> None:
         """A sync fails, and whoever mends what it left dies."""
