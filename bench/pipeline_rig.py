@@ -61,8 +61,7 @@ class Rig:
     @cached_property
     def spark(self) -> SparkSession:
         """Spark with the connector."""
-        jars = maven.fetch_jars("spark-kafka-connector-4.2.0", _CONNECTOR_JARS, alone=True)
-        return self._session({"spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))})
+        return self._session({"spark.jars": ",".join(str(jar) for jar in sorted(connector_jars().glob("*.jar")))})
 
     @cached_property
     def plain(self) -> SparkSession:
@@ -162,6 +161,11 @@ class Rig:
         elapsed_s = time.perf_counter() - start
         shutil.rmtree(checkpoint)
         return query, elapsed_s
+
+
+def connector_jars() -> Path:
+    """The folder with the connector, fetched when it is first asked for."""
+    return maven.fetch_jars("spark-kafka-connector-4.2.0", _CONNECTOR_JARS, alone=True)
 
 
 def events_of(options: Options) -> int:

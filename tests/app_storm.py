@@ -137,8 +137,11 @@ class Life:
         return min(process for process, command in session_of(self.session).items() if "java" in command.split()[0])
 
     def workers(self) -> list[int]:
-        """Spark's Python processes: those that tasks run in, and those that plan a stream's batches."""
-        return [process for process, command in session_of(self.session).items() if " -m pyspark" in command]
+        """Spark's Python processes: those that tasks run in, those that plan a stream's batches, and what these are forked from."""
+        kinds = (" -m pyspark", " -m headwater.processing.")
+        return [
+            process for process, command in session_of(self.session).items() if any(kind in command for kind in kinds)
+        ]
 
     def wait_for(self, done: Callable[[], bool], what: str) -> None:
         """Waits; a driver that ended in the meantime is an error."""

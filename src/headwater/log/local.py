@@ -145,6 +145,7 @@ class LocalStore(LocalStages, LocalCopies):
             topic = change(self.handles.refresh(name))
             check_archive(topic)
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
+            self.handles.signal(name)
             return self._upkeep.looked_after(self.handles.refresh(name))
 
     def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
@@ -243,7 +244,10 @@ class LocalStore(LocalStages, LocalCopies):
         with self.gate:
             self._check_writable()
             held = self.handles.usable_partition(name, partition)
-            return tell_time(self._disk, held, time, appended_before=appended_before)
+            is_later = tell_time(self._disk, held, time, appended_before=appended_before)
+            if is_later:
+                self.handles.signal(name)
+            return is_later
 
     def heartbeats(self, name: str, partition: int) -> Sequence[Heartbeat]:
         with self.gate:

@@ -65,7 +65,7 @@ class Inputs:
     def result(self, plan: Plan, skips: Skips) -> DataFrame:
         """What a stage's function makes of its inputs as streams; those of a capture are one stream."""
         if plan.stage.capture is not None:
-            options = whole_options(self._log, plan.stage.capture, plan.stage.inputs, plan.start)
+            options = whole_options(self._log, plan.stage.capture, plan.stage.inputs, plan.start) | _awaits(plan)
             return self._spark.readStream.format("headwater").options(**options).load()
         pace = self._new_folder(plan)
         if not plan.analysed.operators:
@@ -140,7 +140,7 @@ class Inputs:
 
     def _side_options(self, plan: Plan, number: int, skips: Skips, pace: str, columns: Sequence[str]) -> dict[str, str]:
         """How an input of a stage is read by what works inside its source."""
-        options = self._options(plan, number, columns, skips, pace)
+        options = self._options(plan, number, columns, skips, pace, is_batch=False)
         if LATE in columns:
             options["lateRows"] = self._late_rows(plan, number)
         return options
@@ -152,7 +152,7 @@ class Inputs:
         facts = plan.facts[topic]
         names = [*plan.analysed.columns[topic], *self._of_time(plan, facts, is_batch=batch is not None)]
         names += [DELETED.name, _TIME] if facts.is_table else []
-        options = self._options(plan, number, names, skips, pace)
+        options = self._options(plan, number, names, skips, pace, is_batch=batch is not None)
         if batch is not None:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
             frame = without_late(self._spark.read.format("headwater").options(**options).load(), facts.time)
@@ -176,7 +176,9 @@ class Inputs:
             frame = with_watermark(frame, facts)
         return Table(topic, frame) if facts.is_table else frame
 
-    def _options(self, plan: Plan, number: int, names: Sequence[str], skips: Skips, pace: str | None) -> dict[str, str]:
+    def _options(
+        self, plan: Plan, number: int, names: Sequence[str], skips: Skips, pace: str | None, *, is_batch: bool
+    ) -> dict[str, str]:
         """How an input of a stage is read."""
         topic = plan.stage.inputs[number]
         options = {
@@ -187,6 +189,8 @@ class Inputs:
         }
         if pace is not None:
             options["pace"] = pace
+        if not is_batch:
+            options |= _awaits(plan)
         if LATE in names and not is_local(self._log):
             options["maxima"] = maxima_of(plan.checkpoint, number)
         if LATE in names and plan.analysed.floor is not None and not plan.facts[topic].is_table:
@@ -223,6 +227,11 @@ class Inputs:
         if is_batch:
             return [] if facts.is_table else [LATE]
         return [LATE, PASSED]
+
+
+def _awaits(plan: Plan) -> dict[str, str]:
+    """Lets sources wait for all inputs of a stage; with a trigger of its own Spark asks seldom, and at times that must not shift."""
+    return {} if plan.stage.trigger is not None else {"awaits": ",".join(dict.fromkeys(plan.stage.inputs))}
 
 
 def _with_times(versions: DataFrame, facts: Facts) -> DataFrame:

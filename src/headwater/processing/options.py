@@ -24,8 +24,7 @@ Use = Literal["stream", "batch"]
 NAMES = (
     "log", "topic", "subscribePattern", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
     "failOnDataLoss", "columns", "filter", "asOf", "lateness", "pace", "maxima", "stopOffsets",
-    "operator", "capture", "schemaVersion", "where", "lateRows", "lateUntil",
-    "lateWindow",
+    "operator", "capture", "schemaVersion", "where", "lateRows", "lateUntil", "lateWindow", "awaits",
 )  # fmt: skip
 
 _COUNT_MAX = 1 << 62
@@ -44,7 +43,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     the one that all columns of the topic were planned by: where it has another, the stream goes no further; `where` what the stage asks
     of each row before anything else (see `pushing`); `late_rows` the folder in which tasks tell how many rows came too late;
     `late_until` the time, in µs, at and before which every event is late, because Spark would drop it; `late_window` the length of
-    the windows, in µs, in which an event is late when its window has ended.
+    the windows, in µs, in which an event is late when its window has ended; `awaits` the
+    topics of all sources of the query, for one of which the source waits when it has nothing to read (see `arrivals`).
     """
 
     log: str
@@ -69,6 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     late_rows: str | None = None
     late_until: int | None = None
     late_window: int | None = None
+    awaits: tuple[str, ...] = ()
 
     def check_use(self, use: Use) -> None:
         """Refuses what makes no sense for a stream."""
@@ -113,6 +114,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         late_rows=said.get("lateRows"),
         late_until=None if "lateUntil" not in said else int(said["lateUntil"]),
         late_window=None if "lateWindow" not in said else int(said["lateWindow"]),
+        awaits=tuple(filter(None, said.get("awaits", "").split(","))),
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from headwater.processing.graph import Graph, StageNode
 from headwater.processing.idle import Idle
 from headwater.processing.inputs import Inputs
 from headwater.processing.java import how_it_ended
+from headwater.processing.listener import Listener
 from headwater.processing.marker import committed, ends_of, planned, query_of
 from headwater.processing.offsets import At, places_of
 from headwater.processing.passed import passed_by
@@ -52,6 +53,12 @@ OVERTAKEN_MAX, OVERTAKEN_S = 4, 600.0
 """A stage that others opened so often within this time is not opened again."""
 
 LOOK_S = 0.2
+LOOK_IDLE_S = 1.0
+"""So often Spark is asked where nothing was new the last time."""
+
+LOOK_ALL_S = 60.0
+"""So often a query is looked at of which Spark has told nothing."""
+
 LAG_S = 2.0
 KEPT_S = 5.0
 BEGIN_S = 10.0
@@ -61,6 +68,8 @@ GONE_S = 2.0
 """So long after a call to a dead JVM failed its process may still look alive."""
 
 _BEGINNING = "Initializing"
+_ASKING = "Getting offsets"
+"""What a query does while it has nothing to do: its sources wait for something to come."""
 
 Write = Callable[[DataFrame, int], "int | None"]
 """What `foreachBatch` calls: the result of one batch and its number. It may return how many rows it has set aside as dead letters."""
@@ -130,14 +139,19 @@ class Runner:
 
     def supervise(self, *, on_look: Callable[[], None] | None = None) -> None:
         """Looks after the stages until `stop` is called, or none of them will ever go on."""
-        while not self._stop.wait(LOOK_S):
-            for stage in self.stages:
-                self._look_after(stage)
-            self._idle.beat(stage for stage in self.stages if stage.plan.analysed.uses_time)
-            if on_look is not None:
-                on_look()
-            if all(stage.status.state in ("failed", "done") for stage in self.stages):
-                return
+        looked_at, changed = time.monotonic(), None
+        with closing(Listener(self.spark)) as listener:
+            while not self._stop.wait(LOOK_IDLE_S if self._is_idle(changed) else LOOK_S):
+                changed = _changed(listener)
+                if time.monotonic() > looked_at + LOOK_ALL_S:
+                    looked_at, changed = time.monotonic(), None
+                for stage in self.stages:
+                    self._look_after(stage, has_news=changed is None or stage.query_id in changed)
+                self._idle.beat(stage for stage in self.stages if stage.plan.analysed.uses_time)
+                if on_look is not None:
+                    on_look()
+                if all(stage.status.state in ("failed", "done") for stage in self.stages):
+                    return
 
     def run_to_the_end(self, *, on_look: Callable[[], None] | None = None) -> None:
         """Runs each stage over what is there now, in the order in which events flow: the application as a batch."""
@@ -174,8 +188,14 @@ class Runner:
             for stage in reversed(self.stages):
                 ending.callback(self._with_spark, partial(stage.end, deadline))
 
-    def _look_after(self, stage: _Supervised) -> None:
+    def _is_idle(self, changed: set[str] | None) -> bool:
+        return changed is not None and not changed and not any(stage.is_due for stage in self.stages)
+
+    def _look_after(self, stage: _Supervised, *, has_news: bool) -> None:
         """What goes wrong when a stage is looked at is told, and the others are looked after as before."""
+        if not has_news and not stage.is_due:
+            stage.see_rate()
+            return
         try:
             self._with_spark(stage.look)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may find it gone
@@ -238,8 +258,9 @@ class _Supervised:
         self._skips = Skips(state / "skipped" / f"{stage.name}.json")
         self._rate = Rate()
         self._query: StreamingQuery | None = None
+        self.query_id: str | None = None
         self._raised: Exception | None = None
-        self._available_now = self._has_told = self._is_outdated = False
+        self._available_now = self._has_begun = self._has_told = self._is_outdated = self._is_followed = False
         self._failures = 0
         self._failed_at = -1
         self._overtaken_at = deque[float](maxlen=OVERTAKEN_MAX)
@@ -287,6 +308,7 @@ class _Supervised:
             if self._runner.is_stopping:
                 return
             self._query = writer.trigger(**trigger).start()
+            self.query_id, self._has_begun, self._is_followed = str(self._query.id), False, False
             self.status.state = "running"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told in the status, and the other stages go on
             self._query = None
@@ -313,14 +335,28 @@ class _Supervised:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether its query has not come so far as to ask its sources."""
+        """Whether its query has not come so far as to ask its sources; asked until it has."""
         query = self._query
-        return query is not None and query.isActive and query.status["message"].startswith(_BEGINNING)
+        if query is not None and not self._has_begun:
+            self._has_begun = not (query.isActive and query.status["message"].startswith(_BEGINNING))
+        return query is not None and not self._has_begun
 
     def look(self) -> None:
         """Takes notice of what the query did, and starts it again when it is time."""
+        self._is_followed = False
         self._look()
+        self._is_followed = self._query is not None and self._has_told
+        self.see_rate()
+
+    def see_rate(self) -> None:
+        """Time goes by, and the events of the last seconds become fewer."""
         self.status.events_per_s = self._rate.see(self.status.events, time.monotonic())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be looked at although its query has told nothing: there is none, or the last look has left something to do."""
+        is_counted = self._kept_epoch >= self.status.epoch or not self.plan.analysed.operators
+        return not self._is_followed or (not is_counted and time.monotonic() >= self._kept_at)
 
     def _look(self) -> None:
         if self._query is None:
@@ -400,7 +436,7 @@ class _Supervised:
             query, self.status.state = self._left_behind(), "stopped"
         if query is None:
             return
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        while query.isActive and is_in_a_batch(query) and time.monotonic() < deadline:
             time.sleep(0.02)
         query.stop()
         self._follow(query)
@@ -463,3 +499,17 @@ class _Supervised:
         self._skipped += found
         self._failed_at = -1
         return True
+
+
+def is_in_a_batch(query: StreamingQuery) -> bool:
+    """Whether a query is at work; one that asks its sources may be waiting in them for something to come."""
+    status = query.status
+    return bool(status["isTriggerActive"]) and not status["message"].startswith(_ASKING)
+
+
+def _changed(listener: Listener) -> set[str] | None:
+    """The queries to look at; None means all, as when the JVM is gone: then the look says so."""
+    try:
+        return listener.changed()
+    except Exception:  # noqa: BLE001 - the bridge to Java has errors of its own
+        return None

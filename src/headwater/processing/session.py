@@ -19,7 +19,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from typing import IO, Any
 
@@ -31,7 +32,7 @@ from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.columnar import read_in_columns
 from headwater.processing.java import how_it_ended, starting_java, stop_java
 from headwater.processing.local_files import write_without_processes
-from headwater.processing.worker_python import worker_python
+from headwater.processing.worker_python import planners, worker_python
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
@@ -58,8 +59,12 @@ LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.python.daemon.module": "headwater.processing.daemon",
 }
-JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Every value that comes from Python is looked at through Arrow: without these by two checks, of what Spark has checked before."""
+JAVA_OPTIONS = (
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
+    "-XX:G1PeriodicGCInterval=60000 -XX:MaxHeapFreeRatio=50"
+)
+"""Every value that comes from Python is looked at through Arrow: without the first two by two checks, of what Spark has checked before.
+With the others Java gives memory back after a minute with nothing to do; otherwise it keeps what starting the queries has taken."""
 
 
 def make_session(
@@ -94,7 +99,7 @@ def make_session(
     builder = SparkSession.builder
     for key, value in ours.items():
         builder = builder.config(key, value)
-    with starting_java(ours, said):
+    with _starting_planners(said, wanted=is_local(master) and PYTHON not in ours), starting_java(ours, said):
         spark = builder.getOrCreate()
     if is_local(master):
         write_without_processes(spark)
@@ -102,6 +107,20 @@ def make_session(
     register(spark)
     listen(spark)
     return spark
+
+
+@contextmanager
+def _starting_planners(said: IO[bytes] | None, *, wanted: bool) -> Iterator[None]:
+    """Starts what forks planners, beside Java; where Spark does not start, it is not left behind."""
+    forking = planners() if wanted else None
+    if forking is not None:
+        forking.start(said)
+    try:
+        yield
+    except BaseException:
+        if forking is not None:
+            forking.stop()
+        raise
 
 
 def listen(spark: SparkSession) -> None:
@@ -152,6 +171,9 @@ def stop_session(spark: SparkSession) -> None:
     else:  # Spark's own `stop` would ask the JVM; what it forgets then is forgotten here
         SparkContext._active_spark_context = SparkSession._instantiatedSession = None
     stop_java()
+    forking = planners()
+    if forking is not None:
+        forking.stop()
 
 
 def is_local(master: str) -> bool:

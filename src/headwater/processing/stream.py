@@ -9,14 +9,15 @@ as its end and is read from there in the next. So where its reading began stands
 again reads the same. One that was split off waits until its parent was read up to the fence, so every key keeps its order.
 
 The rows of a small batch are read where it is planned, and handed to Spark with the plan (see `fetched`); in a log in a folder while
-Spark still writes down that it will come (see `ahead`).
+Spark still writes down that it will come (see `ahead`). Where nothing is to be read, a source of an application waits until something
+comes (see `arrivals`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from headwater.log.split import is_held
 from headwater.log.topic import Topic
 from headwater.model.errors import HeadwaterError
 from headwater.processing.ahead import Ahead
+from headwater.processing.arrivals import Arrivals
 from headwater.processing.beats import Pace
 from headwater.processing.border import crossing
 from headwater.processing.event_time import PASSED
@@ -60,6 +62,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         self._target: Mapping[At, int] | None = None
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._ahead = Ahead[_Batch]()
+        self._idle_at: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins: `startingOffsets`, without it the present end."""
@@ -100,15 +103,27 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
             return ends
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes."""
+        """How far the next batch goes.
+
+        The second time that nothing is new since the last batch, it waits for something. Not the first time: only behind the answer
+        does Spark see whether its own operators need a batch without events, and tell that the query has nothing to do.
+        """
         with crossing():
+            if self._arrivals is not None:
+                self._arrivals.wait(is_idle=self._idle_at == start)
             end = self._latest(start, limit)
+            self._idle_at = end if end == start and self._is_whole(end) else None
         self._next = None if end == start else (start, end)
         return end
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has begun with a batch, maybe one without events; another may be due right after it."""
+        self._idle_at = None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch."""
         with crossing():
+            self._idle_at = None
             tasks, self.fetched = self._ahead.take((start, end)) or self._batch(start, end)
             return tasks
 
@@ -119,6 +134,16 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
     @property
     def _subscription(self) -> Subscription:
         return self._query.checked
+
+    @cached_property
+    def _arrivals(self) -> Arrivals | None:
+        """What may be waited for; a run over what is there never waits."""
+        awaits = self._query.options.awaits
+        return Arrivals(self._query.log, awaits) if awaits and self._target is None else None
+
+    def _is_whole(self, end: dict[str, Any]) -> bool:
+        """Whether nothing but an arrival can change this answer: events of a capture may be there whose transaction is not whole."""
+        return self._query.options.capture is None or Offsets.from_json(end).places == self._ends()
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = Offsets.from_json(start)

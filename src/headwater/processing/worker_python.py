@@ -5,7 +5,7 @@ process would compile all of pyspark again: three quarters of the time that a qu
 package beside that archive is the same one, with bytecode. So workers are started by a few lines of shell that leave the archive out.
 
 There are several kinds of workers, each with a process that they are forked from, and Spark lets us say which that is for one kind only;
-the same lines make it ours for all (see `daemon`).
+the same lines make it ours for all (see `daemon`). A process that plans a stream is not started at all, but forked (see `planners`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pyspark
 
+from headwater.processing.planners import PID, PLANNING, REQUESTS, Planners
+
 _SCRIPT = """#!/bin/sh
 for archive in {archives}; do
     found=":$PYTHONPATH:"
@@ -35,6 +37,9 @@ if [ "$1 $2" = "-m pyspark.daemon" ]; then
     shift 2
     set -- -m headwater.processing.daemon "$@"
 fi
+if [ "$1 $2" = "-m {planning}" ] && read -r forking < {folder}/{pid} && kill -0 "$forking"; then
+    env -0 > {folder}/$$.env && echo $$ 1<> {folder}/{requests} && exit
+fi 2> /dev/null
 exec {python} "$@"
 """
 
@@ -44,14 +49,38 @@ def worker_python() -> str:
     archives = sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("py*.zip"), reverse=True)
     if "SPARK_HOME" in os.environ or not archives or os.name != "posix":
         return sys.executable
-    return _script(_SCRIPT.format(archives=shlex.join(map(str, archives)), python=shlex.quote(sys.executable)))
+    script = _folder() / "python"
+    if not script.exists():
+        script.write_text(
+            _SCRIPT.format(
+                archives=shlex.join(map(str, archives)),
+                python=shlex.quote(sys.executable),
+                planning=PLANNING,
+                folder=shlex.quote(str(script.parent)),
+                pid=PID,
+                requests=REQUESTS,
+            )
+        )
+        script.chmod(0o700)
+    return str(script)
+
+
+def planners() -> Planners | None:
+    """What forks planners for the Python that Spark starts workers with; None where that is not the one made here."""
+    script = os.environ.get("PYSPARK_PYTHON", "")
+    return _planners(_folder()) if script == str(_folder() / "python") else None
 
 
 @lru_cache
-def _script(text: str) -> str:
+def _folder() -> Path:
+    """A folder for this program."""
     folder = tempfile.mkdtemp(prefix="headwater-python-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    script = Path(folder) / "python"
-    script.write_text(text)
-    script.chmod(0o700)
-    return str(script)
+    return Path(folder)
+
+
+@lru_cache
+def _planners(folder: Path) -> Planners:
+    made = Planners(folder)
+    atexit.register(made.stop)
+    return made
