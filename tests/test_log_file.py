@@ -20,10 +20,10 @@ from crc32c import crc32c
 
 import headwater as hw
 from children import in_child
-from headwater.log.disk import RealDisk, RealFile
+from headwater.log.disk import File, Map, Mode, RealDisk, RealFile
 from headwater.log.log import Log
 from headwater.log.segment import Segment, segment_name
-from headwater.model.errors import Closed, InvalidInput, Poisoned, StorageError
+from headwater.model.errors import Closed, InvalidInput, Poisoned, StorageError, TopicNotFound
 from headwater.testing.contract_case import ORDERS, events_of, orders, refused, values_of
 from log_folders import filled, open_folders
 
@@ -157,6 +157,61 @@ def test_sealing_does_not_disturb_who_looks_at_that_moment(folder: Path) -> None
                     assert looking.offsets_at("raw", events_of(sealing, "raw")[0].appended) == {0: 0}
                 else:
                     assert values_of(looking, "raw") == values
+
+
+class Meddled(RealDisk):
+    """A disk on which other things happen just before a process looks at certain paths, one after the other."""
+
+    def __init__(self) -> None:
+        self.happenings: list[tuple[str, Callable[[], object]]] = []
+
+    def _happen(self, path: str) -> None:
+        if self.happenings and path.endswith(self.happenings[0][0]):
+            self.happenings.pop(0)[1]()
+
+    def exists(self, path: str) -> bool:
+        self._happen(path)
+        return super().exists(path)
+
+    def open(self, path: str, mode: Mode = "read") -> File:
+        self._happen(path)
+        return super().open(path, mode)
+
+    def map(self, path: str, length: int, *, writable: bool = True) -> Map:
+        self._happen(path)
+        return super().map(path, length, writable=writable)
+
+
+def test_a_topic_that_comes_and_goes_under_a_look_lacks_nothing(folder: Path) -> None:
+    """It is not there, is made, and is deleted again before the look has ended: that is no damage."""
+    with hw.open_log(str(folder)) as other:
+        disk = Meddled()
+        with hw.open_log(str(folder), disk=disk) as log:
+            disk.happenings += [
+                ("/t/topic", lambda: None),  # the first look comes before all that
+                ("/t/0/head", lambda: other.create_topic("t", partitions=1)),
+                ("/t/topic", lambda: other.delete_topic("t")),
+            ]
+            with pytest.raises(TopicNotFound):
+                log.topic("t")
+    assert not disk.happenings
+
+
+def test_a_topic_that_was_made_again_with_fewer_partitions_lacks_none(folder: Path) -> None:
+    """Another topic has the name now. The partition that was to be opened is that of one that is deleted."""
+
+    def make_again() -> None:
+        other.delete_topic("t")
+        other.create_topic("t", partitions=1)
+
+    with hw.open_log(str(folder)) as other:
+        other.create_topic("t", partitions=2)
+        disk = Meddled()
+        with hw.open_log(str(folder), disk=disk) as log:
+            disk.happenings.append(("/t/1/head", make_again))
+            with pytest.raises(TopicNotFound):
+                log.store.handles.partition("t", 1)
+    assert not disk.happenings
 
 
 class Held:

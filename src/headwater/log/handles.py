@@ -16,7 +16,7 @@ from contextlib import suppress
 from headwater.log.catalog import read_text, topic_from_json
 from headwater.log.disk import Disk, File
 from headwater.log.fence import Fence, open_fence
-from headwater.log.head import is_marked_deleted
+from headwater.log.head import Head
 from headwater.log.partition import Partition
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
@@ -113,10 +113,22 @@ class Handles:
         return topic
 
     def _lacks_its_file(self, folder: str) -> bool:
-        """Whether a topic is there but for its file. One that was made or deleted since that was looked for does not lack it."""
-        if not self.disk.exists(f"{folder}/0/head") or is_marked_deleted(self.disk, f"{folder}/0"):
+        """Whether a topic is there but for its file. One that was made or deleted since that was looked for does not lack it.
+
+        A topic is marked before it is removed, so one that is not marked at the end has been there all the time.
+        """
+        try:
+            head = Head(self.disk, f"{folder}/0/head", writable=False)
+        except FileNotFoundError:
             return False
-        return not self.disk.exists(f"{folder}/topic")
+        except Damaged:
+            return not self.disk.exists(f"{folder}/topic")
+        try:
+            return not self.disk.exists(f"{folder}/topic") and not head.is_deleted()
+        except Damaged:
+            return True
+        finally:
+            head.close()
 
     def partition(self, name: str, number: int) -> Partition:
         """A partition, opened at its first use."""
@@ -214,19 +226,25 @@ class Handles:
         try:
             return self._open_files(topic, number)
         except FileNotFoundError:
-            raise self._missing(topic.name, number) from None
+            raise self._missing(topic, number) from None
 
-    def _missing(self, name: str, number: int) -> HeadwaterError:
-        """Why a partition cannot be opened: a topic is removed as a whole, so where the rest of it stands a file was lost."""
-        folder = f"{self.folder}/topics/{name}"
-        if self.disk.exists(f"{folder}/topic"):
-            for path in (f"{folder}/{number}", *(f"{folder}/{number}/{file}" for file in _FILES)):
-                if not self.disk.exists(path):
-                    return Damaged(
-                        f"{path} is missing.",
-                        advice="Close every program that uses this log, then run `headwater doctor --repair`.",
-                    )
-        return _deleted(name)
+    def _missing(self, topic: Topic, number: int) -> HeadwaterError:
+        """Why a partition cannot be opened: a topic is made and removed as a whole, so where the rest of it stands a file was lost."""
+        folder = f"{self.folder}/topics/{topic.name}"
+        for path in (f"{folder}/{number}", *(f"{folder}/{number}/{file}" for file in _FILES)):
+            if not self.disk.exists(path) and self._id(folder) == topic.id:
+                return Damaged(
+                    f"{path} is missing.",
+                    advice="Close every program that uses this log, then run `headwater doctor --repair`.",
+                )
+        return _deleted(topic.name)
+
+    def _id(self, folder: str) -> str | None:
+        """That of the topic in a folder; None where there is none."""
+        try:
+            return topic_from_json(read_text(self.disk, f"{folder}/topic", "topic")).id
+        except FileNotFoundError:
+            return None
 
     def _open_files(self, topic: Topic, number: int) -> Partition:
         return Partition(
