@@ -23,7 +23,7 @@ from children import in_child
 from headwater.log.disk import File, Map, Mode, RealDisk, RealFile
 from headwater.log.log import Log
 from headwater.log.segment import Segment, segment_name
-from headwater.model.errors import Closed, InvalidInput, Poisoned, StorageError, TopicNotFound
+from headwater.model.errors import Closed, Damaged, InvalidInput, Poisoned, StorageError, TopicNotFound
 from headwater.testing.contract_case import ORDERS, events_of, orders, refused, values_of
 from log_folders import filled, open_folders
 
@@ -212,6 +212,26 @@ def test_a_topic_that_was_made_again_with_fewer_partitions_lacks_none(folder: Pa
             with pytest.raises(TopicNotFound):
                 log.store.handles.partition("t", 1)
     assert not disk.happenings
+
+
+def test_a_file_that_is_cut_and_grows_again_while_it_is_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead writer's end is cut and written over between a reader's look at the length and its mapping: the reader looks again."""
+    refusals, view = 3, RealFile.view
+
+    def cut_for_a_moment(file: RealFile, length: int) -> pa.Buffer:
+        nonlocal refusals
+        if file.path.endswith(".frames") and refusals:
+            refusals -= 1
+            raise Damaged(f"{file.path} is shorter than {length} bytes.", advice="Run `headwater doctor` on this log.")
+        return view(file, length)
+
+    with hw.open_log(str(folder)) as log:
+        log.create_topic("t", partitions=1)
+        log.append("t", [b"1"])
+    monkeypatch.setattr(RealFile, "view", cut_for_a_moment)
+    with hw.open_log(str(folder)) as log:
+        assert values_of(log, "t") == [b"1"]
+    assert not refusals
 
 
 class Held:

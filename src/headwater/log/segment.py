@@ -51,6 +51,7 @@ _PRODUCER = struct.Struct("<16sIqq")
 _PRODUCERS_AT = _CRC_AT + 4
 _ALIGNMENT = 64
 _WORTH_SAVING = 100
+_MAPPINGS_MAX = 20
 _SKIM = struct.Struct("<8xQqI36xq16sI12xq")
 _NAMED = struct.Struct("<I")
 
@@ -268,15 +269,13 @@ class Segment:
             self._map_again()
 
     def _map_again(self) -> None:
-        """Maps the file as long as it is now; it may be cut between the look and the mapping."""
-        length = self.size()
-        while True:
+        """Maps the file as long as it is now; it may be cut between the look and the mapping, and be as long again at the next look."""
+        for attempt in range(_MAPPINGS_MAX):
             try:
-                self._view = self._file.view(length)
+                self._view = self._file.view(self.size())
                 break
             except StorageError:
-                before, length = length, self.size()
-                if length == before:
+                if attempt == _MAPPINGS_MAX - 1:
                     raise
         self._bytes = memoryview(self._view)
 
