@@ -168,3 +168,27 @@ def test_a_settled_record_that_cannot_be_synced_closes_its_partitions(seed: int)
         assert found in ([0, 0], [1, 1])
         for topic in ("a", "b"):
             log.append(topic, [b"after"])
+
+
+@pytest.mark.parametrize("point", ["commit: published one", "settle: before publish"])
+def test_a_transaction_of_which_a_part_is_published_needs_no_other_sync(point: str) -> None:
+    """Its record is on disk. If another sync could fail, half of it would be there for good."""
+    disk = SimDisk(1)
+    log = prepared(disk)
+    transact(log, 0)
+    name = "writer"
+    if point.startswith("settle"):
+        disk.crash_at("writer", "commit: recorded")
+        with suppress(Crashed):
+            transact(log, 1)
+            pytest.fail("nobody died")
+        name, log = "other", opened(disk, "other")
+    disk.crash_at(name, point)
+    with suppress(Crashed):
+        transact(log, 2)
+        pytest.fail("nobody died")
+    disk.fail("sync", "*/commits", errno.EIO)
+    with opened(disk, "heir") as heir:
+        heir.append("a", [b"x"])
+        known = 1 if point.startswith("settle") else 2
+        assert [stored(heir, topic)[b"%d" % known] for topic in ("a", "b")] == [1, 1]

@@ -1,7 +1,7 @@
 """The commit log: what makes an append over several partitions and topics all or nothing.
 
 Two files in the log's folder. `state` is a slot file (magic "HWLOGS") with one fact: boot id, incarnation, sequence,
-pending, end, last transaction, chain, failed. `commits` holds the commit records one after the other:
+pending, end, last transaction, chain, sync. `commits` holds the commit records one after the other:
 
     file:   magic "HWCMTS", format u16, floor u64 (every transaction up to it was decided before this file began)
     record: magic "HWC1", bytes u32, transaction u64, chain u32, crc32c u32 of all the rest, then the body (msgpack):
@@ -25,6 +25,8 @@ Invariants:
 - a stage's marker likewise: its lock is held from the check of its number and last marker until the transaction has ended;
 - when a record's sync fails, in its own process or in one that settles it, the outcome is unknown to the disk: the partitions stay
   closed to appends (poisoned) until a new `commits` without that record has replaced the file;
+- that a record is on disk is said in `state` before anything of it is published, so who settles it knows that a part may be, and publishes
+  the rest without another sync, which could fail;
 - nothing that fails behind the record makes the transaction fail: what could not be published stays `pending`;
 - `commits` is never shorter than `end`. One that holds no record and is shorter has replaced another, and who did so died before
   `state` said it; any other that is shorter is damaged.
@@ -51,6 +53,8 @@ FORMAT = 3
 COMMITS_BYTES_MAX = 4 << 20
 ROOM_BYTES = 64 << 10
 
+SYNC_FAILED, SYNC_DONE = 1, 2
+
 _STATE_MAGIC = b"HWLOGS"
 _STATE_FORMAT = 1
 _STATE = struct.Struct("<36sqqqqqII")
@@ -64,7 +68,11 @@ _RECORD = struct.Struct("<4sIQII")
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """What the processes of one log share beside the heads. `pending` is the record's place plus one, or 0."""
+    """What the processes of one log share beside the heads. `pending` is the record's place plus one, or 0.
+
+    `sync` says how the sync of the last record ended: 0 where nobody can say or nothing is pending, `SYNC_DONE` while that which is
+    pending is on disk, `SYNC_FAILED` until `commits` has begun again.
+    """
 
     boot_id: bytes
     incarnation: int
@@ -73,7 +81,12 @@ class State(msgspec.Struct, frozen=True, gc=False):
     end: int
     transaction: int
     chain: int
-    failed: int
+    sync: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether a record could not be synced."""
+        return self.sync == SYNC_FAILED
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -202,10 +215,11 @@ class CommitLog:
                 raise
             except StorageError as error:
                 poison(decision)
-                self.set_state(msgspec.structs.replace(state, failed=1))
+                self.set_state(msgspec.structs.replace(state, sync=SYNC_FAILED))
                 raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
             with suppress(StorageError, FileNotFoundError):
+                self._say_synced()
                 publish(decision)
                 self._finish(len(record), record)
             self._disk.reach("commit: done")
@@ -223,14 +237,16 @@ class CommitLog:
                 self.set_state(msgspec.structs.replace(state, pending=0))
                 return
             decision, record = found
-            try:
-                file = self._commits()
-                file.write_at(state.pending - 1, [record])  # a sync that failed before has left its pages clean
-                file.sync()
-            except StorageError:
-                poison(decision)
-                self.set_state(msgspec.structs.replace(state, pending=0, failed=1))
-                raise
+            if state.sync != SYNC_DONE:
+                try:
+                    file = self._commits()
+                    file.write_at(state.pending - 1, [record])  # a sync that failed before has left its pages clean
+                    file.sync()
+                except StorageError:
+                    poison(decision)
+                    self.set_state(msgspec.structs.replace(state, pending=0, sync=SYNC_FAILED))
+                    raise
+                self._say_synced()
             self._disk.reach("settle: before publish")
             publish(decision)
             self._finish(len(record), record)
@@ -260,7 +276,7 @@ class CommitLog:
         create_commits(self._disk, self._folder, floor=floor)
         self._disk.reach("records: begun again")
         state = self.state()
-        self.set_state(msgspec.structs.replace(state, pending=0, end=_FILE.size, chain=0, failed=0))
+        self.set_state(msgspec.structs.replace(state, pending=0, end=_FILE.size, chain=0, sync=0))
 
     def recovered(self, *, boot_id: str, incarnation: int, floor: int) -> None:
         """Begins again after a recovery; the boot id comes last, since it says that all is done."""
@@ -282,11 +298,14 @@ class CommitLog:
         self._lock.close()
         self._state.close()
 
+    def _say_synced(self) -> None:
+        self.set_state(msgspec.structs.replace(self.state(), sync=SYNC_DONE))
+
     def _finish(self, length: int, record: bytes) -> None:
         state = self.state()
         self.set_state(
             msgspec.structs.replace(
-                state, sequence=state.sequence + 1, pending=0, end=state.end + length, chain=_chain(record)
+                state, sequence=state.sequence + 1, pending=0, end=state.end + length, chain=_chain(record), sync=0
             )
         )
 
@@ -310,7 +329,7 @@ class CommitLog:
                 advice="Close every program that uses this log, then run `headwater doctor --repair`.",
             )
         self._disk.sync_folder(self._folder)
-        state = msgspec.structs.replace(state, end=_FILE.size, chain=0, failed=0)
+        state = msgspec.structs.replace(state, end=_FILE.size, chain=0, sync=0)
         self.set_state(state)
         return state
 
