@@ -21,6 +21,7 @@ import headwater as hw
 from headwater.log.kafka_cluster import Cluster
 from headwater.log.log import Log
 from headwater.processing.sink import StreamWriter, Task
+from headwater.processing.weaving import Order
 
 EPOCHS = 3
 TASKS = 2
@@ -41,15 +42,30 @@ class _TaskWriter(StreamWriter):
 
 
 def write_as(log: Log, checkpoint: Path, epoch: int, number: int, numbers: range) -> None:
-    """What Spark has a task of a batch do."""
+    """What Spark has a task of a batch do, with rows that are told apart by their numbers."""
+    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
+    batch = pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})
+    write_batch(log, checkpoint, epoch, number, schema=schema, batch=batch)
+
+
+def write_batch(
+    log: Log,
+    checkpoint: Path,
+    epoch: int,
+    number: int,
+    *,
+    schema: StructType,
+    batch: pa.RecordBatch,
+    order: Order | None = None,
+) -> None:
+    """The same with any rows, and with the `order` that an application gives."""
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "metadata").write_text('{"id":"q"}')
     (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
-    schema = StructType([StructField("n", IntegerType()), StructField("k", StringType())])
     _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
-    writer = _TaskWriter({"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}, schema)
-    batches = [pa.record_batch({"n": pa.array(numbers, pa.int32()), "k": [f"k{n}" for n in numbers]})]
-    writer.commit([writer.write(iter(batches))], epoch)
+    options = {"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}
+    writer = _TaskWriter(options if order is None else {**options, "order": order}, schema)
+    writer.commit([writer.write(iter([batch]))], epoch)
 
 
 def run(url: str, checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import uuid
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from headwater.processing.maxima import Maxima
 from headwater.testing.servers.kafka import KafkaServer
 from spark import patiently
 from test_event_time import LATENESS_S, NOON, SCHEMA, collected, counts, fill, per_window, stream, told, windows
+from test_late_windows import SCHEMA as WINDOWED
+from test_late_windows import counted
 
 pytestmark = [pytest.mark.slow, pytest.mark.service("kafka"), pytest.mark.timeout(600)]
 
@@ -88,6 +91,46 @@ def test_an_application_on_kafka_keeps_late_events(kafka: KafkaServer, spark: Sp
             )
         finally:
             app.stop()
+
+
+def per_half_minute(clicks: DataFrame) -> DataFrame:
+    return hw.windowed(clicks, by="who", over="30 seconds", n="count")
+
+
+def in_pieces(clicks: DataFrame) -> DataFrame:
+    return per_half_minute(clicks)
+
+
+def test_an_open_window_takes_late_events_on_kafka(kafka: KafkaServer, spark: SparkSession, tmp_path: Path) -> None:
+    """`late="window"` works there as in a folder: what counts, and what is late, is the same however batches are cut."""
+    url, random = f"kafka://{kafka.bootstrap}?prefix=e{uuid.uuid4().hex[:8]}.", Random(7)
+    app = hw.App("open", log=url, spark=spark, state=tmp_path / "state", views=f"sqlite:///{tmp_path}/v.db")
+    clicks = app.topic("clicks", schema=WINDOWED, key="who", time="at", lateness="5 seconds", partitions=2)
+    app.stream(clicks, key="who", late="window")(per_half_minute)
+    app.stream(clicks, key="who", late="window", events_max=60)(in_pieces)
+    users = [f"w{number}" for number in range(6)]
+    with hw.open_log(url) as log:
+        log.create_topic("clicks", WINDOWED, key="who", time="at", lateness="5 seconds", partitions=2)
+        late = dict.fromkeys(app.graph.stages, 0)
+        behind = [random.choice([0, 0, 3, 12, 25, 70]) for _ in range(300)]
+        rows = [
+            {"who": random.choice(users), "v": 0, "at": NOON + timedelta(seconds=number - each)}
+            for number, each in enumerate(behind)
+        ]
+        ends = [[{"who": who, "v": 0, "at": NOON + timedelta(hours=hour)} for who in users] for hour in (1, 2)]
+        for appended in (rows, *ends):
+            log.append("clicks", appended)
+            for stage in patiently(lambda: app.run(available_now=True)).stages:
+                late[stage.name] += stage.late
+                assert stage.is_whole
+        counts, expected_late = counted(log, "who")
+        closed = {at: n for at, n in counts.items() if at[1] < NOON + timedelta(hours=1)}
+        assert 0 < expected_late < 100 and set(late.values()) == {expected_late}
+        for topic in ("per_half_minute", "in_pieces"):
+            found = log.read(topic).to_pylist()
+            passed = [row for row in found if row["window_start"] < NOON + timedelta(hours=1)]
+            assert {(row["who"], row["window_start"]): row["n"] for row in passed} == closed, topic
+            assert len(passed) == len(closed), topic
 
 
 def test_operators_run_on_kafka(kafka: KafkaServer, spark: SparkSession, tmp_path: Path) -> None:

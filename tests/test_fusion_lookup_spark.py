@@ -144,7 +144,7 @@ def test_a_fused_lookup_goes_on_from_its_state(tmp_path: Path, spark: SparkSessi
     """It waits for a table that has no event yet; late sales are counted; deletions are seen; keys that move to another partition
     keep their state on both sides; a lost state is rebuilt as it was."""
     url, random = str(tmp_path / "log"), Random(3)
-    late = Counter[str]()
+    late, given = Counter[str](), Counter[str]()
     plan = make(log=url, spark=spark).plan()
     assert "lookup-1 runs inside the source of sales and rates, without a shuffle" in plan
     assert "lookup-1 runs inside the source of sales and offers, without a shuffle" in plan
@@ -152,7 +152,9 @@ def test_a_fused_lookup_goes_on_from_its_state(tmp_path: Path, spark: SparkSessi
 
     def run(**how: Any) -> None:
         stages = make(log=url, spark=spark).run(available_now=True, **how).stages
+        assert all(stage.is_whole for stage in stages)
         late.update({stage.name: stage.late for stage in stages})
+        given.update({stage.name: stage.given for stage in stages})
 
     run()
     with hw.open_log(url) as log:
@@ -190,5 +192,8 @@ def test_a_fused_lookup_goes_on_from_its_state(tmp_path: Path, spark: SparkSessi
         for topic in ("sales", "rates"):
             log.heartbeat(topic, datetime.now(UTC) + timedelta(minutes=3))
         run()
+        changed = 100 + 150 + 1
         for stage in ("priced", "apart"):
             assert [row["rate"] for row in read(stage) if row["id"] == 1000] == [None]
+            assert len(read(stage)) + late[stage] == log.read("sales").num_rows, "each sale is in the result, or late"
+            assert given[stage] == len(read(stage)) + changed, "the table's rows are given as well"

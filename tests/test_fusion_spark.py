@@ -54,14 +54,16 @@ def test_what_is_fused_goes_on_from_its_state(tmp_path: Path, spark: SparkSessio
     with hw.open_log(tmp_path / "log") as log:
         log.create_topic("bids", SCHEMA, key="who", partitions=2)
         feed(tmp_path, random, 1, 3000)
-        status = app.run(available_now=True)
-        assert status.stages[0].events == 3000
+        [stage] = app.run(available_now=True).stages
+        assert stage.is_whole and (stage.events, stage.given, stage.late) == (3000, 3000, 0)
         log.alter_topic("bids", partitions=4)
         feed(tmp_path, random, 2, 300)
-        make(tmp_path, spark).run(available_now=True)
+        [stage] = make(tmp_path, spark).run(available_now=True).stages
+        assert stage.is_whole and (stage.events, stage.given, stage.late) == (300, 300, 0)
         shutil.rmtree(checkpoint / "operators/top_n-1")
         feed(tmp_path, random, 3, 40)
-        make(tmp_path, spark).run(available_now=True, rebuild_state={"winners": "all"})
+        [stage] = make(tmp_path, spark).run(available_now=True, rebuild_state={"winners": "all"}).stages
+        assert stage.is_whole and (stage.events, stage.given, stage.late) == (40, 40, 0)
         events = log.read("bids").to_pylist()
     rows = app.views["winners"].rows().to_pylist()
     assert {row["lot"]: (row["n"], row["total"]) for row in rows} == brute_force(events)

@@ -115,7 +115,8 @@ def test_what_is_fused_by_time_goes_on_from_its_state(tmp_path: Path, spark: Spa
     def run(**how: Any) -> str | None:
         stages = {stage.name: stage for stage in make(log=url, spark=spark).run(available_now=True, **how).stages}
         late.update({name: stage.late for name, stage in stages.items()})
-        seen["events"] += stages["inside"].events
+        assert all(stage.is_whole for stage in stages.values())
+        seen.update(events=stages["inside"].events, inside=stages["inside"].given, apart=stages["apart"].given)
         return stages["inside"].watermark
 
     with hw.open_log(url) as log:
@@ -138,6 +139,7 @@ def test_what_is_fused_by_time_goes_on_from_its_state(tmp_path: Path, spark: Spa
         assert len(found) > before, "time passed"
         assert as_set(found) == as_set(log.read("apart").to_pylist())
         assert len(found) + late["inside"] == seen["events"] == 1800 and late["inside"] == late["apart"]
+        assert seen["inside"] == seen["apart"] == len(found), "each row that was given is in the result"
         assert log.read("inside.late").num_rows == late["inside"]
         written = spark.read.format("headwater").options(log=url, topic="inside", columns="_late").load()
         assert not written.where("_late").count(), "what was on time where it was read is so where it is written"

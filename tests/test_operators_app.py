@@ -82,6 +82,12 @@ def test_late_events_of_a_lookup_are_kept_and_late_rows_of_its_table_are_taken(
         for topic in ("enriched.late", "once.late"):
             assert pages(log, topic) == ["late", "never"], topic
         assert pages(log, "once") == ["between", "early", "now"]
+        assert all(stage.is_whole for stage in stages.values())
+        waits, copies = 2, 1
+        assert log.read("enriched").num_rows + log.read("enriched.late").num_rows + waits == len(clicks)
+        assert log.read("once").num_rows + log.read("once.late").num_rows + copies == len(clicks)
+        assert (stages["enriched"].events, stages["enriched"].given) == (len(clicks) + 3, len(clicks) + 3 - 2)
+        assert (stages["once"].events, stages["once"].given) == (len(clicks), len(clicks) - 2)
 
         log.alter_topic("clicks", lateness="20 seconds")
         log.append("clicks", [{"user_id": 1, "page": "early", "at": moment(95)}])
@@ -126,7 +132,10 @@ def test_of_the_changes_of_a_transaction_the_last_is_found(spark: SparkSession, 
             log.append(f"{place}_clicks", [{"user_id": user, "page": "p", "at": at} for user in expected])
             for topic in ("clicks", "users"):
                 log.heartbeat(f"{place}_{topic}", NOON + timedelta(minutes=1))
-            app.run(available_now=True)
+            for stage in app.run(available_now=True).stages:
+                count = len(changes) + len(expected)
+                assert stage.is_whole and (stage.events, stage.given, stage.late) == (count, count, 0), stage
+                assert log.read(stage.to).num_rows == len(expected), "one row for each click"
             found = {row["user_id"]: row["name"] for row in log.read(f"{place}_found").to_pylist()}
             assert found == expected, place
             upper = {row["user_id"]: row["name"] for row in log.read(f"{place}_renamed").to_pylist()}
@@ -320,6 +329,7 @@ def test_operators_work_behind_what_spark_keeps_without_time(spark: SparkSession
                 log.heartbeat("clicks", NOON + timedelta(minutes=step))
             status = app.run(available_now=True)
             late += sum(stage.late for stage in status.stages)
+            assert all(stage.is_whole for stage in status.stages)
         pages = Counter(
             len({row["user_id"] for row in seen if row["page"] == page}) for page in ("p0", "p1", "p2", "p3")
         )

@@ -8,18 +8,26 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 import headwater as hw
 from headwater.log.kafka import KafkaStore
 from headwater.model.errors import CheckpointConflict, Fenced
+from headwater.processing.weaving import Order
 from headwater.testing.contract_case import OpenLog, refused, values_of
 from headwater.testing.contract_stages import StageContract, marker, rows
 from headwater.testing.servers.kafka import KafkaServer
 from stage_holder import EPOCHS as HOLDER_EPOCHS
-from task_writer import EPOCHS, TASK_EVENTS, TASKS, write_as
+from task_writer import EPOCHS, TASK_EVENTS, TASKS, write_as, write_batch
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+ORDERS: tuple[Order | None, ...] = ("times", None)
 
 pytestmark = pytest.mark.service("kafka")
 
@@ -120,6 +128,31 @@ def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> No
         with refused(CheckpointConflict, "planned anew"):
             log.stage("s.0").commit(hw.Marker(query="q", epoch=0, ends=[7]), [("b", rows(99))])
         assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
+
+
+def test_a_task_appends_its_rows_by_event_time(url: str, tmp_path: Path) -> None:
+    """An operator gives its rows by the hash of its own key. With the order that its application gives the task, each partition of the
+    topic has them by time, and none is late there; without it many are."""
+    schema = StructType(
+        [StructField("n", IntegerType()), StructField("k", StringType()), StructField("at", TimestampType())]
+    )
+    given = Random(1).sample(range(500), 500)
+    columns = {
+        "n": pa.array(given, pa.int32()),
+        "k": [f"k{n % 7}" for n in given],
+        "at": pa.array([NOON + timedelta(seconds=n) for n in given], pa.timestamp("us", tz="UTC")),
+    }
+    with hw.open_log(url) as log:
+        log.create_topic("b", "n INT, k STRING, at TIMESTAMP", key="k", time="at", lateness="5 seconds", partitions=3)
+        for epoch, order in enumerate(ORDERS):
+            before = {number: span.stop for number, span in log.offsets("b").items()}
+            write_batch(log, tmp_path, epoch, 0, schema=schema, batch=pa.record_batch(columns), order=order)
+            events = log.read("b", columns=["n", "_partition", "_offset"]).sort_by("_offset").to_pylist()
+            mine = [row for row in events if row["_offset"] >= before[row["_partition"]]]
+            assert sorted(row["n"] for row in mine) == sorted(given)
+            parts = [[row["n"] for row in mine if row["_partition"] == number] for number in before]
+            assert min(map(len, parts)) > 50
+            assert [part == sorted(part) for part in parts] == [order == "times"] * 3, order
 
 
 def test_a_holder_need_not_open_its_stage_again(url: str) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -22,7 +23,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
-from app_storm_points import kill_session, session_of
+from app_storm_points import asleep, environment, kill_session, order
 from headwater.model.errors import InvalidApp, InvalidInput
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -83,33 +84,44 @@ class Auction:
         return status.stages[0].error if status.stages[0].state == "failed" else None
 
     def kill_task(self) -> None:
-        """Runs in another process whose tasks are killed, with a batch before them; then the rest of it, and its disk is lost."""
-        process = self._elsewhere("run_on")
+        """Kills a task in the middle of a batch, when it has saved its state and Spark has not committed the batch; then the rest of the
+        application, and the disk of one operator's state is lost."""
+        process = self._elsewhere("run_on", environment(self.folder))
         try:
-            while not (self.operators.parent / "commits" / "0").exists():
-                assert process.poll() is None
-                time.sleep(0.01)
+            self._wait_for((self.checkpoint / "commits" / "0").exists, process)
             assert any(self.operators.glob("sliding-1/*/*.state"))
+            order(self.folder, "state: saved", "stop")
             self.feed()
-            tasks = [
-                pid
-                for pid, command in session_of(process.pid).items()
-                if ".daemon" in command or " -m pyspark" in command
-            ]
-            assert tasks, "nobody is there to be killed"
-            for pid in tasks:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._wait_for(lambda: bool(asleep(self.folder)), process)
+            [task] = asleep(self.folder)
+            batch = max(int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*"))
+            commit = self.checkpoint / "commits" / str(batch)
+            assert batch > 0 and not commit.exists(), "a batch is under way"
+            order(self.folder, "state: saved", "stop")  # whoever runs the batch again gets no further
+            os.kill(task, signal.SIGKILL)
+            self._wait_for(lambda: _is_gone(task), process)
+            assert not commit.exists(), "the batch of a killed task is not done"
         finally:
             kill_session(process.pid)
             process.wait()
+            for sleeper in asleep(self.folder):
+                with suppress(ProcessLookupError):
+                    os.kill(sleeper, signal.SIGKILL)
+        assert not commit.exists()
         shutil.rmtree(self.operators / "sliding-1")
 
-    def _elsewhere(self, what: str) -> subprocess.Popen[bytes]:
+    def _wait_for(self, done: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        while not done():
+            assert process.poll() is None
+            time.sleep(0.01)
+
+    def _elsewhere(self, what: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         script = f"import test_state_spark as t; t.{what}({str(self.folder)!r})"
         paths = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
         return subprocess.Popen(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
+            [sys.executable, "-c", script],
+            env=variables or {**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
         )
 
     def kill_rebuilding(self) -> None:
@@ -125,8 +137,12 @@ class Auction:
             process.wait()
 
     @property
+    def checkpoint(self) -> Path:
+        return self.folder / "log" / "apps" / "auction" / "checkpoints" / "pace"
+
+    @property
     def operators(self) -> Path:
-        return self.folder / "log" / "apps" / "auction" / "checkpoints" / "pace" / "operators"
+        return self.checkpoint / "operators"
 
     def check(self, over_s: int = 30, *, since: int = 0) -> None:
         """Each bid that the watermark has passed was given once, with what its key had in the time before it."""
@@ -180,8 +196,8 @@ def test_another_number_of_partitions_goes_on_from_the_state(tmp_path: Path, spa
 def test_the_state_of_a_killed_task_is_refused_where_it_is_lost_and_rebuilt_from_the_log(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Tasks are killed while they run, and the disk with their state is gone. Whoever rebuilds it is killed first: the state is refused as
-    before. In the end nothing was given twice, and nothing is missing.
+    """A task is killed in the middle of a batch, which is never committed, and the disk with its state is gone. Whoever rebuilds it is
+    killed first: the state is refused as before. In the end nothing was given twice, and nothing is missing.
 
     The query begins behind events that retention has removed, so all that its state was made of is there.
     """
@@ -311,6 +327,14 @@ def test_the_pages_program_runs(
     blocks = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == count
     exec(compile("\n".join(blocks), f"docs/{page}", "exec"), {"__name__": "page"})
+
+
+def _is_gone(process: int) -> bool:
+    """Whether a process has ended; its parent may not have taken notice."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def run_on(folder: str) -> None:

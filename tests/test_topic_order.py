@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -74,8 +74,31 @@ def windows(bids: DataFrame) -> DataFrame:
     return grouped.select(F.col("w.start").alias("at"), "item", "who", "id")
 
 
+def pairs(bids: DataFrame) -> DataFrame:
+    """Bids with those for the same item in the two seconds before: a join of two streams."""
+    earlier = bids.select(F.col("item").alias("same"), F.col("at").alias("then"))
+    is_near = F.col("then").between(F.col("at") - F.expr("INTERVAL 2 SECONDS"), F.col("at"))
+    return bids.join(earlier, (F.col("item") == F.col("same")) & is_near).select("id", "who", "item", "at")
+
+
+def numbered(bids: DataFrame) -> DataFrame:
+    """A stateful function of a user's, which gives its rows key by key."""
+    return bids.groupBy("item").applyInPandasWithState(
+        number_rows, "id BIGINT, who STRING, item STRING, at TIMESTAMP, n BIGINT", "n BIGINT", "append", "NoTimeout"
+    )
+
+
+def number_rows(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+    """Each row with how many its key had before."""
+    (before,) = state.getOption or (0,)
+    for rows in frames:
+        yield rows.assign(n=range(before, before + len(rows)))[["id", "who", "item", "at", "n"]]
+        before += len(rows)
+    state.update((before,))
+
+
 STAGES: list[Callable[..., DataFrame]] = [
-    filtered, shuffled, once, paced, named, minutes, visits, best, sums, windows,
+    filtered, shuffled, once, paced, named, minutes, visits, best, sums, windows, pairs, numbered,
 ]  # fmt: skip
 
 
@@ -148,6 +171,7 @@ def test_what_was_on_time_is_on_time_in_every_topic_that_is_written(
                     filtered,
                     shuffled,
                     sums,
+                    numbered,
                 ):  # for which no time matters: what was late before may be late again
                     assert {row["id"] for row in found} <= {row["id"] for row in late}, function.__name__
                 else:

@@ -162,7 +162,9 @@ def test_windows_survive_crashes() -> None:
         test.feed("bids", feed)
         test.run()
         test.log.heartbeat("bids", NOON + timedelta(hours=1))
-        test.run()
+        status = test.run()
+        assert {stage.late for stage in status.stages} == {0}
+        assert sum(row["n"] for row in test.read("visits")) == test.log.read("bids").num_rows == len(bids)
         rows = [{"id": bid["who"], "v": bid["price"], "at": _micros(bid["at"])} for bid in bids]
         counted = windows(rows, 10 * SECOND, 5 * SECOND, {"n": "count", "high": "max"})
         assert told(test.read("hopping")) == sorted(tuple(row.values()) for row in counted)

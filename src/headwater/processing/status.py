@@ -46,8 +46,9 @@ class LateCount(NamedTuple):
 class StageStatus(msgspec.Struct, kw_only=True):
     """One stage. `waiting` is for the next attempt after an error, `failed` for somebody who looks at it.
 
-    Every event is accounted for: `events` are those that were `given` to the function, those `late` that were left out (all of them but
-    `late_taken`, late rows of tables, which are given as well), and those `dead`.
+    What was left out is accounted for: `events` are those that were `given` to the function, those `late` that were left out (all of them
+    but `late_taken`, late rows of tables, which are given as well), and those `dead`. `late` and `dead` are counted where events are left
+    out; `given` is the rest of `events`, so the sum cannot find a row that an operator lost: tests compare results for that.
     """
 
     name: str
@@ -119,7 +120,7 @@ class StageStatus(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every event is accounted for; a capture gives its events to nobody."""
+        """Whether what was left out was among the events that were read; a capture gives its events to nobody."""
         left_out = self.late - self.late_taken
         return self.kind == "capture" or (self.given >= 0 and self.events == self.given + left_out + self.dead)
 
