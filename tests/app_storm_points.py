@@ -54,7 +54,9 @@ def task_steps() -> list[str]:
 
 def driver_steps() -> list[str]:
     """The steps of streams, views and folders; in the driver. What happens once in a view's life has rounds of its own."""
-    seldom = ("made", "registered", "swapped in the log", "swapped in the store", "catching up")
+    seldom = (
+        "made", "registered", "swapped in the log", "swapped in the store", "catching up", "old generation fenced", "difference known",
+    )  # fmt: skip
     found = [*_steps("headwater.views", "maintain.py"), *_steps("headwater.sinks", "files.py")]
     found += _steps("headwater.processing", "stage.py")
     return [step for step in found if step != _TASK and not step.endswith(seldom)]
