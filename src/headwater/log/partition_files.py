@@ -7,6 +7,9 @@ from headwater.log.frame import NO_TIME
 from headwater.log.head import Mark, create_head
 from headwater.log.segment import SegmentHeader, create_segment
 
+ALL = -1
+"""In place of a partition's number: every partition of the topic."""
+
 FIRST_HEADER = SegmentHeader(0, NO_TIME, 0, 0, {})
 
 
