@@ -13,6 +13,7 @@ import pytest
 
 import headwater as hw
 from headwater.log import commit
+from headwater.log.doctor import examine
 from headwater.log.log import Log
 from headwater.model.errors import Poisoned, StorageError
 from headwater.model.marker import Marker
@@ -192,3 +193,64 @@ def test_a_transaction_of_which_a_part_is_published_needs_no_other_sync(point: s
         heir.append("a", [b"x"])
         known = 1 if point.startswith("settle") else 2
         assert [stored(heir, topic)[b"%d" % known] for topic in ("a", "b")] == [1, 1]
+
+
+HEAD, WRITTEN, DURABLE = "topics/a/0/head", 512, 1024
+SLOTS = (64 + 8, 288 + 8)
+DAMAGES: dict[str, Callable[[SimDisk, str], object]] = {
+    "its head is no head": lambda disk, log: disk.flip(f"{log}/{HEAD}", 0),
+    "its head is cut": lambda disk, log: disk.truncate_file(f"{log}/{HEAD}", 100),
+    "its head is gone": lambda disk, log: disk.process("stranger").remove(f"{log}/{HEAD}"),
+    "which mark is written": lambda disk, log: disk.flip(f"{log}/{HEAD}", 8 * WRITTEN),
+    "which mark is durable": lambda disk, log: disk.flip(f"{log}/{HEAD}", 8 * DURABLE),
+    "the written marks": lambda disk, log: [disk.flip(f"{log}/{HEAD}", 8 * (WRITTEN + at)) for at in SLOTS],
+    "one durable mark": lambda disk, log: disk.flip(f"{log}/{HEAD}", 8 * (DURABLE + SLOTS[1])),
+    "the durable marks": lambda disk, log: [disk.flip(f"{log}/{HEAD}", 8 * (DURABLE + at)) for at in SLOTS],
+    "its lock is gone": lambda disk, log: disk.process("stranger").remove(f"{log}/topics/a/0/lock"),
+    "its sync lock is gone": lambda disk, log: disk.process("stranger").remove(f"{log}/topics/a/0/sync"),
+    "its topic's file is gone": lambda disk, log: disk.process("stranger").remove(f"{log}/topics/a/topic"),
+}
+
+
+@pytest.mark.parametrize("after", ["the doctor", "records begin again", "a power loss", "begin again and a power loss"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["opened later", "open"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_transaction_is_settled_past_the_damage_of_one_of_its_partitions(
+    damage: str, is_open: bool, after: str
+) -> None:
+    """Whoever comes next appends elsewhere at once; after a repair or recovery the transaction is whole, also without its record."""
+    disk = SimDisk(9)
+    log, folder = prepared(disk), f"{disk.folder}/log"
+    transact(log, 0)
+    heir = opened(disk, "heir")
+    if is_open:
+        transact(heir, 1)
+    disk.crash_at("writer", "commit: recorded")
+    with suppress(Crashed):
+        transact(log, 2)
+        pytest.fail("nobody died")
+    topic_file = disk.content(f"{folder}/topics/a/topic")
+    DAMAGES[damage](disk, folder)
+    heir.append("other", [b"elsewhere"])
+    assert stored(heir, "b")[b"2"] == 1
+    for number in range(TRANSACTIONS if "begin again" in after else 1):
+        with heir.transaction() as transaction:
+            transaction.append("b", [b"more %d" % number])
+            transaction.append("other", [b"more %d" % number])
+    heir.close()
+    if "power loss" in after:
+        disk.power_loss()
+    doctor = disk.process("doctor")
+    file = doctor.open(f"{folder}/topics/a/topic", "create")
+    file.write_at(0, [topic_file])
+    file.close()
+    if "power loss" not in after:  # or the recovery does it
+        examine(folder, repair=True, disk=doctor)
+    with opened(disk, "judge") as judge:
+        wanted = Counter([b"0", b"2", *([b"1"] if is_open else [])])
+        assert stored(judge, "a") == wanted
+        assert wanted <= stored(judge, "b")
+        transact(judge, 3)
+        assert stored(judge, "a") == wanted + Counter([b"3"])
+    assert examine(folder, disk=doctor, repair=True).healthy
+    assert not examine(folder, disk=doctor).findings

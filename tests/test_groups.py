@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 
 import headwater as hw
-from headwater.log import commit
+from headwater.log import commit, group_files, recovery
 from headwater.log.commit import CommitLog
 from headwater.log.disk import RealDisk
 from headwater.log.doctor import examine
+from headwater.log.group_files import recover_slot
 from headwater.log.log import Log
 from headwater.log.store import Bounds
 from headwater.model.errors import Damaged, EventsMissed, GroupNotFound, NoAccess, PositionLost
@@ -21,6 +22,8 @@ from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
 from headwater.testing.contract_groups_case import drain, numbered, numbers_of
 from specimen import AnotherBoot
+
+PLANTED_SEEDS_MAX = 30
 
 
 def copy_some(log: Log, *, events_max: int) -> bool:
@@ -36,6 +39,28 @@ def copy_some(log: Log, *, events_max: int) -> bool:
 @pytest.mark.parametrize("seed", range(15))
 def test_offsets_and_events_agree_after_a_power_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of it reached the disk, and whenever it came: what was copied is committed, and nothing else."""
+    copy_through_power_losses(seed, monkeypatch)
+
+
+PLANTED: dict[str, tuple[object, str, Callable[..., None]]] = {
+    "groups are not recovered": (recovery, "recover_groups", lambda *_: None),
+    "recorded offsets are not put back": (group_files, "recover_slot", lambda *of: recover_slot(*of[:2], None)),
+}
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_mistake_is_found_out(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a mistake planted in the recovery, one of the histories above copies something twice or finds torn files."""
+    monkeypatch.setattr(*PLANTED[mistake])
+    for seed in range(PLANTED_SEEDS_MAX):
+        try:
+            copy_through_power_losses(seed, monkeypatch)
+        except (AssertionError, Damaged):
+            return
+    pytest.fail(f"{PLANTED_SEEDS_MAX} histories, and nobody noticed that {mistake}.")
+
+
+def copy_through_power_losses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = Random(seed)
     monkeypatch.setattr(commit, "COMMITS_BYTES_MAX", chance.choice((400, 1 << 20)))
     disk = SimDisk(seed)

@@ -25,6 +25,7 @@ from headwater.log.doctor import examine
 from headwater.log.lease import Lease
 from headwater.log.queue import Queue
 from headwater.log.queue_depth import Depth
+from headwater.log.queue_partition import QueuePartition
 from headwater.log.queue_settings import Order
 from headwater.log.queue_window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
 from headwater.model import clock
@@ -101,6 +102,22 @@ def test_a_power_loss_delivers_again_and_loses_nothing(durability: str) -> None:
 def test_a_power_loss_doubles_no_unit_of_work_and_no_dead_letter(seed: int, order: Order) -> None:
     """What a transaction acknowledged, and what is a dead letter, does not come again; everything else does."""
     print(f"seed {seed}")
+    work_through_power_losses(seed, order)
+
+
+@pytest.mark.parametrize("order", ["none", "key"])
+def test_a_mistake_is_found_out(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the acknowledgements being replayed after a power loss, one of the histories above does some work twice."""
+    monkeypatch.setattr(QueuePartition, "_acks", lambda *_: iter(()))
+    for seed in SEEDS:
+        try:
+            work_through_power_losses(seed, order)
+        except AssertionError:
+            return
+    pytest.fail(f"{len(SEEDS)} histories, and nobody noticed that units of work are done twice.")
+
+
+def work_through_power_losses(seed: int, order: Order) -> None:
     chance, disk = random.Random(seed), SimDisk(seed)
     number, rejected = 0, set[bytes]()
     for life in range(4):

@@ -15,6 +15,7 @@ from headwater.log.doctor import Finding, examine
 from headwater.model.errors import Damaged, DiskFull, HeadwaterError, StorageError
 from headwater.testing import Crashed, SimDisk
 from headwater.testing.contract_case import refused, values_of
+from headwater.testing.simdisk import Operation
 from specimen import AnotherBoot
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -108,9 +109,20 @@ def test_the_rest_of_a_log_opens_whatever_one_partition_has(tmp_path: Path, dama
         assert values_of(log, "well") == [*VALUES, b"more", b"more"]
 
 
-@pytest.mark.parametrize("operation", ["open", "map", "sync", "truncate", "names", "read", "sync_folder"])
+UNREACHABLE = [
+    *(
+        (operation, "/0*", errno.EIO)
+        for operation in ("open", "map", "sync", "truncate", "names", "read", "sync_folder")
+    ),
+    *(("names", "", error) for error in (errno.EIO, errno.EACCES, errno.EPERM)),
+]
+
+
+@pytest.mark.parametrize(("operation", "inside", "error"), UNREACHABLE)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_partition_that_could_not_be_recovered_is_closed_until_it_is(operation: str, seed: int) -> None:
+def test_a_partition_that_could_not_be_recovered_is_closed_until_it_is(
+    operation: Operation, inside: str, error: int, seed: int
+) -> None:
     """A bad sector, no rights: nobody reads or writes it before that is mended; then everything acknowledged is there."""
     disk = SimDisk(seed)
     with hw.open_log(f"{disk.folder}/log", disk=disk.process("before")) as log:
@@ -121,7 +133,7 @@ def test_a_partition_that_could_not_be_recovered_is_closed_until_it_is(operation
                 transaction.append("sick", [value])
                 transaction.append("well", [value])
         disk.power_loss()
-    disk.fail(operation, "*/topics/sick/0*", errno.EIO, times=10_000)  # type: ignore[arg-type]
+    disk.fail(operation, f"*/topics/sick{inside}", error, times=10_000)
     for name in ("first", "second"):
         with hw.open_log(f"{disk.folder}/log", disk=disk.process(name)) as log:
             assert values_of(log, "well")[: len(VALUES)] == VALUES
@@ -142,6 +154,36 @@ def test_a_partition_that_could_not_be_recovered_is_closed_until_it_is(operation
         assert values_of(log, "sick") == VALUES
         log.append("sick", [b"after"])
         assert values_of(log, "sick") == [*VALUES, b"after"]
+    assert not diagnosed(disk, repair=False)
+
+
+def test_a_partition_and_then_its_topic_cannot_be_reached() -> None:
+    """Each power loss adds to what is known of the transactions in what is closed; one partition may stay closed alone."""
+    disk = SimDisk(7)
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("before")) as log:
+        for name in ("sick", "well"):
+            log.create_topic(name, partitions=2)
+        for value in VALUES:
+            with log.transaction() as transaction:
+                for name in ("sick", "well"):
+                    transaction.append(name, [value])
+        wanted = sorted(values_of(log, "sick"))
+        disk.power_loss()
+    disk.fail("open", "*/topics/sick/1/*", errno.EIO, times=10_000)
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("first")) as log:
+        log.append("well", [b"more"])
+    disk.power_loss()
+    disk.fail("names", "*/topics/sick", errno.EACCES, times=10_000)
+    second, third = disk.process("second"), disk.process("third")
+    with hw.open_log(f"{disk.folder}/log", disk=second) as log, refused(StorageError, "could not be recovered"):
+        log.append("sick", [b"more"])
+    disk.heal()
+    disk.fail("open", "*/topics/sick/0/*", errno.EIO, times=10_000)
+    with hw.open_log(f"{disk.folder}/log", disk=third) as log, refused(StorageError, "Partition 0 of topic 'sick'"):
+        log.read("sick")
+    disk.heal()
+    with hw.open_log(f"{disk.folder}/log", disk=disk.process("fourth")) as log:
+        assert sorted(values_of(log, "sick")) == wanted
     assert not diagnosed(disk, repair=False)
 
 

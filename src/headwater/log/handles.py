@@ -18,6 +18,7 @@ from headwater.log.disk import Disk, File
 from headwater.log.fence import Fence, open_fence
 from headwater.log.head import Head
 from headwater.log.partition import Partition
+from headwater.log.partition_files import ALL
 from headwater.log.topic import Topic
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound, StorageError, TopicNotFound
@@ -44,7 +45,7 @@ class Handles:
         mend: Callable[[Partition], None],
         closed: Callable[[], Mapping[tuple[str, int], str]],
     ) -> None:
-        """`closed` gives the partitions that could not be recovered, each with the reason."""
+        """`closed` gives the partitions that could not be recovered, each with the reason; `ALL` stands for all of a topic."""
         self.disk = disk
         self.folder = folder
         self._clock = clock
@@ -215,18 +216,22 @@ class Handles:
                 raise _deleted(name) from None
 
     def _open(self, topic: Topic, number: int) -> Partition:
-        if (topic.name, number) in self._closed:
+        why = self._why_closed(topic.name, number)
+        if why is not None:
             self._closed = self._look_closed()  # another process may have recovered it since
-        if (topic.name, number) in self._closed:
+            why = self._why_closed(topic.name, number)
+        if why is not None:
             raise StorageError(
-                f"Partition {number} of topic {topic.name!r} could not be recovered after the machine stopped: "
-                f"{self._closed[topic.name, number]}",
+                f"Partition {number} of topic {topic.name!r} could not be recovered after the machine stopped: {why}",
                 advice="Nothing acknowledged is lost by that. Mend the cause, then open the log again or run `headwater doctor --repair`.",
             )
         try:
             return self._open_files(topic, number)
         except FileNotFoundError:
             raise self._missing(topic, number) from None
+
+    def _why_closed(self, name: str, number: int) -> str | None:
+        return self._closed.get((name, number), self._closed.get((name, ALL)))
 
     def _missing(self, topic: Topic, number: int) -> HeadwaterError:
         """Why a partition cannot be opened: a topic is made and removed as a whole, so where the rest of it stands a file was lost."""

@@ -141,6 +141,15 @@ class Head:
         """Publishes what is on disk; the caller holds the sync lock."""
         self._facts.write(_DURABLE, *msgspec.structs.astuple(mark))
 
+    def publish_past_damage(self, mark: Mark) -> None:
+        """Publishes what is written and on disk where older marks may be damaged; the caller settles a transaction that ends there.
+
+        A mark that is damaged must not stay behind one of an older version that is whole: after a power loss that would be believed.
+        """
+        for fact in (_DURABLE, _WRITTEN):
+            if all(Mark(*values).end < mark.end for values in self._facts.read_all(fact)):
+                self._facts.write_after_power_loss(fact, *msgspec.structs.astuple(mark))
+
     def publish_firsts(self, first: int, archived: int) -> None:
         """Gives up what lies below; the caller holds the `seal` lock, and syncs the head before it removes anything."""
         self._facts.write(_FIRST, first, archived)

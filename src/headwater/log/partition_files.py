@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from headwater.log.disk import Disk
 from headwater.log.frame import NO_TIME
-from headwater.log.head import Mark, create_head
-from headwater.log.segment import SegmentHeader, create_segment
+from headwater.log.head import Head, Mark, create_head
+from headwater.log.segment import Segment, SegmentHeader, create_segment
+from headwater.model.errors import Damaged
+
+ALL = -1
+"""In place of a partition's number: every partition of the topic."""
 
 FIRST_HEADER = SegmentHeader(0, NO_TIME, 0, 0, {})
 
@@ -35,3 +42,35 @@ def remove_begun(disk: Disk, folder: str, base: int) -> None:
         for begun in bases_of(disk, folder, ending):
             if begun >= first:
                 disk.remove(f"{folder}/{begun:020d}{ending}")
+
+
+def publish_past_damage(disk: Disk, folder: str, mark: Mark) -> None:
+    """Publishes a transaction's end in a partition that cannot be opened, as far as its head can still say anything.
+
+    The caller settles the transaction, so nobody has written behind it.
+    """
+    with suppress(Damaged, FileNotFoundError), _head_past_damage(disk, folder, mark) as head:
+        head.publish_past_damage(mark)
+
+
+def poison_past_damage(disk: Disk, folder: str, mark: Mark) -> None:
+    """Closes a partition that cannot be opened to appends, also to those who have it open, as `publish_past_damage` publishes there."""
+    with suppress(Damaged, FileNotFoundError), _head_past_damage(disk, folder, mark) as head:
+        head.set_poisoned(poisoned=True)
+
+
+@contextmanager
+def _head_past_damage(disk: Disk, folder: str, mark: Mark) -> Iterator[Head]:
+    """The head, if the frames before a mark are there: another topic of the same name does not have them."""
+    segment = Segment(disk, folder, mark.base)
+    try:
+        ends = [(at + frame.stride, frame.header_crc) for at, frame in segment.scan(segment.start, end=mark.position)]
+    finally:
+        segment.close()
+    if ends[-1:] != [(mark.position, mark.chain)]:
+        raise Damaged(f"The frames before {mark.end} are not in {folder}.", advice="Run `headwater doctor`.")
+    head = Head(disk, f"{folder}/head")
+    try:
+        yield head
+    finally:
+        head.close()

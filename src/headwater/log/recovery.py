@@ -15,6 +15,7 @@ A partition that cannot be recovered keeps nobody from the others:
   went, so that nobody writes behind what is missing; what is whole is read;
 - one whose files cannot be reached (no rights, a bad sector) is closed: `unrecovered` (text) names it, why, and the transactions that were
   known to be committed. Nobody opens it until it is recovered, which each opening of the log and `headwater doctor --repair` try;
+- a topic whose folder cannot be listed is closed as a whole: it stands there with the partition -1, beside those closed before;
 - what no topic knows, because a split died before it happened, is no partition.
 
 Room, descriptors and memory are lacked by the whole machine: without them the log is not opened, and recovered later.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -37,11 +38,11 @@ from headwater.log.disk import Disk
 from headwater.log.frame import CONTINUES, Frame
 from headwater.log.group_files import recover_groups
 from headwater.log.head import Head, Mark, create_head, is_marked_deleted
-from headwater.log.partition_files import bases_of, remove_begun
+from headwater.log.partition_files import ALL, bases_of, remove_begun
 from headwater.log.segment import Segment, segment_name
 from headwater.log.stage_files import recover_stages
 from headwater.model.clock import Clock
-from headwater.model.errors import Damaged, DiskFull, FormatTooNew, NoAccess, StorageError
+from headwater.model.errors import Damaged, DiskFull, FormatTooNew, StorageError
 
 INCARNATIONS_MAX = 100
 
@@ -109,7 +110,11 @@ class Unrecovered(msgspec.Struct, frozen=True):
     transactions: tuple[int, ...] = ()
 
 
-def read_unrecovered(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecovered]:
+Closed = dict[tuple[str, int], Unrecovered]
+"""The partitions that are closed, each by its topic and number, or `ALL`."""
+
+
+def read_unrecovered(disk: Disk, folder: str) -> Closed:
     """The partitions that are closed, each with its reason."""
     try:
         entries = msgspec.convert(read_text(disk, f"{folder}/unrecovered", "unrecovered"), type=list[Unrecovered])
@@ -118,52 +123,67 @@ def read_unrecovered(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecover
     return {(entry.topic, entry.partition): entry for entry in entries}
 
 
-def recover_closed(disk: Disk, folder: str) -> dict[tuple[str, int], Unrecovered]:
+def recover_closed(disk: Disk, folder: str) -> Closed:
     """Recovers the partitions that are closed, as far as that is possible now; the caller holds the lock of the catalog.
 
     Returns those that stay closed.
     """
     before = read_unrecovered(disk, folder)
-    closed, ends = [], {}
-    for entry in before.values():
-        path = f"{folder}/topics/{entry.topic}/{entry.partition}"
-        known = set(entry.transactions)
+    closed: Closed = {}
+    ends: dict[str, int] = {}
+    for name in sorted({entry.topic for entry in before.values()}):
+        entries = {number: entry for (topic, number), entry in before.items() if topic == name}
         try:
-            mark = None
-            if disk.exists(path):  # and its topic was not deleted
+            numbers = _numbers(disk, f"{folder}/topics/{name}")
+        except FileNotFoundError:
+            continue  # the topic was deleted
+        except StorageError as error:
+            closed.update(_still_closed(entries.values(), error))
+            continue
+        for number in numbers if ALL in entries else sorted(entries.keys() & set(numbers)):
+            entry = entries.get(number) or msgspec.structs.replace(entries[ALL], partition=number)
+            known = set(entry.transactions)
+            try:
                 mark = _recovered(
                     disk,
-                    path,
+                    f"{folder}/topics/{name}/{number}",
                     decided=known.__contains__,
-                    decided_or_old=lambda number: number in known or number <= entry.floor,  # noqa: B023
+                    decided_or_old=lambda each: each in known or each <= entry.floor,  # noqa: B023
                 )
+            except StorageError as error:
+                closed.update(_still_closed([entry], error))
+                continue
             if mark is not None:
-                ends[f"{entry.topic}/{entry.partition}"] = mark.end
-        except StorageError as error:
-            closed.append(msgspec.structs.replace(entry, why=error.what))
+                ends[f"{name}/{number}"] = mark.end
     if ends:
-        entries = read_incarnations(disk, folder)
-        entries[-1]["ends"].update(ends)
-        write_text(disk, f"{folder}/incarnations", "incarnations", entries)
-    if len(closed) < len(before):
+        incarnations = read_incarnations(disk, folder)
+        incarnations[-1]["ends"].update(ends)
+        write_text(disk, f"{folder}/incarnations", "incarnations", incarnations)
+    if closed.keys() != before.keys():
         _write_unrecovered(disk, folder, closed)
-    return {(entry.topic, entry.partition): entry for entry in closed}
+    return closed
 
 
 def check_recovered(closed: Mapping[tuple[str, int], Unrecovered]) -> None:
     """For the doctor: `Damaged` where a partition is closed."""
     for entry in closed.values():
+        of = f"topic {entry.topic!r}"
+        first = f"all of {of}" if entry.partition == ALL else f"partition {entry.partition} of {of}"
         raise Damaged(
-            f"{len(closed)} partitions could not be recovered after the machine stopped, and are closed; the first is partition "
-            f"{entry.partition} of topic {entry.topic!r}: {entry.why}",
+            f"{len(closed)} partitions or topics could not be recovered after the machine stopped, and are closed; the first is "
+            f"{first}: {entry.why}",
             advice="Mend the cause, then run `headwater doctor --repair`: nothing acknowledged is lost by it.",
         )
 
 
-def _write_unrecovered(disk: Disk, folder: str, closed: Sequence[Unrecovered]) -> None:
+def _still_closed(entries: Iterable[Unrecovered], error: StorageError) -> Closed:
+    return {(each.topic, each.partition): msgspec.structs.replace(each, why=error.what) for each in entries}
+
+
+def _write_unrecovered(disk: Disk, folder: str, closed: Closed) -> None:
     path = f"{folder}/unrecovered"
     if closed:
-        write_text(disk, path, "unrecovered", [msgspec.to_builtins(entry) for entry in closed])
+        write_text(disk, path, "unrecovered", [msgspec.to_builtins(entry) for entry in closed.values()])
     elif disk.exists(path):
         disk.remove(path)
         disk.sync_folder(folder)
@@ -215,13 +235,24 @@ def segment_bases(disk: Disk, folder: str) -> list[int]:
 
 def _recover_partitions(
     disk: Disk, folder: str, *, floor: int, found: Mapping[int, Decision], counters: Counter[str]
-) -> tuple[dict[str, int], list[Unrecovered]]:
+) -> tuple[dict[str, int], Closed]:
     """Every partition, found by its folder: a damaged topic file must not keep its neighbours from recovery."""
-    ends, closed = {}, []
+    ends: dict[str, int] = {}
+    closed: Closed = {}
     known = read_unrecovered(disk, folder)
     for name in sorted(disk.names(f"{folder}/topics")):
-        for number in _numbers(disk, f"{folder}/topics/{name}"):
-            before = known.get((name, number), Unrecovered(name, number, "", floor))
+        whole = known.get((name, ALL), Unrecovered(name, ALL, "", floor))
+        try:
+            numbers = _numbers(disk, f"{folder}/topics/{name}")
+        except StorageError as error:
+            if _is_of_machine(error):
+                raise
+            alone = [each for each in known.values() if each.topic == name and each.partition != ALL]
+            closed.update(_still_closed([_told(each, found) for each in (whole, *alone)], error))
+            counters["damaged_partitions"] += 1
+            continue
+        for number in numbers:
+            before = known.get((name, number), msgspec.structs.replace(whole, partition=number))
             kept = set(before.transactions)
             try:
                 mark = _recovered(
@@ -233,8 +264,7 @@ def _recover_partitions(
             except StorageError as error:
                 if _is_of_machine(error):
                     raise
-                kept.update(each for each, decision in found.items() if _has_part(decision, name, number))
-                closed.append(msgspec.structs.replace(before, why=error.what, transactions=tuple(sorted(kept))))
+                closed.update(_still_closed([_told(before, found)], error))
                 mark = None
             if mark is None:
                 counters["damaged_partitions"] += 1
@@ -244,12 +274,20 @@ def _recover_partitions(
     return ends, closed
 
 
+def _told(entry: Unrecovered, found: Mapping[int, Decision]) -> Unrecovered:
+    """With the transactions that the records tell of now: they go with the recovery."""
+    kept = {number for number, decision in found.items() if _has_part(decision, entry.topic, entry.partition)}
+    return msgspec.structs.replace(entry, transactions=tuple(sorted(kept.union(entry.transactions))))
+
+
 def _numbers(disk: Disk, folder: str) -> list[int]:
     """The partitions of a topic by its folder; none of one whose deletion was begun, which goes, nor of what is no topic."""
     try:
         numbers = sorted(int(name) for name in disk.names(folder) if name.isdigit())
-    except NoAccess:
-        return []
+    except StorageError as error:
+        if _errno(error) == errno.ENOTDIR or folder.rpartition("/")[2].startswith("."):
+            return []
+        raise
     if folder.rpartition("/")[2].startswith(".") or any(_is_deleted(disk, f"{folder}/{each}") for each in numbers):
         with suppress(StorageError):
             disk.remove_folder(folder)
@@ -270,7 +308,7 @@ def _is_deleted(disk: Disk, folder: str) -> bool:
 
 
 def _has_part(decision: Decision, topic: str, partition: int) -> bool:
-    return any((part.topic, part.partition) == (topic, partition) for part in decision.parts)
+    return any(part.topic == topic and partition in (part.partition, ALL) for part in decision.parts)
 
 
 def _recovered(disk: Disk, folder: str, *, decided: Decided, decided_or_old: Decided) -> Mark | None:
@@ -283,8 +321,13 @@ def _recovered(disk: Disk, folder: str, *, decided: Decided, decided_or_old: Dec
 
 def _is_of_machine(error: StorageError) -> bool:
     """Whether all partitions would fail in the same way, or this Headwater is too old for the log."""
+    return isinstance(error, (DiskFull, FormatTooNew)) or _errno(error) in _LACKING
+
+
+def _errno(error: StorageError) -> int | None:
+    """The operating system's number of what it refused; None where we did so ourselves."""
     cause = error.__cause__
-    return isinstance(error, (DiskFull, FormatTooNew)) or (isinstance(cause, OSError) and cause.errno in _LACKING)
+    return cause.errno if isinstance(cause, OSError) else None
 
 
 def _durable_mark(disk: Disk, folder: str) -> Mark | None:

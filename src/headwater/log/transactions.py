@@ -8,12 +8,15 @@ The lock of a stage whose marker it commits is held by the caller.
 The file of commit records begins again, once it is long, before a transaction and never after its decision: what keeps it from doing so (a
 full disk, say) keeps no transaction from happening, and is tried again later. Only the files that its records speak of are synced for
 that, one at a time.
+
+A partition that cannot be opened, because one of its files is damaged or gone, keeps nobody from settling a transaction that it has a
+part in: its head is written past the damage, or rebuilt later from frames and records. Where the records have begun again since,
+each transaction up to their floor counts as decided for a head of which nothing is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from headwater.log.commit import CommitLog, Decision, OffsetPart, Part, StagePart
@@ -23,6 +26,7 @@ from headwater.log.group_files import GroupFiles
 from headwater.log.handles import Handles
 from headwater.log.head import sync_head
 from headwater.log.partition import Partition
+from headwater.log.partition_files import poison_past_damage, publish_past_damage
 from headwater.log.side_by_side import SideBySide
 from headwater.log.stage_files import StageFiles
 from headwater.log.store import Bounds
@@ -146,19 +150,27 @@ class Transactions:
         for part in decision.parts:
             try:
                 partition = self._handles.partition(part.topic, part.partition)
+                if partition.topic.id == part.topic_id:
+                    partition.publish(part.mark)
             except TopicNotFound:
                 continue
-            if partition.topic.id == part.topic_id:
-                partition.publish(part.mark)
-                self._disk.reach("commit: published one")
+            except Damaged:
+                publish_past_damage(self._disk, self._folder(part), part.mark)
+            self._disk.reach("commit: published one")
 
     def _poison(self, decision: Decision) -> None:
-        """One whose head is damaged takes no events anyway."""
         for part in decision.parts:
-            with suppress(TopicNotFound, Damaged):
+            try:
                 partition = self._handles.partition(part.topic, part.partition)
                 if partition.topic.id == part.topic_id:
                     partition.poison()
+            except TopicNotFound:
+                continue
+            except Damaged:
+                poison_past_damage(self._disk, self._folder(part), part.mark)
+
+    def _folder(self, part: Part) -> str:
+        return f"{self._handles.folder}/topics/{part.topic}/{part.partition}"
 
     def _begin_again_if_long(self) -> None:
         """Raises nothing but what settling a dead transaction does: the caller's own has not begun."""

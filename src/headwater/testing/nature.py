@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from headwater.testing.points import crash_points, rare_points
-from headwater.testing.simdisk import Operation
+from headwater.testing.simdisk import Fault, Operation
 from headwater.testing.world import World
 
-Temper = Literal["calm", "kills", "power", "sync", "full", "double", "records", "all"]
+Temper = Literal["calm", "kills", "power", "sync", "full", "double", "records", "doubt", "rolls", "all"]
 TEMPERS: tuple[Temper, ...] = ("kills", "power", "power", "sync", "full", "double", "records", "all", "all")
 
 _SYNC_PATTERNS = ("*.frames", "*.frames", "*/commits", "*/commits*", "*/head", "*/state", "*/topic.new", "*", "*")
@@ -41,7 +41,7 @@ _MENDING = (
     "records: begun again",
     "roll: written published",
 )
-_RECORDS_LOOKS = 100
+_LOOKS = 100
 
 
 class Nature:
@@ -59,6 +59,8 @@ class Nature:
             "power": (*kills, world.power_loss),
             "sync": (*kills, self._fail_sync, self._fail_sync, self._fail_sync, self._heal),
             "records": (self._begin_again_and_lose_power,),
+            "doubt": (self._fail_record_and_lose_power,),
+            "rolls": (self._lose_power_in_a_roll, self._die_in_a_roll_and_fail),
             "full": (*kills, self._fill_disk, self._fill_disk, self._heal),
         }
         strikes["double"] = (
@@ -72,6 +74,8 @@ class Nature:
             *strikes["power"],
             *strikes["double"],
             *strikes["records"],
+            *strikes["doubt"],
+            *strikes["rolls"],
             *strikes["sync"],
             *strikes["full"],
             self._fail_something,
@@ -119,13 +123,47 @@ class Nature:
         died = self._world.disk.points[point] + 1
         for name in self._names:
             self._world.disk.crash_at(name, point)
-        for _ in range(_RECORDS_LOOKS):
-            if not self._world.schedule.sleep(10):
-                return
-            if self._world.disk.points[point] >= died:
-                if self._world.schedule.sleep(self._random.choice((20, 50, 100))):
-                    self._world.power_loss()
-                return
+        if self._comes(lambda: self._world.disk.points[point] >= died, steps=10):
+            self._lose_power_in((20, 50, 100))
+
+    def _fail_record_and_lose_power(self) -> None:
+        """A commit record's sync fails; others go on beside what nobody can say was decided, and then the power is lost."""
+        if self._random.random() < 0.5:
+            self._world.note("nature", "will kill everybody at 'commit: recorded'")
+            for name in self._names:
+                self._world.disk.crash_at(name, "commit: recorded")
+        fault = self._fail("sync", "*/commits", errno.EIO)
+        if self._comes(lambda: fault.struck > 0, steps=10):
+            self._lose_power_in((20, 50, 100))
+
+    def _lose_power_in_a_roll(self) -> None:
+        """The next segment has its name and nothing else: its first truncation fails, that after the one of the segment before it."""
+        fault = self._fail("truncate", "*.frames", errno.EIO, after=1, times=1)
+        if self._comes(lambda: fault.struck > 0, steps=1):
+            self._world.power_loss()
+
+    def _die_in_a_roll_and_fail(self) -> None:
+        """Whoever begins the next segment dies, and the first sync of others there fails."""
+        point = "roll: written published"
+        begun = self._world.disk.points[point]
+        self._world.note("nature", f"will kill everybody at {point!r}")
+        for name in self._names:
+            self._world.disk.crash_at(name, point)
+        if self._comes(lambda: self._world.disk.points[point] > begun, steps=5):
+            self._fail("sync", "*.frames", errno.EIO, after=0)
+
+    def _comes(self, what: Callable[[], bool], *, steps: int) -> bool:
+        """Looks every few steps; whether it came while somebody was there."""
+        for _ in range(_LOOKS):
+            if not self._world.schedule.sleep(steps):
+                return False
+            if what():
+                return True
+        return False
+
+    def _lose_power_in(self, steps: Sequence[int]) -> None:
+        if self._world.schedule.sleep(self._random.choice(steps)):
+            self._world.power_loss()
 
     def _fail_and_kill(self) -> None:
         """A sync fails, and whoever mends what it left dies."""
@@ -146,11 +184,14 @@ class Nature:
         operation, error = self._random.choice(_OTHER_FAULTS)
         self._fail(operation, "*", error)
 
-    def _fail(self, operation: Operation, pattern: str, error: int) -> None:
-        after, times = self._random.randint(0, 5), self._random.randint(1, 2)
+    def _fail(
+        self, operation: Operation, pattern: str, error: int, *, after: int | None = None, times: int | None = None
+    ) -> Fault:
+        after = self._random.randint(0, 5) if after is None else after
+        times = times or self._random.randint(1, 2)
         self._world.note("nature", f"will fail {operation} of {pattern} with {errno.errorcode[error]}")
         self._world.faults += 1
-        self._world.disk.fail(operation, pattern, error, after=after, times=times)
+        return self._world.disk.fail(operation, pattern, error, after=after, times=times)
 
     def _fill_disk(self) -> None:
         taken = sum(inode.length for _, inode in self._world.disk.tree.files())

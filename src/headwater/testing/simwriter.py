@@ -43,6 +43,8 @@ class SimWriter(Actor):
         self._sources = sources
         self._producers: dict[int, tuple[StillProducer, int]] = {}
         self._anonymous: StillProducer | None = None
+        self._left: int | None = None
+        """Since which change of the topic that comes and goes an interrupted flush may have left events for it."""
         self._stamps = 0
 
     def forget(self) -> None:
@@ -153,11 +155,17 @@ class SimWriter(Actor):
     def produce(self) -> None:
         """Single events through a producer without a name; a refused batch is not sent again."""
         if self._anonymous is None:
-            self._anonymous = StillProducer(self.log.store, linger_ms=1e9, retry_s=0)
+            self._anonymous, self._left = StillProducer(self.log.store, linger_ms=1e9, retry_s=0), None
         producer, topic = self._anonymous, self._topic()
         batch = self.batch(topic)
+        if topic == TEMPORARY and self._left is None:
+            self._left = self.world.comings.changes
+        topics = {topic} if self._left is None else {topic, TEMPORARY}
         with self.ending(batch):
-            receipts = self.call_on({topic}, f"produce {_name(batch)}", lambda: self._send(producer, batch))
+            receipts = self.call_on(
+                topics, f"produce {_name(batch)}", lambda: self._send(producer, batch), changes=self._left
+            )
+            self._left = None
             for row, receipt in enumerate(receipts):
                 if receipt.offset < 0:
                     raise Violation(f"Event {(batch.number, row)} is said to be stored before.")
