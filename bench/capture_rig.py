@@ -26,9 +26,9 @@ from typing import Any
 import headwater
 from bench import debezium
 from bench.harness import Figure, Options, Target, measure, measure_each, scratch
-from headwater.log.reader import Reader
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
+from headwater.log.clients.reader import Reader
 from headwater.testing.servers.guard import die_with_parent
 
 ROWS, ROWS_QUICK = 1_000_000, 100_000

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import headwater
 from bench.harness import Figure, Options, Target, measure, measure_each, scratch
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 ROWS, ROWS_QUICK = 500_000, 50_000
 SINGLE, SINGLE_QUICK = 20_000, 500

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwater.testing.harness import Nursery, RoundReport, round_points, run_round
-from headwater.testing.history import Report, run_history
-from headwater.testing.points import crash_points, rare_points
+from headwater.testing.crash.harness import Nursery, RoundReport, round_points, run_round
+from headwater.testing.crash.points import crash_points, rare_points
+from headwater.testing.simulation.history import Report, run_history
 
 HISTORIES = 1_200
 HISTORIES_PER_PROCESS = 100

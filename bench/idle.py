@@ -30,7 +30,7 @@ from bench.harness import Figure, Options, Pair, Sample, Target, main, scratch, 
 from bench.idle_app import LOG, SCHEMA, STAGES, TOPIC
 from bench.log_kafka import KafkaSide, kafka_side
 from bench.pipeline_rig import CONNECTOR, connector_jars
-from headwater.processing.status import read_status
+from headwater.processing.stages.status import read_status
 
 COUNTS = (1, 5, 20, 50)
 COUNTS_QUICK = (1, 5)

@@ -14,8 +14,8 @@ from bench.harness import Figure, Options, Pair, Target, measure, scratch
 from bench.log_headwater import TOPIC, HeadwaterSide
 from bench.log_headwater import send as send_all
 from bench.payload import Payload, make_payload
+from headwater.testing.servers.debian import NatsServer, RabbitMqServer, RedisServer
 from headwater.testing.servers.kafka import KafkaServer
-from headwater.testing.servers.packaged import NatsServer, RabbitMqServer, RedisServer
 
 EVENTS = 500_000
 EVENTS_KAFKA = 200_000

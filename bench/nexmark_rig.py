@@ -25,7 +25,7 @@ from examples.nexmark.generate import batches, create
 from examples.nexmark.native import NATIVE
 from examples.nexmark.ours import QUERIES
 from examples.nexmark.topics import LATENESS, TIME, TOPICS
-from headwater.processing.poison import Skips
+from headwater.processing.stages.poison import Skips
 from headwater.testing.servers import ServerError
 
 SEED = 7

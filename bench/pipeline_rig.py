@@ -21,7 +21,7 @@ import headwater as hw
 from bench.harness import Options, scratch
 from bench.log_kafka import KafkaSide, kafka_side
 from bench.pipeline_events import create, fill
-from headwater.processing.session import SETTINGS, make_session, stop_session
+from headwater.processing.spark.session import SETTINGS, make_session, stop_session
 from headwater.testing.servers import maven
 
 TOPIC = "events"

@@ -13,7 +13,7 @@ from bench.harness import Figure, Options, Target, measure_each, scratch
 from bench.log_latency import percentiles, ticks
 from bench.processes import run_together
 from headwater.views.definition import define_view
-from headwater.views.maintain import Maintainer
+from headwater.views.maintainer import Maintainer
 from headwater.views.store import open_store
 
 ROWS = 100

@@ -25,12 +25,12 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from bench.harness import Figure, Options, Target, main, measure
 from bench.pipeline_rig import Rig
+from headwater.app.stages.sinks import EVENTS_MAX, LOG_COLUMNS, TargetWriter
 from headwater.model.schema import to_arrow_schema
-from headwater.processing.graph import StageNode
-from headwater.sink_stages import EVENTS_MAX, LOG_COLUMNS, TargetWriter
+from headwater.processing.graph.graph import StageNode
 from headwater.sinks.sink import Shape
 from headwater.testing.servers import maven
-from headwater.testing.servers.packaged import RedisServer
+from headwater.testing.servers.debian import RedisServer
 from headwater.testing.servers.postgres import PostgresServer
 
 ROWS, ROWS_QUICK = 500_000, 100_000

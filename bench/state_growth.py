@@ -15,8 +15,8 @@ import pyarrow as pa
 from bench.harness import Figure, Options, Target, measure, scratch
 from bench.processes import run_together
 from bench.state_rig import PARTITIONS
-from headwater.processing.runs import H1, H2, Keys, column
-from headwater.processing.state import StateStore, TableSpec, partition_of
+from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.state import StateStore, TableSpec, partition_of
 
 KEYS = (10_000, 100_000, 1_000_000, 10_000_000)
 KEYS_QUICK = (10_000, 100_000)

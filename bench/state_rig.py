@@ -21,12 +21,12 @@ import headwater as hw
 from bench.harness import Options
 from bench.pipeline_events import KEY, SCHEMA, TIME, USERS, make_events
 from bench.pipeline_rig import CORES, TOPIC, Rig
-from headwater.processing.beats import NAME as BEATS
-from headwater.processing.fusion import Fusion, Origin, placed_by
-from headwater.processing.operator import Building, Input, Time, building, operate
-from headwater.processing.runs import H1, H2, Keys, column
-from headwater.processing.state import State, TableSpec
-from headwater.processing.status import StageStatus
+from headwater.processing.operators.beats import NAME as BEATS
+from headwater.processing.operators.operator import Building, Input, Time, building, operate
+from headwater.processing.stages.fusion import Fusion, Origin, placed_by
+from headwater.processing.stages.status import StageStatus
+from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.state import State, TableSpec
 
 PARTITIONS = 4
 EVENTS, EVENTS_QUICK = 4_000_000, 200_000
@@ -178,7 +178,7 @@ class Counter:
 
 def counted(df: DataFrame, key: str = "user_id", *, passes: bool = False) -> DataFrame:
     """A stream through the counter."""
-    from headwater.processing.types import to_arrow
+    from headwater.processing.spark.types import to_arrow
 
     return operate(Counter(to_arrow(df.schema), key, passes=passes), [Input(df, [key])])
 

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from app_storm_points import environment, kill_session, session_of
 from headwater.log.log import Log
-from headwater.processing.offsets import places_of
+from headwater.processing.checkpoint.offsets import places_of
 from headwater.sinks.files import FileSink
 from headwater.views.store import open_store
 from headwater.views.view import open_view

@@ -44,12 +44,12 @@ _TASK = "frame: task staged"
 
 def sink_steps() -> list[str]:
     """The steps of Spark's own sink, from a task that begins to everything swept; in Python workers."""
-    return _steps("headwater.processing", "sink.py")
+    return _steps("headwater.processing.sink", "sink.py")
 
 
 def task_steps() -> list[str]:
     """The steps of an operator's state, and of a task whose rows the driver commits; in Python workers."""
-    return [*_steps("headwater.processing", "state_files.py"), _TASK]
+    return [*_steps("headwater.processing.state", "files.py"), _TASK]
 
 
 def driver_steps() -> list[str]:
@@ -58,8 +58,8 @@ def driver_steps() -> list[str]:
         "made", "registered", "old generation fenced", "difference known", "swapped in the log", "swapped in the store",
         "catching up",
     )  # fmt: skip
-    found = [*_steps("headwater.views", "maintain.py"), *_steps("headwater.sinks", "files.py")]
-    found += _steps("headwater.processing", "stage.py")
+    found = [*_steps("headwater.views", "maintainer.py"), *_steps("headwater.sinks", "files.py")]
+    found += _steps("headwater.processing.sink", "frame_writer.py")
     return [step for step in found if step != _TASK and not step.endswith(seldom)]
 
 
@@ -126,11 +126,11 @@ def install() -> None:
         0,
         _Patching(
             {
-                "headwater.launch": patch_launch,
-                "headwater.log.disk": lambda module: setattr(module.RealDisk, "reach", reach),
+                "headwater.app.launch": patch_launch,
+                "headwater.log.disk.disk": lambda module: setattr(module.RealDisk, "reach", reach),
                 "headwater.sinks.files": lambda module: setattr(module.FileSink, "reach", reach),
-                "headwater.processing.sink": patch_sink,
-                "headwater.views.maintain": patch_views,
+                "headwater.processing.sink.sink": patch_sink,
+                "headwater.views.maintainer": patch_views,
             }
         ),
     )

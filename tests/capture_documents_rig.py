@@ -15,9 +15,9 @@ import pymongo
 import pytest
 from bson import json_util
 
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import open_log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 KINDS = [
     pytest.param("couchdb", marks=pytest.mark.service("couchdb")),

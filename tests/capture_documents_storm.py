@@ -16,10 +16,11 @@ from typing import Any
 import capture_storm
 from capture_documents_rig import Documents
 from children import Child
+from headwater.capture.capture import Capture
+from headwater.capture.couchdb import source as couchdb
+from headwater.capture.mongodb import source as mongodb
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log, open_log
-from headwater.sources.capture import couchdb, mongodb
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 Connect = Callable[[], Documents]
 """Makes a client of its own, for each process."""

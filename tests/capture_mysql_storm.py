@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pymysql
 
 from capture_server_storm import Storm
-from headwater.sources.capture import mysql_backfill, mysql_stream
+from headwater.capture.mysql import backfill as mysql_backfill
+from headwater.capture.mysql import stream as mysql_stream
 from headwater.testing.servers.mariadb import MariaDbServer
 
 SETUP = """

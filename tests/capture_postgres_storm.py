@@ -8,7 +8,10 @@ from typing import Any
 import psycopg
 
 from capture_server_storm import Storm
-from headwater.sources.capture import pg_backfill, pg_bulk, pg_stream, postgres
+from headwater.capture.postgres import backfill as pg_backfill
+from headwater.capture.postgres import bulk as pg_bulk
+from headwater.capture.postgres import source as postgres
+from headwater.capture.postgres import stream as pg_stream
 from headwater.testing.servers.postgres import PostgresServer
 
 SETUP = """

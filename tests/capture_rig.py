@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log, open_log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 USERS = "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT, amount REAL, data BLOB, is_new BOOLEAN)"
 

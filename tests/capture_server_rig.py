@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import headwater
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 _NUMBERS = itertools.count()
 

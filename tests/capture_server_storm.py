@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import headwater
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.testing.servers.server import Server
 
 CLIENTS = 8

@@ -20,10 +20,11 @@ from typing import Any
 import pyarrow as pa
 
 from children import Child, dies_at
+from headwater.capture import events
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
+from headwater.capture.sqlite import source as sqlite
 from headwater.log.log import Log, open_log
-from headwater.sources.capture import events, sqlite
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 TABLES = ("accounts", "tags", "transfers")
 KEYS = {"accounts": ("id",), "tags": ("k",), "transfers": ("a", "n")}

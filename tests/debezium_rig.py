@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 
 SAMPLES = Path(__file__).parent / "samples"
 

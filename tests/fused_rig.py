@@ -21,24 +21,24 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import headwater as hw
-from headwater.processing.aggregate import Aggregate, aggregates_of
-from headwater.processing.dedupe import Dedupe
-from headwater.processing.event_time import FIELDS, LATE
-from headwater.processing.fused import Fused
-from headwater.processing.late_rows import LateRows
-from headwater.processing.offsets import EVENTS, VERSION
-from headwater.processing.operator import Operator
-from headwater.processing.panes import Panes
-from headwater.processing.partials import KINDS as WINDOWED_KINDS
-from headwater.processing.sessions import Sessions
-from headwater.processing.side import Side, to_option
-from headwater.processing.sliding import Sliding
-from headwater.processing.source import HeadwaterSource
-from headwater.processing.stream import StreamReader
-from headwater.processing.top_n import TopN
-from headwater.processing.top_of_windows import TopOfWindows
-from headwater.processing.totals import KINDS, Totals
-from headwater.processing.windowed import Windowed
+from headwater.processing.checkpoint.offsets import EVENTS, VERSION
+from headwater.processing.operators.aggregate import Aggregate, aggregates_of
+from headwater.processing.operators.dedupe import Dedupe
+from headwater.processing.operators.operator import Operator
+from headwater.processing.operators.panes import Panes
+from headwater.processing.operators.partials import KINDS as WINDOWED_KINDS
+from headwater.processing.operators.session_windows import Sessions
+from headwater.processing.operators.sliding import Sliding
+from headwater.processing.operators.top_n import TopN
+from headwater.processing.operators.totals import KINDS, Totals
+from headwater.processing.operators.window_top_n import TopOfWindows
+from headwater.processing.operators.windowed import Windowed
+from headwater.processing.source.operator_input import Side, to_option
+from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.source_operator import Fused
+from headwater.processing.source.stream import StreamReader
+from headwater.processing.time.event_time import FIELDS, LATE
+from headwater.processing.time.late_rows import LateRows
 
 ROOT = Path(__file__).parent.parent
 TOPIC = "bids"

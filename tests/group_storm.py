@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import headwater as hw
 from children import Child
-from headwater.log.consumer import Consumer
+from headwater.log.clients.consumer import Consumer
 from headwater.model.errors import NotOwner, TimedOut, Unreachable
-from headwater.testing.crashdisk import SlowSyncDisk
+from headwater.testing.crash.disk import SlowSyncDisk
 
 Mode = Literal["auto", "manual", "transactions"]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError
-from headwater.processing.status import read_status
+from headwater.processing.stages.status import read_status
 
 SCHEMA = "n BIGINT, user_id BIGINT, page STRING, at TIMESTAMP"
 PARTITIONS = 3

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.log.queue import Queue
+from headwater.log.queue.queue import Queue
 from queue_rounds import DELIVERIES_MAX, EVENTS, POISON, SCHEDULED, Account, Place, Round, settle, work_on
 
 WORKERS = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.coverage import read_rows
+from headwater.cli.commands.coverage import read_rows
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TIMEOUT_S_MAX = 600.0

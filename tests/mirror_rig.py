@@ -14,7 +14,7 @@ from typing import Any
 import headwater as hw
 from bank_rig import TABLES, Bank, State, seen_in
 from children import dies_at
-from headwater.sink_transactions import TransactionWriter
+from headwater.app.stages.transactions import TransactionWriter
 from headwater.testing.app_test import processes_of
 
 PATIENCE_S = 120

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from headwater.log.frame import NO_TIME
-from headwater.processing.operator import MAX_TIME, Operator, Time
-from headwater.processing.runs import H1, H2
-from headwater.processing.state import StateStore, partition_of
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.operators.operator import MAX_TIME, Operator, Time
+from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.state import StateStore, partition_of
 
 SEEDS_CHECK, SEEDS, SEEDS_BENCH = 4, 30, 300
 

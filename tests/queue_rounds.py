@@ -21,8 +21,8 @@ from typing import Any
 import headwater as hw
 from children import Child
 from headwater.model.errors import LeaseExpired
-from headwater.testing.crashdisk import CrashingDisk, SlowSyncDisk
-from headwater.testing.points import queue_points
+from headwater.testing.crash.disk import CrashingDisk, SlowSyncDisk
+from headwater.testing.crash.points import queue_points
 
 WORKERS = 8
 EVENTS = 480

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headwater.log.disk import File
+from headwater.log.disk.disk import File
 from headwater.testing import SimDisk
 
 PATH = "/disk/a"

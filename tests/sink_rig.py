@@ -16,11 +16,11 @@ import pytest
 
 from headwater.model.marker import Marker
 from headwater.model.schema import to_arrow_schema
-from headwater.sinks.newest import Pieces
+from headwater.sinks.newest_rows import Pieces
 from headwater.sinks.sink import Dead, Shape, Sink, Written, open_sink, write_batch
 from headwater.testing.servers import ServerError
+from headwater.testing.servers.debian import RedisServer
 from headwater.testing.servers.opensearch import OpenSearchServer
-from headwater.testing.servers.packaged import RedisServer
 from headwater.testing.servers.postgres import PostgresServer
 from services import unavailable
 

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.processing.session import make_session, stop_session
+from headwater.processing.spark.session import make_session, stop_session
 
 STARTS_MAX = 5
 TESTS = Path(__file__).parent

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from headwater.log.disk import RealDisk
+from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, open_log
-from headwater.processing.sink import BatchWriter, StreamWriter
+from headwater.processing.sink.sink import BatchWriter, StreamWriter
 
 ROOT = Path(__file__).parent.parent
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

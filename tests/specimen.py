@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.log.disk import RealDisk
+from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log
 from headwater.model.clock import Clock, time_us
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import headwater as hw
 from children import Child
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.testing.crash.disk import CrashingDisk
 
 WRITERS = 4
 CONSUMERS = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import headwater as hw
 from headwater.model.errors import Fenced
-from headwater.testing.contract_stages import marker, rows
+from headwater.testing.contracts.stages import marker, rows
 
 EPOCHS = 6
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 import headwater as hw
-from headwater.log.kafka_cluster import Cluster
+from headwater.log.kafka.cluster import Cluster
 from headwater.log.log import Log
-from headwater.processing.sink import StreamWriter, Task
-from headwater.processing.weaving import Order
+from headwater.processing.sink.order import Order
+from headwater.processing.sink.sink import StreamWriter, Task
 
 EPOCHS = 3
 TASKS = 2

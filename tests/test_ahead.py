@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fused_rig import TOPIC, FusedRun, bids, make_log, rows_of
-from headwater.processing.ahead import Ahead
-from headwater.processing.offsets import VERSION
-from headwater.processing.stream import StreamReader
+from headwater.processing.checkpoint.offsets import VERSION
+from headwater.processing.source.prefetch import Ahead
+from headwater.processing.source.stream import StreamReader
 
 
 def test_what_was_begun_is_given_once() -> None:

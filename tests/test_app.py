@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.model.errors import AppFailed, AppRunning, InvalidApp
-from headwater.processing.status import AppStatus
+from headwater.processing.stages.status import AppStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from children import Child
-from headwater.log.doctor import examine
+from headwater.log.doctor.doctor import examine
 from headwater.log.log import Log, open_log
 from headwater.model.errors import Damaged, EventsMissed, InvalidInput, StorageError, Unsupported
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.testing.crash.disk import CrashingDisk
 
 COLUMNS = "k STRING, n BIGINT, at TIMESTAMP"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

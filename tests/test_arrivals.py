@@ -15,16 +15,16 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import headwater as hw
-from headwater.log.handles import Handles
-from headwater.log.local import LocalStore
+from headwater.log.clients.wait import PollingWaiter
+from headwater.log.file.handles import Handles
+from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
-from headwater.log.wait import PollingWaiter
-from headwater.processing import arrivals
-from headwater.processing.arrivals import Arrivals
-from headwater.processing.query import Query
-from headwater.processing.runner import is_in_a_batch
-from headwater.processing.source import HeadwaterSource
-from headwater.processing.stream import StreamReader
+from headwater.processing.source import arrivals
+from headwater.processing.source.arrivals import Arrivals
+from headwater.processing.source.load import Query
+from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.stream import StreamReader
+from headwater.processing.stages.runner import is_in_a_batch
 
 NEVER_S = 3600.0
 SCHEMA = "id BIGINT, at TIMESTAMP"

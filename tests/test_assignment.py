@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.assignment import Place, assign
+from headwater.log.port.assignment import Place, assign
 
 MEMBERS = st.sets(st.sampled_from("abcdefgh"), min_size=1)
 TOPICS = st.dictionaries(st.sampled_from(["t", "u", "v"]), st.integers(1, 9), min_size=1)

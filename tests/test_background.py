@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from children import in_child
-from headwater.log.background import Background
+from headwater.log.disk.threads import Background
 from interrupts import interrupt_in, run_interrupted
 
 

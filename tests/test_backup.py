@@ -15,11 +15,11 @@ import headwater as hw
 from children import NOBODY, in_child, let_others_in
 from commands import Command, refused
 from copying import check_equal
-from headwater.log import backup, restore
-from headwater.log.backup import BackedUp
-from headwater.log.doctor import examine
-from headwater.log.local import LocalStore
-from headwater.log.vault import ArrowVault
+from headwater.log.copies import backup, restore
+from headwater.log.copies.backup import BackedUp
+from headwater.log.copies.vault import ArrowVault
+from headwater.log.doctor.doctor import examine
+from headwater.log.file.store import LocalStore
 from headwater.model.errors import (
     Closed,
     Conflict,

@@ -16,12 +16,12 @@ import pytest
 import headwater as hw
 from children import Child
 from copying import await_lines, check_accounts, make_topics, write_until_told
-from headwater.log.backup import newest_manifest
-from headwater.log.disk import RealDisk
-from headwater.log.doctor import examine
-from headwater.log.vault import open_vault
-from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
-from headwater.testing.points import copy_points
+from headwater.log.copies.backup import newest_manifest
+from headwater.log.copies.vault import open_vault
+from headwater.log.disk.disk import RealDisk
+from headwater.log.doctor.doctor import examine
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk
+from headwater.testing.crash.points import copy_points
 from memory_folders import memory_folder
 
 WRITERS = 3

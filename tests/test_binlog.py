@@ -13,14 +13,15 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from headwater.sources.capture import binlog, mysql_stream
-from headwater.sources.capture.binlog import MappedColumn
-from headwater.sources.capture.mysql_changes import Decoder
-from headwater.sources.capture.mysql_positions import Place, begun_of, end_text, event_texts, gtids_of, place_of
-from headwater.sources.capture.mysql_stream import Block, Event
-from headwater.sources.capture.mysql_tables import Captured, MyTable, info_of
-from headwater.sources.capture.mysql_types import Declared
-from headwater.sources.capture.mysql_values import layout_of, padded, read_values, walk
+from headwater.capture.mysql import binlog
+from headwater.capture.mysql import stream as mysql_stream
+from headwater.capture.mysql.binlog import MappedColumn
+from headwater.capture.mysql.changes import Decoder
+from headwater.capture.mysql.positions import Place, begun_of, end_text, event_texts, gtids_of, place_of
+from headwater.capture.mysql.stream import Block, Event
+from headwater.capture.mysql.tables import Captured, MyTable, info_of
+from headwater.capture.mysql.types import Declared
+from headwater.capture.mysql.values import layout_of, padded, read_values, walk
 
 SOURCE = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
 

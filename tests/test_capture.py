@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from capture_rig import USERS, Make, rigs
-from headwater.sources.capture import sqlite
+from headwater.capture.sqlite import source as sqlite
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_the_changes_of_a_transaction_over_two_tables_come_together(rig: Make) -
 def test_a_large_transaction_is_spilled_and_appended_whole(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts lie in files until the last has come; no reader sees some of them."""
     monkeypatch.setattr(sqlite, "CHANGES_ROWS", 100)
-    monkeypatch.setattr("headwater.sources.capture.events.SPILL_BYTES", 0)
+    monkeypatch.setattr("headwater.capture.events.SPILL_BYTES", 0)
     shop = rig(USERS)
     shop.capture.catch_up()
     shop.run("BEGIN", *(f"INSERT INTO users (id, name) VALUES ({n}, '{n}')" for n in range(450)), "COMMIT")
@@ -248,7 +248,7 @@ def test_a_transaction_ends_where_a_table_changes_also_between_two_pieces(
 def test_large_values_do_not_come_all_at_once(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at a time is bounded by bytes, too."""
     monkeypatch.setattr(sqlite, "BYTES_MAX", 1 << 20)
-    monkeypatch.setattr("headwater.sources.capture.sqlite_decode._PIECE_ROWS", 2)
+    monkeypatch.setattr("headwater.capture.sqlite.changes._PIECE_ROWS", 2)
     shop = rig(
         USERS, "BEGIN", *(f"INSERT INTO users (id, data) VALUES ({n}, randomblob(400000))" for n in range(9)), "COMMIT"
     )

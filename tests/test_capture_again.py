@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from capture_rig import USERS, Make, rigs
+from headwater.capture.capture import Capture
+from headwater.capture.removal import remove_capture
+from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, Fenced, NotCapturable
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.removal import remove_capture
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.model.errors import AppFailed, InvalidApp, NotCapturable
-from headwater.processing.table import Table
+from headwater.processing.graph.table import Table
 from waiting import wait_until
 
 

@@ -14,10 +14,12 @@ import pytest
 import headwater
 from capture_postgres_rig import Rig, follow, rigged
 from children import Child
-from headwater.sources.capture import events, pg_backfill, pg_bulk
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.progress import captures
+from headwater.capture import events
+from headwater.capture.capture import Capture
+from headwater.capture.postgres import backfill as pg_backfill
+from headwater.capture.postgres import bulk as pg_bulk
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source
 from headwater.testing.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")

@@ -23,17 +23,17 @@ import pytest
 
 from capture_postgres_rig import Rig, follow, rigged
 from commands import COMMAND, Command, command
+from headwater.capture.capture import Capture
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source
 from headwater.log.log import Log
 from headwater.model.errors import EventsMissed
 from headwater.model.event import Event
 from headwater.model.marker import Marker
-from headwater.sinks.newest import Pieces
+from headwater.sinks.newest_rows import Pieces
 from headwater.sinks.sink import write_batch
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.progress import captures
 from headwater.testing.servers.postgres import PostgresServer
-from headwater.verify.compare import compare, open_pair
+from headwater.verify.comparison import compare, open_pair
 from sink_rig import SHAPE, Target
 from waiting import wait_until
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from capture_documents_rig import KINDS, CouchDocuments, Documents, Make, Rig, check, empty_documents, rigs
+from headwater.capture.couchdb import source as couchdb_source
+from headwater.capture.mongodb import source as mongodb_source
+from headwater.capture.removal import remove_capture
+from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, InvalidSchema, NotCapturable, NotFound, Unreachable
-from headwater.sources.capture import couchdb as couchdb_source
-from headwater.sources.capture import mongodb as mongodb_source
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.removal import remove_capture
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
@@ -212,7 +212,7 @@ def test_a_database_that_is_not_there_is_told(request: pytest.FixtureRequest, ki
 @pytest.mark.parametrize("kind", ["couchdb", "mongodb"])
 def test_a_server_that_is_not_there_is_worth_another_try(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its password stays unseen."""
-    monkeypatch.setattr("headwater.sources.capture.mongodb_client.CONNECT_S", 0.3)
+    monkeypatch.setattr("headwater.capture.mongodb.client.CONNECT_S", 0.3)
     with pytest.raises(Unreachable) as caught:
         check(f"{kind}://me:s3cret@127.0.0.1:1/shop", ["shop"])
     assert caught.value.retriable and "s3cret" not in str(caught.value)

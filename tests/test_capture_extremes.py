@@ -17,9 +17,9 @@ import pytest
 from capture_mysql_rig import follow as follow_mysql
 from capture_mysql_rig import rigged as rigged_mysql
 from capture_postgres_rig import Rig, follow, rigged
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 from headwater.log.log import open_log
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 from headwater.testing.servers.mariadb import MariaDbServer
 from headwater.testing.servers.postgres import PostgresServer
 from test_capture_poll import AT_ONCE

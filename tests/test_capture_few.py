@@ -14,12 +14,10 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.log.log import Log
-from headwater.sources.capture.captured import CapturedTopics
-from headwater.sources.capture.events import EventBatch
-from headwater.sources.capture.few_events import FewTopics
-from headwater.sources.capture.progress import Progress, TableProgress
-from headwater.sources.capture.source import (
+from headwater.capture.events import EventBatch
+from headwater.capture.progress import Progress, TableProgress
+from headwater.capture.small_transaction import FewTopics
+from headwater.capture.source import (
     BEGIN,
     DELETE,
     END,
@@ -33,7 +31,9 @@ from headwater.sources.capture.source import (
     TableInfo,
     changes_schema,
 )
-from headwater.sources.capture.spill import Spill
+from headwater.capture.source_topics import CapturedTopics
+from headwater.capture.spill import Spill
+from headwater.log.log import Log
 
 COLUMNS = pa.schema(
     [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.progress import captures
+from headwater.capture.capture import Capture
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source
 from headwater.testing.servers.kafka import KafkaServer
 
 

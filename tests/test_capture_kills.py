@@ -12,7 +12,7 @@ import capture_storm as storm
 from children import Child
 from headwater.log.log import open_log
 
-SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "sources" / "capture" / "capture.py"
+SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "capture" / "capture.py"
 POINTS = sorted(set(re.findall(r'_reach\("(capture: [^"]+)"\)', SOURCE.read_text())))
 
 ONCE = ("capture: prepared", "capture: topics made")

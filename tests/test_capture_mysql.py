@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from capture_mysql_rig import Rig, connect, follow, rigged
-from headwater.sources.capture import mysql_backfill, mysql_stream
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
+from headwater.capture.capture import Capture
+from headwater.capture.mysql import backfill as mysql_backfill
+from headwater.capture.mysql import stream as mysql_stream
+from headwater.capture.source_url import open_source
 from headwater.testing.servers.mariadb import MariaDbServer
 
 pytestmark = pytest.mark.service("mariadb")

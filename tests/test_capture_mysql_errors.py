@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from capture_mysql_rig import Rig, connect, follow, rigged
+from headwater.capture.mysql.ddl import effects
+from headwater.capture.source_url import open_source, parse_source_url
 from headwater.model.errors import CaptureLost, InvalidInput, NotCapturable, Unreachable
-from headwater.sources.capture.mysql_ddl import effects
-from headwater.sources.capture.open import open_source, parse_source_url
 from headwater.testing.servers.mariadb import MariaDbServer
 
 service = pytest.mark.service("mariadb")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from capture_rig import USERS
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source, parse_source_url
+from headwater.capture.sqlite import source as sqlite
 from headwater.log.log import open_log
 from headwater.model.errors import InvalidInput, Unsupported
-from headwater.sources.capture import sqlite
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source, parse_source_url
 
 
 @pytest.mark.parametrize(

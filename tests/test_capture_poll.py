@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from children import Child, dies_at
+from headwater.capture.capture import Capture
+from headwater.capture.poll import source as poll
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source, parse_source_url
 from headwater.log.log import Log, open_log
 from headwater.model.errors import InvalidInput, NotCapturable
-from headwater.sources.capture import poll
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source, parse_source_url
-from headwater.sources.capture.progress import captures
 from headwater.testing.servers.postgres import PostgresServer
 
 AT_ONCE = "&settle=0 seconds&every=0 seconds"

@@ -11,10 +11,12 @@ import psycopg
 import pytest
 
 from capture_postgres_rig import Rig, follow, rigged
+from headwater.capture.capture import Capture
+from headwater.capture.postgres import backfill as pg_backfill
+from headwater.capture.postgres import source as postgres
+from headwater.capture.postgres import stream as pg_stream
+from headwater.capture.source_url import open_source
 from headwater.model.errors import NotCapturable
-from headwater.sources.capture import pg_backfill, pg_stream, postgres
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 from headwater.testing.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")

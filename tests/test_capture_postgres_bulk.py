@@ -16,10 +16,13 @@ from psycopg.errors import InsufficientPrivilege
 import headwater
 from capture_postgres_rig import Rig, follow, rigged
 from children import Child
+from headwater.capture.capture import Capture
+from headwater.capture.postgres import bulk as pg_bulk
+from headwater.capture.postgres import slot as pg_slot
+from headwater.capture.postgres import source as postgres
+from headwater.capture.postgres import stream as pg_stream
+from headwater.capture.source_url import open_source
 from headwater.model.errors import Unreachable
-from headwater.sources.capture import pg_bulk, pg_slot, pg_stream, postgres
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
 from headwater.testing.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")

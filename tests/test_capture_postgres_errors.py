@@ -12,9 +12,9 @@ import pytest
 
 from children import let_others_in
 from commands import Command, command, refused
+from headwater.capture.postgres import slot as pg_slot
+from headwater.capture.source_url import open_source
 from headwater.model.errors import HeadwaterError, InvalidInput, NotCapturable, Unreachable
-from headwater.sources.capture import pg_slot
-from headwater.sources.capture.open import open_source
 from headwater.testing.servers.postgres import PostgresServer
 
 __all__ = ["command"]

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from capture_postgres_rig import Rig, follow, rigged
+from headwater.capture.postgres import source as postgres
+from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, NotCapturable, Unreachable
-from headwater.sources.capture import postgres
-from headwater.sources.capture.open import open_source
 from headwater.testing.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")

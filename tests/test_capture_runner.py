@@ -10,10 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.log import Log, open_log
-from headwater.model.errors import CaptureLost, NotCapturable, Unreachable
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.source import (
+from headwater.capture.capture import Capture
+from headwater.capture.source import (
     MESSAGES_SCHEMA,
     BackfillChunk,
     ChangeBatch,
@@ -23,6 +21,8 @@ from headwater.sources.capture.source import (
     TableInfo,
     changes_schema,
 )
+from headwater.log.log import Log, open_log
+from headwater.model.errors import CaptureLost, NotCapturable, Unreachable
 
 USERS = TableInfo(
     name="users", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())]), key=("id",)
@@ -177,7 +177,7 @@ def test_a_truncated_table_is_empty(log: Log) -> None:
 
 def test_nothing_of_a_transaction_is_seen_before_its_end(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a table changes in the middle of it."""
-    monkeypatch.setattr("headwater.sources.capture.events.SPILL_BYTES", 0)
+    monkeypatch.setattr("headwater.capture.events.SPILL_BYTES", 0)
     source = Scripted()
     capture = captured(log, source)
     source.handed = [
@@ -215,7 +215,7 @@ def test_columns_that_came_while_nothing_was_captured_are_copied(log: Log) -> No
 
 def test_a_position_behind_which_nothing_came_is_kept_and_confirmed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a database with other traffic can forget its own log."""
-    monkeypatch.setattr("headwater.sources.capture.capture._QUIET_END_S", 0.0)
+    monkeypatch.setattr("headwater.capture.capture._QUIET_END_S", 0.0)
     source = Scripted()
     capture = captured(log, source, heartbeat_s=0.0)
     source.handed = [changes("07")]

@@ -40,7 +40,9 @@ def test_compressed_files_are_read(orders: Command) -> None:
 
 def test_a_file_larger_than_a_block_keeps_every_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks end at line breaks, and in CSV never inside of quotes."""
-    monkeypatch.setattr("headwater.cli.blocks.Blocks.__init__.__kwdefaults__", {"quotes": False, "block_bytes": 100})
+    monkeypatch.setattr(
+        "headwater.formats.blocks.Blocks.__init__.__kwdefaults__", {"quotes": False, "block_bytes": 100}
+    )
     lines = [f'{n},"line one\nline two, ""{n}"""\n' for n in range(500)]
     Path("big.csv").write_text("n,note\n" + "".join(lines))
     command("topics", "create", "notes", "--schema", "n BIGINT, note STRING", "--partitions", "1")

@@ -23,10 +23,10 @@ import headwater as hw
 from cluster_rig import make_archive, make_environment
 from commands import Command, refused
 from headwater.model.errors import SparkUnavailable
-from headwater.processing.probe import look
-from headwater.processing.state_files import StateFolder
-from headwater.processing.state_list import find_states
-from headwater.processing.workers import check_workers
+from headwater.processing.spark.probe import look
+from headwater.processing.spark.workers import check_workers
+from headwater.processing.state.files import StateFolder
+from headwater.processing.state.listing import find_states
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer
@@ -180,8 +180,8 @@ import sys
 from pathlib import Path
 
 from headwater.model.errors import HeadwaterError
-from headwater.processing.session import make_session, stop_session
-from headwater.processing.workers import check_workers
+from headwater.processing.spark.session import make_session, stop_session
+from headwater.processing.spark.workers import check_workers
 
 master, python, bare, shared, conf = *sys.argv[1:5], dict(word.split("=") for word in sys.argv[5:])
 spark = make_session("probe", master, conf | {"spark.pyspark.python": python}, log="kafka://127.0.0.1:9")

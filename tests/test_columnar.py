@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import headwater as hw
 from headwater.log.log import Log
-from headwater.processing import columnar
+from headwater.processing.spark import columnar
 from spark import patiently
 from test_spark_source import EVERY_TYPE, QUERY_S, every_type
 

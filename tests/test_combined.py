@@ -13,22 +13,22 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import headwater as hw
 from fused_rig import TIMED, TOPIC, make_log
-from headwater.log.frame import NO_TIME
-from headwater.processing import combined as module
-from headwater.processing.aggregate import aggregates_of
-from headwater.processing.combined import Combined
-from headwater.processing.event_time import FIELDS, LATE
-from headwater.processing.late_rows import LateRows
-from headwater.processing.operator import MAX_TIME, Combining, Time
-from headwater.processing.panes import Panes
-from headwater.processing.partials import KINDS
-from headwater.processing.sessions import Sessions
-from headwater.processing.side import Side, to_option
-from headwater.processing.source import HeadwaterSource
-from headwater.processing.state import State, StateTable
-from headwater.processing.stream import StreamReader
-from headwater.processing.top_of_windows import TopOfWindows
-from headwater.processing.windowed import Windowed
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.operators.aggregate import aggregates_of
+from headwater.processing.operators.operator import MAX_TIME, Combining, Time
+from headwater.processing.operators.panes import Panes
+from headwater.processing.operators.partials import KINDS
+from headwater.processing.operators.session_windows import Sessions
+from headwater.processing.operators.window_top_n import TopOfWindows
+from headwater.processing.operators.windowed import Windowed
+from headwater.processing.source import combiner as module
+from headwater.processing.source.combiner import Combined
+from headwater.processing.source.operator_input import Side, to_option
+from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.stream import StreamReader
+from headwater.processing.state.state import State, StateTable
+from headwater.processing.time.event_time import FIELDS, LATE
+from headwater.processing.time.late_rows import LateRows
 from operator_rig import hashed, seeds
 
 SECOND = 1_000_000

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log import commit
-from headwater.log.doctor import examine
+from headwater.log.doctor.doctor import examine
+from headwater.log.file import commit
 from headwater.log.log import Log
 from headwater.model.errors import Poisoned, StorageError
 from headwater.model.marker import Marker

@@ -18,16 +18,16 @@ import pyarrow as pa
 import pytest
 
 from children import Child
-from headwater.log.compaction import last_of_each
-from headwater.log.disk import RealDisk
-from headwater.log.doctor import examine
+from headwater.log.clients.reader import Reader
+from headwater.log.disk.disk import RealDisk
+from headwater.log.doctor.doctor import examine
+from headwater.log.file.upkeep.compaction import last_of_each
+from headwater.log.file.upkeep.retention import segment_sizes
 from headwater.log.log import Log, open_log
-from headwater.log.reader import Reader
-from headwater.log.retention import segment_sizes
 from headwater.testing import SimDisk
-from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
-from headwater.testing.points import keeping_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk
+from headwater.testing.crash.points import keeping_points
+from headwater.testing.simulation.process import Crashed
 
 HOUR = 3_600_000_000
 COLUMNS = "k STRING, n BIGINT, text STRING"

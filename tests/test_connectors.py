@@ -17,9 +17,9 @@ import connectors
 from app_storm_points import kill_session
 from capture_rig import Rig
 from debezium_rig import envelope, pour
+from headwater.capture.progress import captures
 from headwater.log.log import open_log
-from headwater.sinks.export import DebeziumExport
-from headwater.sources.capture.progress import captures
+from headwater.sinks.debezium_export import DebeziumExport
 
 GOES_ON_S = 240.0
 

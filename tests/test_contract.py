@@ -8,11 +8,11 @@ import pytest
 
 import headwater
 from headwater.log.log import Log
-from headwater.log.memory import MemoryStore
+from headwater.log.memory.store import MemoryStore
 from headwater.model.clock import system_clock
-from headwater.testing.contract import WholeLogContract
-from headwater.testing.contract_case import OpenLog
-from headwater.testing.contract_queues import WholeQueueContract
+from headwater.testing.contracts.case import OpenLog
+from headwater.testing.contracts.log import WholeLogContract
+from headwater.testing.contracts.queues.queue import WholeQueueContract
 
 
 def test_every_test_of_the_contract_is_run_and_says_its_rule() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from capture_documents_rig import CouchDocuments, Rig, check
+from headwater.capture.couchdb import source as couchdb
+from headwater.capture.couchdb.documents import document_of
+from headwater.capture.documents import document_rows, document_table
+from headwater.capture.source_url import parse_source_url
 from headwater.model.errors import CaptureLost, NotCapturable, NotFound
-from headwater.sources.capture import couchdb
-from headwater.sources.capture.couchdb_documents import document_of
-from headwater.sources.capture.documents import document_rows, document_table
-from headwater.sources.capture.open import parse_source_url
 from headwater.testing.servers.couchdb import CouchServer
 from waiting import wait_until
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headwater.cli import coverage
+from headwater.cli.commands import coverage
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -64,7 +64,7 @@ def not_a_test(): ...
 def checkout(tmp_path: Path) -> Path:
     for path, text in {
         "docs/coverage.md": ROWS,
-        "src/headwater/testing/contract.py": CONTRACT,
+        "src/headwater/testing/contracts/log.py": CONTRACT,
         "tests/log/test_contract.py": TESTS,
     }.items():
         (tmp_path / path).parent.mkdir(parents=True)

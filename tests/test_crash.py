@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from headwater.log.log import Log, open_log
-from headwater.testing.crash_worker import COLUMNS, TOPICS
-from headwater.testing.harness import Nursery, RoundReport, round_points, run_round
-from headwater.testing.invariants import check_round
+from headwater.testing.crash.harness import Nursery, RoundReport, round_points, run_round
+from headwater.testing.crash.invariants import check_round
+from headwater.testing.crash.worker import COLUMNS, TOPICS
 from headwater.testing.oracle import Violation
 from memory_folders import memory_folder
 from waiting import wait_until
@@ -25,8 +25,8 @@ from waiting import wait_until
 RELENTLESS = ("settle: before publish", "commit: published one", "roll: created", "anywhere")
 DRIVER = """
 import sys, time
-from headwater.testing.crash_worker import Order
-from headwater.testing.harness import Nursery
+from headwater.testing.crash.worker import Order
+from headwater.testing.crash.harness import Nursery
 nursery = Nursery()
 pid = nursery.start(Order("plain", "plain", sys.argv[1] + "/log", sys.argv[1] + "/plain.jsonl", 0, 0, 0))
 print(nursery.pid, pid, flush=True)

@@ -16,13 +16,13 @@ import pytest
 from capture_rig import Rig
 from children import Child, dies_at
 from debezium_rig import captured, envelope, history, pour, samples, unscaled
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source, parse_source_url
 from headwater.databases.connect_types import reading_of, writing_of
 from headwater.databases.octets import from_base64, from_decimals, to_base64, to_decimals
 from headwater.log.log import Log, open_log
 from headwater.model.errors import CaptureLost, InvalidInput, NotCapturable
-from headwater.sinks.export import DebeziumExport
-from headwater.sources.capture.open import open_source, parse_source_url
-from headwater.sources.capture.progress import captures
+from headwater.sinks.debezium_export import DebeziumExport
 
 COLUMNS = "columns.users=id BIGINT, name STRING"
 
@@ -308,7 +308,7 @@ def test_what_is_written_in_the_envelope_is_read_back_equal(tmp_path: Path, topi
 def test_every_type_of_the_log_is_written_and_read_back(tmp_path: Path, topics: Log) -> None:
     """By a history of its own, whose rows hold each type, also inside of arrays and structs."""
     from headwater.model.schema import to_arrow_schema
-    from headwater.sinks.envelope import EnvelopeWriter
+    from headwater.sinks.debezium_envelope import EnvelopeWriter
 
     row = to_arrow_schema(
         "id STRING, t TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, b BOOLEAN, x BINARY, n DECIMAL(38, 9), day DATE, "
@@ -414,7 +414,7 @@ def test_all_changes_are_written_in_the_order_of_their_commits(
     tmp_path: Path, topics: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A history of several partitions becomes a topic of one, in steps that cut where the database has committed."""
-    monkeypatch.setattr("headwater.sinks.export.EVENTS_MAX", 7)
+    monkeypatch.setattr("headwater.sinks.debezium_export.EVENTS_MAX", 7)
     rig = Rig(tmp_path, "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
     chance = random.Random(11)
     for number in range(60):

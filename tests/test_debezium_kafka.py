@@ -14,14 +14,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from capture_rig import Rig
 from children import Child, dies_at
 from debezium_rig import captured, envelope, history, samples
+from headwater.capture.capture import Capture
+from headwater.capture.progress import captures
+from headwater.capture.source_url import open_source
 from headwater.log.log import open_log
-from headwater.sinks.export import DebeziumExport
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.sources.capture.progress import captures
+from headwater.sinks.debezium_export import DebeziumExport
 from headwater.testing.servers.kafka import KafkaServer
 
-SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "sources" / "capture" / "capture.py"
+SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "capture" / "capture.py"
 POINTS = sorted(set(re.findall(r'_reach\("(capture: [^"]+)"\)', SOURCE.read_text())))
 COLUMNS = "columns.users=id BIGINT, name STRING"
 

@@ -22,7 +22,7 @@ from headwater.cli.demo.clicks import REGIONS, TOPIC, clicks, clicks_until
 from headwater.cli.demo.proof import QUESTIONS, compare, prove, stored
 from headwater.cli.demo.run import find_script
 from headwater.views.definition import define_view
-from headwater.views.maintain import Maintainer
+from headwater.views.maintainer import Maintainer
 from headwater.views.store import open_store
 from processes import assert_all_gone, processes_of
 
@@ -180,7 +180,7 @@ def test_clicks_of_a_region_only_grow_and_are_the_same_wherever_they_are_compute
 
 def test_the_demonstration_is_the_example() -> None:
     """It compares the views that the example declares, and none is left out."""
-    from headwater.app import load_app
+    from headwater.app.app import load_app
 
     assert find_script().name == "app.py" and find_script().is_file()
     assert find_script("in_sync/watch.py").is_file()

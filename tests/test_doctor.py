@@ -14,7 +14,7 @@ import pytest
 import headwater as hw
 from children import NOBODY, in_child
 from damages import CUTS, FLIPS
-from headwater.log.doctor import Report, examine
+from headwater.log.doctor.doctor import Report, examine
 from headwater.model.errors import Damaged, DiskFull
 from headwater.testing import SimDisk
 from specimen import KINDS, Snapshot, Specimen, files_of, look, specimen_in_memory, wrong

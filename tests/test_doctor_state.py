@@ -12,11 +12,11 @@ import pytest
 
 import headwater as hw
 from damages import cut, flip
-from headwater.log.doctor import examine
-from headwater.log.queue_window import FAR_US, _checked
+from headwater.log.doctor.doctor import examine
+from headwater.log.queue.window import FAR_US, _checked
 from headwater.model.errors import HeadwaterError
-from headwater.testing.contract_case import values_of
-from headwater.testing.contract_groups_case import drain
+from headwater.testing.contracts.case import values_of
+from headwater.testing.contracts.groups.case import drain
 
 EVENTS = 60
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.bench) for seed in range(3, 40))]

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.table import Table
+from headwater.processing.graph.table import Table
 from spark import patiently
 
 Row = dict[str, Any]

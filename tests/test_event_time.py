@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
-from headwater.processing.event_time import with_time
+from headwater.processing.time.event_time import with_time
 from headwater.testing import CRASH, AppTest
 from spark import patiently
 

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
-from headwater.processing.event_time import with_time
-from headwater.processing.maxima import Maxima
+from headwater.processing.time.event_time import with_time
+from headwater.processing.time.maxima import Maxima
 from headwater.testing.servers.kafka import KafkaServer
 from spark import patiently
 from test_event_time import LATENESS_S, NOON, SCHEMA, collected, counts, fill, per_window, stream, told, windows

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.forecast import forecast
 from headwater.log.log import open_log
+from headwater.query.forecast import forecast
 
 HOUR_US = 3_600_000_000
 

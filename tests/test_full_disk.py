@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log import local, memory  # noqa: F401 (a child with another user may not be able to load them)
 from headwater.log.log import Log
+from headwater.log.memory import store as memory  # noqa: F401 (a child with another user may not be able to load them)
 from headwater.model.errors import (
     DiskFull,
     Poisoned,
     PositionLost,
 )
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.contract_case import refused, values_of
+from headwater.testing.contracts.case import refused, values_of
 
 
 class FullDisk:

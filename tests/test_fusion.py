@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fused_rig import SCHEMA, TOPIC, WORKS, FusedRun, bids, make_log, rows_of, run_killed
-from headwater.log.frame import NO_TIME
+from headwater.log.file.segments.frame import NO_TIME
 from headwater.model.errors import Conflict, StorageError, Unsupported
-from headwater.processing.fusion import chosen, placed_by
-from headwater.processing.hashing import hashes_of, hashes_of_values, is_hashable
-from headwater.processing.operator import MAX_TIME, Time
-from headwater.processing.state import State, StateTable
+from headwater.processing.operators.operator import MAX_TIME, Time
+from headwater.processing.spark.hashing import hashes_of, hashes_of_values, is_hashable
+from headwater.processing.stages.fusion import chosen, placed_by
+from headwater.processing.state.state import State, StateTable
 from operator_rig import hashed, seeds
 
 KILLS = 4

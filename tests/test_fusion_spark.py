@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
-from headwater.processing.analysis import Analysis, Facts
-from headwater.processing.state_list import find_states
+from headwater.processing.stages.analysis import Analysis, Facts
+from headwater.processing.state.listing import find_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,15 +13,15 @@ import pytest
 
 import headwater as hw
 from fused_rig import HOPS, LATENESS_US, OVER_US, TIMED, TOPIC, FusedRun, make_log, once, rows_of, run_killed
-from headwater.log.frame import NO_TIME
-from headwater.log.placement import key_bytes, partitions_of
-from headwater.processing.event_time import FIELDS, LATE, PASSED
-from headwater.processing.late_rows import LateRows
-from headwater.processing.late_rows import apart as apart_from_source
-from headwater.processing.offsets import WATERMARK
-from headwater.processing.operator import Time, left_out_by
-from headwater.processing.state import StateStore
-from headwater.processing.watermark import tell_empty
+from headwater.log.arrow.placement import key_bytes, partitions_of
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.checkpoint.offsets import WATERMARK
+from headwater.processing.operators.operator import Time, left_out_by
+from headwater.processing.state.state import StateStore
+from headwater.processing.time.event_time import FIELDS, LATE, PASSED
+from headwater.processing.time.late_rows import LateRows
+from headwater.processing.time.late_rows import apart as apart_from_source
+from headwater.processing.time.watermark import tell_empty
 from operator_rig import hashed, seeds
 
 SECOND = 1_000_000

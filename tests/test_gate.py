@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.gate import Gate, _stay
+from headwater.log.disk.gate import Gate, _stay
 from headwater.model.errors import Closed
 from headwater.model.marker import Marker
 

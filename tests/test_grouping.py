@@ -7,7 +7,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from headwater.processing.grouping import Groups, distinct
+from headwater.processing.operators.grouping import Groups, distinct
 
 COLUMNS = {
     "near": (pa.int64(), range(-5, 40)),

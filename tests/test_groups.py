@@ -10,17 +10,18 @@ from random import Random
 import pytest
 
 import headwater as hw
-from headwater.log import commit, group_files, recovery
-from headwater.log.commit import CommitLog
-from headwater.log.disk import RealDisk
-from headwater.log.doctor import examine
-from headwater.log.group_files import recover_slot
+from headwater.log.disk.disk import RealDisk
+from headwater.log.doctor.doctor import examine
+from headwater.log.file import commit, recovery
+from headwater.log.file import groups as group_files
+from headwater.log.file.commit import CommitLog
+from headwater.log.file.groups import recover_slot
 from headwater.log.log import Log
-from headwater.log.store import Bounds
+from headwater.log.port.store import Bounds
 from headwater.model.errors import Damaged, EventsMissed, GroupNotFound, NoAccess, PositionLost
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.contract_groups_case import drain, numbered, numbers_of
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.contracts.groups.case import drain, numbered, numbers_of
 from specimen import AnotherBoot
 
 PLANTED_SEEDS_MAX = 30

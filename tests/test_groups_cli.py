@@ -14,7 +14,7 @@ import pytest
 import headwater as hw
 from headwater.cli.main import main
 from headwater.log.log import Log
-from headwater.testing.contract_groups_case import append, numbered
+from headwater.testing.contracts.groups.case import append, numbered
 
 Command = Callable[..., str]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import headwater as hw
-from headwater.testing.contract_groups_case import numbered
+from headwater.testing.contracts.groups.case import numbered
 from interrupts import interrupt_in, run_interrupted
 
 INTERRUPTS = 80

@@ -13,12 +13,13 @@ import pytest
 import headwater as hw
 from children import Child, Gate, in_child
 from group_storm import Storm
-from headwater.log import commit, group
+from headwater.log.file import commit
+from headwater.log.port import group
 from headwater.model.errors import Closed
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
-from headwater.testing.crash_worker import _PointDisk
-from headwater.testing.points import group_points
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.contracts.groups.case import drain, numbered, numbers_of, until
+from headwater.testing.crash.points import group_points
+from headwater.testing.crash.worker import _PointDisk
 from memory_folders import memory_folder
 
 MODES = ("transactions", "manual", "auto")

@@ -6,7 +6,7 @@ import importlib.util
 from types import ModuleType
 
 import test_kafka
-from headwater.testing.contract import LogContract
+from headwater.testing.contracts.log import LogContract
 from marks import CHECKOUT
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log import heartbeats
-from headwater.log.disk import RealDisk
-from headwater.log.heartbeats import FILE, Heartbeat, read_heartbeats
+from headwater.log.disk.disk import RealDisk
+from headwater.log.file.partition import heartbeats
+from headwater.log.file.partition.heartbeats import FILE, Heartbeat, read_heartbeats
 from headwater.log.log import Log
 from headwater.model.errors import FormatTooNew, InvalidInput, NoAccess
-from headwater.testing.points import heartbeat_points
+from headwater.testing.crash.points import heartbeat_points
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1_000_000)
@@ -164,8 +164,8 @@ _BEGIN_US = 1_700_000_000_000_000
 _BEATING = f"""
 import sys
 import headwater as hw
-from headwater.log import heartbeats
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.log.file.partition import heartbeats
+from headwater.testing.crash.disk import CrashingDisk
 
 heartbeats.REWRITE_BYTES = 24 * 5
 log = hw.open_log(sys.argv[1], disk=CrashingDisk(sys.argv[2], nth=2))

@@ -20,20 +20,21 @@ from typing import Any
 
 import pytest
 
-from headwater.log import partition, recovery, transactions
-from headwater.log.commit import CommitLog, State
-from headwater.log.disk import Disk
-from headwater.log.handles import Handles
-from headwater.log.head import Mark
-from headwater.log.partition import Partition
-from headwater.log.store import Bounds
-from headwater.log.transactions import Transactions
-from headwater.testing import scheduled
-from headwater.testing.history import Report, run_history
-from headwater.testing.nature import TEMPERS, Temper
+from headwater.log.disk.disk import Disk
+from headwater.log.file import recovery, transactions
+from headwater.log.file.commit import CommitLog, State
+from headwater.log.file.handles import Handles
+from headwater.log.file.partition import partition
+from headwater.log.file.partition.head import Mark
+from headwater.log.file.partition.partition import Partition
+from headwater.log.file.transactions import Transactions
+from headwater.log.port.store import Bounds
+from headwater.testing.crash.points import crash_points, rare_points
 from headwater.testing.oracle import Violation
-from headwater.testing.points import crash_points, rare_points
-from headwater.testing.schedule import Deadlock, Schedule
+from headwater.testing.simulation import scheduled_disk as scheduled
+from headwater.testing.simulation.history import Report, run_history
+from headwater.testing.simulation.nature import TEMPERS, Temper
+from headwater.testing.simulation.schedule import Deadlock, Schedule
 
 SEEDS = range(117)
 PLANTED_SEEDS_MAX = 150
@@ -55,7 +56,7 @@ FOUND_WITH: dict[str, Temper] = {
 
 TRACE = """
 import hashlib, re, sys
-from headwater.testing.history import run_history
+from headwater.testing.simulation.history import run_history
 lines = "\\n".join(run_history(int(sys.argv[1])).lines)
 print(hashlib.md5(re.sub("[0-9a-f]{32}", "", lines).encode()).hexdigest())
 """

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.log.columns import values_of
+from headwater.log.arrow.columns import values_of
 from headwater.model.clock import duration_us, time_us
 from headwater.model.errors import InvalidInput, SchemaMismatch, Unsupported
 

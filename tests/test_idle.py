@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.log.log import Log
-from headwater.processing import idle
-from headwater.processing.idle import Idle
+from headwater.processing.stages import idle
+from headwater.processing.stages.idle import Idle
 from spark import patiently
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from headwater.model.errors import TimedOut
-from headwater.processing.in_driver import rows_of
+from headwater.processing.spark.driver_rows import rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

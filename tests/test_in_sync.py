@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.app import load_app
-from headwater.testing.servers.packaged import RedisServer
+from headwater.app.app import load_app
+from headwater.testing.servers.debian import RedisServer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "in_sync"
 

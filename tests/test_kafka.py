@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 import headwater
 from children import Child
-from headwater.log import kafka_reader
+from headwater.log.kafka import reader as kafka_reader
 from headwater.log.log import Log
 from headwater.model.errors import (
     Closed,
@@ -40,8 +40,8 @@ from headwater.model.errors import (
     Unreachable,
     Unsupported,
 )
-from headwater.testing.contract import LogContract
-from headwater.testing.contract_case import ORDERS, OpenLog, events_of, order, orders, refused, values_of
+from headwater.testing.contracts.case import ORDERS, OpenLog, events_of, order, orders, refused, values_of
+from headwater.testing.contracts.log import LogContract
 from headwater.testing.servers.kafka import KafkaServer
 from marks import CHECKOUT
 from services import fresh_logs

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.model.errors import InvalidApp
-from headwater.processing.status import StageStatus
+from headwater.processing.stages.status import StageStatus
 from headwater.testing.servers.kafka import KafkaServer
 from kafka_apps import BROKER, PARTITIONS, SCHEMA, SCRIPT, Clicks, children_named, environment, wait_until_right
 from services import running_kafka

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 import headwater
 from headwater.model.errors import Unreachable
-from headwater.testing.contract_case import values_by_partition
+from headwater.testing.contracts.case import values_by_partition
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka_cluster import KafkaCluster
 from services import unavailable

@@ -30,12 +30,13 @@ from confluent_kafka.admin import (
 import headwater
 from children import Child
 from group_storm import PARTITIONS, Storm
-from headwater.log import kafka_group, kafka_writer
-from headwater.log.group import Committed
+from headwater.log.kafka import group as kafka_group
+from headwater.log.kafka import writer as kafka_writer
 from headwater.log.log import Log
+from headwater.log.port.group import Committed
 from headwater.model.errors import Closed, EventsMissed, InvalidInput, NoAccess, NotOwner
-from headwater.testing.contract_case import refused
-from headwater.testing.contract_groups_case import drain, numbered, numbers_of, until
+from headwater.testing.contracts.case import refused
+from headwater.testing.contracts.groups.case import drain, numbered, numbers_of, until
 from headwater.testing.servers.kafka import KafkaServer
 
 pytestmark = pytest.mark.service("kafka")

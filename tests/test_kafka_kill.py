@@ -14,7 +14,7 @@ import pytest
 
 import headwater
 from headwater.model.errors import TopicExists
-from headwater.testing.contract_case import values_by_partition
+from headwater.testing.contracts.case import values_by_partition
 from headwater.testing.servers.kafka import KafkaServer
 
 SEED = 11
@@ -80,7 +80,7 @@ def _start(program: Path, url: str) -> subprocess.Popen[str]:
 CREATOR = """
 import os, signal, sys
 import headwater
-from headwater.log import kafka
+from headwater.log.kafka import store as kafka
 
 make = kafka.make_topic
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.log import kafka_writer
+from headwater.log.kafka import writer as kafka_writer
 from headwater.model.errors import Unreachable
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.contract_stages import marker, rows
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.contracts.stages import marker, rows
 from headwater.testing.servers.kafka import KafkaServer
 from services import fresh_logs
 

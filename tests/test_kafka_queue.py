@@ -17,13 +17,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 import headwater
 from children import in_child
 from headwater.cli.main import main
-from headwater.log.kafka_queue_group import ShareGroup
-from headwater.log.kafka_queue_member import Member
+from headwater.log.kafka.queue.member import Member
+from headwater.log.kafka.queue.share_group import ShareGroup
 from headwater.log.log import Log
 from headwater.model.errors import Closed, InvalidInput, NoAccess, SchemaMismatch, Unsupported
-from headwater.testing.contract_case import OpenLog, refused, values_of
-from headwater.testing.contract_queues import QueueContract
-from headwater.testing.contract_queues_case import one, take
+from headwater.testing.contracts.case import OpenLog, refused, values_of
+from headwater.testing.contracts.queues.case import one, take
+from headwater.testing.contracts.queues.queue import QueueContract
 from headwater.testing.servers.kafka import KafkaServer
 from services import fresh_logs
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.processing import listener
-from headwater.processing.listener import Listener
+from headwater.processing.spark import listener
+from headwater.processing.spark.listener import Listener
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,8 +15,8 @@ from crc32c import crc32c
 import headwater as hw
 from children import in_child
 from damages import CUTS, FLIPS, Damage
-from headwater.log import sealed
-from headwater.testing.contract_case import refused
+from headwater.log.file.segments import sealed
+from headwater.testing.contracts.case import refused
 from specimen import KINDS, LOOKS, WRITES, Specimen, files_of, look, specimen_in_memory, wrong
 
 TRIALS = [10, pytest.param(400, marks=pytest.mark.bench)]

@@ -20,11 +20,11 @@ from crc32c import crc32c
 
 import headwater as hw
 from children import in_child
-from headwater.log.disk import File, Map, Mode, RealDisk, RealFile
+from headwater.log.disk.disk import File, Map, Mode, RealDisk, RealFile
+from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.log import Log
-from headwater.log.segment import Segment, segment_name
 from headwater.model.errors import Closed, Damaged, InvalidInput, Poisoned, StorageError, TopicNotFound
-from headwater.testing.contract_case import ORDERS, events_of, orders, refused, values_of
+from headwater.testing.contracts.case import ORDERS, events_of, orders, refused, values_of
 from log_folders import filled, open_folders
 
 

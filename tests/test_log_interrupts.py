@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.receipt import Receipt
+from headwater.log.clients.batch import Receipt
 from headwater.model.errors import HeadwaterError, TimedOut
 from interrupts import interrupt_in, run_interrupted
 

@@ -17,9 +17,9 @@ import pytest
 
 import headwater as hw
 from children import NOBODY, in_child
-from headwater.log import local, memory  # noqa: F401 (a child with another user may not be able to load them)
+from headwater.log.memory import store as memory  # noqa: F401 (a child with another user may not be able to load them)
 from headwater.model.errors import InvalidInput, LogNotFound, NoAccess, StorageError, Unsupported
-from headwater.testing.contract_case import refused, values_of
+from headwater.testing.contracts.case import refused, values_of
 from log_folders import filled, open_folders
 
 ROOT = os.getuid() == 0

@@ -22,11 +22,11 @@ import pytest
 
 import headwater as hw
 from children import Child, Gate, in_child
-from headwater.log import wait
-from headwater.log.keeper import holding
+from headwater.log.clients import wait
+from headwater.log.file.upkeep.keeper import holding
 from headwater.log.log import Log
 from headwater.model.errors import Closed, Fenced
-from headwater.testing.contract_case import events_of, refused, values_by_partition, values_of
+from headwater.testing.contracts.case import events_of, refused, values_by_partition, values_of
 
 
 @pytest.fixture

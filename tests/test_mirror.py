@@ -17,14 +17,14 @@ import pytest
 import headwater as hw
 from children import NOBODY, in_child, let_others_in
 from commands import Command, refused, start
-from headwater.log.mirror import Mirror
-from headwater.log.mirror_topic import CopiedTopic
-from headwater.log.store import Write
+from headwater.log.copies.mirror import Mirror
+from headwater.log.copies.mirror_topic import CopiedTopic
+from headwater.log.port.store import Write
 from headwater.model.errors import DiskFull, Diverged, Fenced, InvalidInput, NoAccess, TopicNotFound
 from headwater.testing import SimDisk
-from headwater.testing.crashdisk import RecordingDisk
-from headwater.testing.points import crash_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.crash.disk import RecordingDisk
+from headwater.testing.crash.points import crash_points
+from headwater.testing.simulation.process import Crashed
 from log_pairs import KINDS, every_pair
 
 SCHEMA = "id STRING NOT NULL, v BIGINT, at TIMESTAMP"

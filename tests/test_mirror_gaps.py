@@ -13,14 +13,14 @@ import pytest
 
 import headwater as hw
 from children import Child
-from headwater.log.disk import Disk, RealDisk
-from headwater.log.doctor import examine
-from headwater.log.mirror import Mirror
+from headwater.log.copies.mirror import Mirror
+from headwater.log.disk.disk import Disk, RealDisk
+from headwater.log.doctor.doctor import examine
 from headwater.model.errors import Diverged, EventsMissed, Fenced
 from headwater.testing import SimDisk
-from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
-from headwater.testing.points import crash_points, gap_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk
+from headwater.testing.crash.points import crash_points, gap_points
+from headwater.testing.simulation.process import Crashed
 from log_pairs import every_pair
 from memory_folders import memory_folder
 

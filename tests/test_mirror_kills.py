@@ -14,9 +14,9 @@ import pytest
 import headwater as hw
 from children import Child
 from copying import await_lines, check_accounts, check_equal, make_topics, write_until_told
-from headwater.log.disk import RealDisk
+from headwater.log.disk.disk import RealDisk
 from headwater.model.errors import Fenced
-from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk
 from memory_folders import memory_folder
 
 WRITERS = 3

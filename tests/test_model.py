@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import headwater as hw
-from headwater.log import segment
+from headwater.log.clients.batch import Receipt
+from headwater.log.clients.producer import Producer
+from headwater.log.clients.reader import Reader
+from headwater.log.file.segments import segment
 from headwater.log.log import Log
-from headwater.log.memory import MemoryStore
-from headwater.log.producer import Producer
-from headwater.log.reader import Reader
-from headwater.log.receipt import Receipt
+from headwater.log.memory.store import MemoryStore
 from headwater.model.clock import time_us
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

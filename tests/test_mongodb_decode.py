@@ -15,11 +15,11 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from capture_documents_rig import MongoDocuments, Rig, check
+from headwater.capture.documents import document_rows, document_table
+from headwater.capture.mongodb import source as mongodb
+from headwater.capture.mongodb.changes import change_of, document_of, id_text
+from headwater.capture.source_url import parse_source_url
 from headwater.model.errors import CaptureLost, NotCapturable, Unreachable
-from headwater.sources.capture import mongodb
-from headwater.sources.capture.documents import document_rows, document_table
-from headwater.sources.capture.mongodb_decode import change_of, document_of, id_text
-from headwater.sources.capture.open import parse_source_url
 from headwater.testing.servers.mongodb import MongoServer
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
@@ -238,7 +238,7 @@ def test_a_server_that_goes_away_is_worth_another_try_and_one_that_was_emptied_i
     mongodb: MongoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is retried; the second lacks the changes behind the position, and is refused."""
-    monkeypatch.setattr("headwater.sources.capture.mongodb_client.CONNECT_S", 1.0)
+    monkeypatch.setattr("headwater.capture.mongodb.client.CONNECT_S", 1.0)
     with MongoServer() as server:
         documents = MongoDocuments(server.url, database="shop")
         documents.put("a", {"n": 1})

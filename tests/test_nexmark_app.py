@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from examples.nexmark.ours import OURS, QUERIES
-from headwater.app import load_app
+from headwater.app.app import load_app
 from headwater.model.errors import InvalidApp
 from nexmark_oracle import COUNTS_LATE, SQL, Oracle, rows
 from nexmark_rig import EVENING, PERIOD_US, House, script

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NoAccess, Unreachable
-from headwater.sinks.opensearch_http import Action, OpenSearchClient
+from headwater.sinks.opensearch_client import Action, OpenSearchClient
 from headwater.sinks.sink import Dead, open_sink
 from sink_rig import SHAPE, Target, batch, folded, marker, write
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.frame import NO_TIME
-from headwater.processing.aggregate import aggregates_of
-from headwater.processing.dedupe import Dedupe
-from headwater.processing.lookup import Lookup
-from headwater.processing.operator import _Side, _task
-from headwater.processing.sliding import Sliding
-from headwater.processing.top_n import TopN
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.operators.aggregate import aggregates_of
+from headwater.processing.operators.dedupe import Dedupe
+from headwater.processing.operators.lookup import Lookup
+from headwater.processing.operators.operator import _Side, _task
+from headwater.processing.operators.sliding import Sliding
+from headwater.processing.operators.top_n import TopN
 from operator_rig import UTC_US, cut, delay, in_time, run_batches, seeds, shuffled, table_of
 
 SECOND = 1_000_000

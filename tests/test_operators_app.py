@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
-from headwater.processing.operator import Building, Input, Operator, building
-from headwater.processing.table import Table
+from headwater.processing.graph.table import Table
+from headwater.processing.operators.operator import Building, Input, Operator, building
 from headwater.testing import transform
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -15,15 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.capture import pg_few, pg_stream
-from headwater.sources.capture.pg_changes import Decoder
-from headwater.sources.capture.pg_nested import array_texts, composite_texts, elements, parts
-from headwater.sources.capture.pg_positions import end_text, event_texts, lsn_of, lsn_sql
-from headwater.sources.capture.pg_stream import Stream
-from headwater.sources.capture.pg_tables import Captured, PgColumn, PgTable
-from headwater.sources.capture.pg_types import type_of
-from headwater.sources.capture.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
-from headwater.sources.capture.source import TableInfo
+from headwater.capture.postgres import small_transaction as pg_few
+from headwater.capture.postgres import stream as pg_stream
+from headwater.capture.postgres.changes import Decoder
+from headwater.capture.postgres.nested_text import array_texts, composite_texts, elements, parts
+from headwater.capture.postgres.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
+from headwater.capture.postgres.positions import end_text, event_texts, lsn_of, lsn_sql
+from headwater.capture.postgres.stream import Stream
+from headwater.capture.postgres.tables import Captured, PgColumn, PgTable
+from headwater.capture.postgres.types import type_of
+from headwater.capture.source import TableInfo
 
 TEXT, INT8 = 25, 20
 UNCHANGED = object()

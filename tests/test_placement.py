@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headwater as hw
-from headwater.log.placement import Placement, key_bytes, murmur2, partitions_of, place
+from headwater.log.arrow.placement import Placement, key_bytes, murmur2, partitions_of, place
 from headwater.model.errors import InvalidSchema
 from headwater.model.schema import to_arrow_schema
-from headwater.sinks.newest import newest
+from headwater.sinks.newest_rows import newest
 
 KAFKAS_OWN = {
     b"21": -973932308,

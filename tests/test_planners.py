@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.log.log import Log
-from headwater.processing.planners import PLANNING
-from headwater.processing.worker_python import planners
+from headwater.processing.spark.planners import PLANNING
+from headwater.processing.spark.worker_python import planners
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ REST_S = 3.0
 SWITCHES_MAX = 30
 """A planner that Spark asks every 10 ms is switched to several hundred times while it should rest."""
 
-FORKING = "headwater.processing.planners"
+FORKING = "headwater.processing.spark.planners"
 
 
 def until(done: Callable[[], object]) -> None:

@@ -17,8 +17,8 @@ from types import FrameType
 import pytest
 
 import headwater as hw
+from headwater.log.clients.producer import Producer
 from headwater.log.log import Log
-from headwater.log.producer import Producer
 from headwater.model.errors import SequenceGap
 
 LINGER_MS = 60_000

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.log.consumer import Consumer
-from headwater.log.lease import Lease
-from headwater.log.producer import Producer
-from headwater.log.queue import Queue
-from headwater.log.reader import Reader
-from headwater.log.receipt import Receipt
+from headwater.log.clients.batch import Receipt
+from headwater.log.clients.consumer import Consumer
+from headwater.log.clients.producer import Producer
+from headwater.log.clients.reader import Reader
+from headwater.log.queue.lease import Lease
+from headwater.log.queue.queue import Queue
 from headwater.log.transaction import Transaction
-from headwater.views.feed import Subscription
+from headwater.views.subscription import Subscription
 
 NAMES = [
     "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.plans import kind
-from headwater.processing.pushing import Where, condition_above
+from headwater.processing.source.pushdown import Where, condition_above
+from headwater.processing.spark.plans import kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

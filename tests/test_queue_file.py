@@ -21,19 +21,19 @@ import pytest
 import headwater as hw
 from children import in_child
 from headwater.cli.main import main
-from headwater.log.doctor import examine
-from headwater.log.lease import Lease
-from headwater.log.queue import Queue
-from headwater.log.queue_depth import Depth
-from headwater.log.queue_partition import QueuePartition
-from headwater.log.queue_settings import Order
-from headwater.log.queue_window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
+from headwater.log.doctor.doctor import examine
+from headwater.log.queue.depth import Depth
+from headwater.log.queue.lease import Lease
+from headwater.log.queue.partition import QueuePartition
+from headwater.log.queue.queue import Queue
+from headwater.log.queue.settings import Order
+from headwater.log.queue.window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
 from headwater.model import clock
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired
 from headwater.testing import SimDisk
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.points import queue_recovery_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.crash.points import queue_recovery_points
+from headwater.testing.simulation.process import Crashed
 from interrupts import interrupt_in, run_interrupted
 
 SEEDS = range(8)

@@ -12,11 +12,11 @@ import pytest
 
 import headwater as hw
 from children import Child, Gate, in_child
-from headwater.log.queue_depth import Depth
+from headwater.log.queue.depth import Depth
 from headwater.model.errors import Closed, LeaseExpired
-from headwater.testing.contract_case import refused
-from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import queue_points
+from headwater.testing.contracts.case import refused
+from headwater.testing.crash.disk import CrashingDisk
+from headwater.testing.crash.points import queue_points
 from memory_folders import memory_folder
 from queue_rounds import Round
 

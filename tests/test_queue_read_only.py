@@ -15,12 +15,12 @@ import headwater as hw
 from children import NOBODY, Child, in_child
 from headwater.cli.main import main
 from headwater.log.log import Log
-from headwater.log.queue import Queue
-from headwater.log.queue_depth import Depth
-from headwater.log.queue_window import CAPACITY_MIN
+from headwater.log.queue.depth import Depth
+from headwater.log.queue.queue import Queue
+from headwater.log.queue.window import CAPACITY_MIN
 from headwater.model.errors import Damaged, NoAccess, StorageError
-from headwater.testing.contract_case import refused
-from headwater.testing.crashdisk import CrashingDisk
+from headwater.testing.contracts.case import refused
+from headwater.testing.crash.disk import CrashingDisk
 from log_folders import open_folders
 
 NEEDS_TWO_USERS = pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")

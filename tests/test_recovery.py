@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.doctor import Finding, examine
+from headwater.log.doctor.doctor import Finding, examine
 from headwater.model.errors import Damaged, DiskFull, HeadwaterError, StorageError
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.simdisk import Operation
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.simulation.disk import Operation
 from specimen import AnotherBoot
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

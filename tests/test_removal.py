@@ -13,9 +13,9 @@ from children import Child, in_child
 from commands import Command, refused
 from headwater.model.errors import GroupNotFound
 from headwater.testing import SimDisk
-from headwater.testing.contract_groups_case import drain, numbered
-from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import removal_points
+from headwater.testing.contracts.groups.case import drain, numbered
+from headwater.testing.crash.disk import CrashingDisk
+from headwater.testing.crash.points import removal_points
 
 
 def test_the_points_are_all_there() -> None:

@@ -7,13 +7,13 @@ from itertools import count
 import pytest
 
 import headwater as hw
-from headwater.log import commit
-from headwater.log.doctor import examine
-from headwater.log.replace import replace_file
+from headwater.log.disk.atomic_file import replace_file
+from headwater.log.doctor.doctor import examine
+from headwater.log.file import commit
 from headwater.model.errors import LogNotFound, TopicNotFound
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.contract_case import values_of
-from headwater.testing.points import replacing_points
+from headwater.testing.contracts.case import values_of
+from headwater.testing.crash.points import replacing_points
 
 FOLDER = "/disk/log"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.stage import Stage
+from headwater.app.restarts import begin_again
+from headwater.log.port.stage import Stage
 from headwater.model.marker import Marker
-from headwater.processing.graph import StageNode
-from headwater.restarts import begin_again
+from headwater.processing.graph.graph import StageNode
 
 
 def test_where_a_stage_begins_is_on_disk_before_its_marker_is_forgotten(

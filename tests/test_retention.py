@@ -14,16 +14,16 @@ import pytest
 
 import headwater
 from children import Child
-from headwater.log import keeper
-from headwater.log.disk import File, Mode, RealDisk
-from headwater.log.doctor import examine
+from headwater.log.disk.disk import File, Mode, RealDisk
+from headwater.log.doctor.doctor import examine
+from headwater.log.file.segments.segment import segment_name
+from headwater.log.file.upkeep import keeper
 from headwater.log.log import Log, open_log
-from headwater.log.segment import segment_name
 from headwater.model.errors import EventsMissed, HeadwaterError
 from headwater.testing import SimDisk
-from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import keeping_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.crash.disk import CrashingDisk
+from headwater.testing.crash.points import keeping_points
+from headwater.testing.simulation.process import Crashed
 
 POINTS = [point for point in keeping_points() if point.startswith("retention:")]
 SECOND = 1_000_000
@@ -92,7 +92,7 @@ def test_sealed_segments_expire_as_frames_do(tmp_path: Path) -> None:
 
 def test_a_topic_file_from_before_retention_is_kept_for_ever(tmp_path: Path) -> None:
     """Its settings have a default."""
-    from headwater.log.catalog import read_text, write_text
+    from headwater.log.file.catalog import read_text, write_text
 
     with open_log(str(tmp_path)) as log:
         filled(log, 3)

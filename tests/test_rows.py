@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.rows import to_batch, to_values
+from headwater.log.arrow.rows import to_batch, to_values
 from headwater.model.errors import SchemaMismatch
 from headwater.model.schema import BYTES_SCHEMA, DELETED, HEADERS, to_arrow_schema
 
@@ -337,7 +337,7 @@ def test_what_goes_in_comes_out(rows: list[dict[str, Any]], start: int, count: i
 def test_libraries_that_were_not_asked_for_are_not_imported() -> None:
     """Who appends dicts pays neither for Polars nor for the DDL parser; pandas is loaded by pyarrow's first `array`."""
     code = (
-        "import sys, pyarrow as pa; from headwater.log import placement, rows; assert 'pandas' not in sys.modules;"
+        "import sys, pyarrow as pa; from headwater.log.arrow import placement, rows; assert 'pandas' not in sys.modules;"
         "rows.to_batch([{'a': 1}], pa.schema([('a', pa.int64())]));"
         "print([name for name in ('polars', 'sqlglot', 'pyspark') if name in sys.modules])"
     )

@@ -26,12 +26,12 @@ from rich.console import Console
 
 import headwater as hw
 from commands import COMMAND, Command, refused
-from headwater.cli.run_screen import Drawn
+from headwater.cli.output.run_screen import Drawn
 from headwater.model.errors import InvalidInput
-from headwater.processing.status import AppStatus, Rate, StageStatus, write_status
+from headwater.processing.stages.status import AppStatus, Rate, StageStatus, write_status
 from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
-from headwater.views.maintain import Maintainer
+from headwater.views.maintainer import Maintainer
 from headwater.views.store import open_store
 from processes import assert_all_gone, java_of, processes_of
 

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.inputs import Inputs
-from headwater.processing.poison import PoisonHunt
-from headwater.processing.status import AppStatus
-from headwater.troubles import Troubles
-from headwater.views.maintain import Maintainer
+from headwater.app.troubles import Troubles
+from headwater.processing.stages.inputs import Inputs
+from headwater.processing.stages.poison import PoisonHunt
+from headwater.processing.stages.status import AppStatus
+from headwater.views.maintainer import Maintainer
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 WAIT_S_MAX = 400.0

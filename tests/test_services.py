@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from headwater.log.placement import partitions_of
+from headwater.log.arrow.placement import partitions_of
 from headwater.testing.servers.kafka import KafkaServer
 
 SERVICE_TEST = """

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headwater.log import side_by_side
-from headwater.log.side_by_side import SideBySide
+from headwater.log.disk import parallel_calls as side_by_side
+from headwater.log.disk.parallel_calls import SideBySide
 from interrupts import interrupt_in, run_interrupted
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.model.errors import StorageError
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.simfile import CHANGES_MAX
+from headwater.testing.simulation.file import CHANGES_MAX
 from simulated import PATH, change_at_random, stored
 
 SECTOR = 512

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.log.disk import Disk, RealDisk
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.model.errors import DiskFull, HeadwaterError, NoAccess, StorageError
 from headwater.testing import Crashed, SimDisk, WouldDeadlock
 from simulated import PATH, change_at_random, stored

@@ -27,10 +27,10 @@ from headwater.model.errors import (
 from headwater.model.schema import to_arrow_schema
 from headwater.sinks import redis as redis_sink
 from headwater.sinks.ledger import NO_ENTRY
-from headwater.sinks.newest import Pieces, newest, with_places
+from headwater.sinks.newest_rows import Pieces, newest, with_places
 from headwater.sinks.sink import Dead, Shape, open_sink, write_batch
-from headwater.sinks.together import open_together, write_together
-from headwater.verify.sides import open_side
+from headwater.sinks.table_group import open_together, write_together
+from headwater.verify.side_url import open_side
 from sink_rig import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, write
 
 Make = Callable[[str], Target]

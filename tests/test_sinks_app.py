@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater import launch
+from headwater.app import launch
 from headwater.model.errors import AppFailed, InvalidApp
-from headwater.testing.servers.packaged import RedisServer
+from headwater.testing.servers.debian import RedisServer
 from headwater.testing.servers.server import free_port
 from sink_rig import EMBEDDED, Target
 from test_verify import verified

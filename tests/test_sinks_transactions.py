@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 import headwater as hw
 from bank_rig import TABLES, Bank, looking, rows_by, seen_in, sqlite_bank
 from capture_rig import Rig
-from headwater.log.compaction import is_overtaken
-from headwater.log.local import LocalStore
+from headwater.app.stages.transactions import TransactionWriter
+from headwater.log.file.store import LocalStore
+from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.model.errors import InvalidApp, NotCapturable
-from headwater.processing.whole import whole_ends
-from headwater.sink_transactions import TransactionWriter
+from headwater.processing.source.capture_transactions import whole_ends
 from headwater.testing.servers.postgres import PostgresServer
 from mirror_rig import Onlooker, declared, life, until
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import capture_mysql_rig
 import capture_postgres_rig
 from bank_rig import Ask, Bank, looking, rows_by
-from headwater.sources.capture import events
+from headwater.capture import events
 from mirror_rig import Onlooker, declared, life, until
 
 PAUSE_S = 0.05

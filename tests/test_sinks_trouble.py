@@ -18,10 +18,10 @@ from headwater.model.errors import HeadwaterError, InvalidInput, Unreachable, Un
 from headwater.sinks import sqlite
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.ledger import NO_ENTRY
-from headwater.sinks.newest import Pieces, with_places
+from headwater.sinks.newest_rows import Pieces, with_places
 from headwater.sinks.search import SearchSink
 from headwater.sinks.sink import Shape, open_sink, write_batch
-from headwater.verify.sides import open_side, side_of
+from headwater.verify.side_url import open_side, side_of
 from sink_rig import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, write
 
 Make = Callable[[str], Target]

@@ -23,16 +23,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
-from headwater.processing import daemon, local_files
-from headwater.processing.beats import BeatsSource
-from headwater.processing.session import check_java, check_reachable, listen, make_session
-from headwater.processing.source import HeadwaterSource, RemoteSource, register
-from headwater.processing.worker_python import worker_python
+from headwater.processing.operators.beats import BeatsSource
+from headwater.processing.source.source import HeadwaterSource, RemoteSource, register
+from headwater.processing.spark import local_files
+from headwater.processing.spark import worker_daemon as daemon
+from headwater.processing.spark.session import check_java, check_reachable, listen, make_session
+from headwater.processing.spark.worker_python import worker_python
 from spark import patiently
 
 PROGRAM = """
 import headwater as hw
-from headwater.processing.session import make_session
+from headwater.processing.spark.session import make_session
 with hw.open_log("log") as log:
     log.create_topic("t", "n BIGINT", partitions=1)
     log.append("t", [{"n": n} for n in range(10)])
@@ -77,7 +78,7 @@ def test_workers_are_started_without_the_archives_and_forked_from_ours() -> None
         assert done.stdout == f"{left} ['x y']\n", done.stderr
     words = ["-m", "pyspark.daemon", "nobody"]
     done = subprocess.run([worker_python(), *words], capture_output=True, text=True, timeout=60)
-    assert "headwater/processing/daemon.py" in done.stderr and "No module named 'nobody'" in done.stderr
+    assert "headwater/processing/spark/worker_daemon.py" in done.stderr and "No module named 'nobody'" in done.stderr
 
 
 def test_workers_do_not_look_for_garbage_in_what_was_imported_for_all(spark: SparkSession) -> None:

@@ -28,11 +28,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import headwater as hw
 from children import Child, Gate
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NotFound, SchemaConflict, Unsupported
-from headwater.processing import sink
-from headwater.processing.marker import marker_of
-from headwater.processing.sink import BatchWriter, StreamWriter, Task
-from headwater.processing.stage import FrameWriter
-from headwater.testing.contract_case import refused
+from headwater.processing.checkpoint.marker import marker_of
+from headwater.processing.sink import sink
+from headwater.processing.sink.frame_writer import FrameWriter
+from headwater.processing.sink.sink import BatchWriter, StreamWriter, Task
+from headwater.testing.contracts.case import refused
 from spark_rig import SinkSource, counted, kill_session, order, start_driver
 
 pytestmark = pytest.mark.timeout(600)
@@ -231,7 +231,7 @@ def test_few_rows_are_fetched_and_many_are_staged(
     spark: SparkSession, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query without state is committed by the driver, whichever way its rows take; run again, nothing is doubled."""
-    monkeypatch.setattr("headwater.processing.stage.FETCH_EVENTS_MAX", few)
+    monkeypatch.setattr("headwater.processing.sink.frame_writer.FETCH_EVENTS_MAX", few)
     with hw.open_log(str(tmp_path / "log")) as log:
         for name in ("in", "out"):
             log.create_topic(name, "k STRING, n BIGINT", key="k", partitions=2)

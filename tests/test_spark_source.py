@@ -23,7 +23,7 @@ from pyspark.sql.streaming import StreamingQuery
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import EventsMissed, InvalidInput, TopicNotFound
-from headwater.processing.border import told
+from headwater.processing.spark.errors import told
 from spark import patiently
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -20,11 +20,11 @@ from headwater.model.errors import (
     PositionLost,
     TopicNotFound,
 )
-from headwater.processing.offsets import Offsets, cut, share
-from headwater.processing.query import TASK_EVENTS_MIN
-from headwater.processing.reading import Range
-from headwater.processing.source import HeadwaterSource
-from headwater.processing.stream import FETCH_BYTES_MAX, StreamReader
+from headwater.processing.checkpoint.offsets import Offsets, cut, share
+from headwater.processing.source.load import TASK_EVENTS_MIN
+from headwater.processing.source.reading import Range
+from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.stream import FETCH_BYTES_MAX, StreamReader
 from source_topics import NOON, Topics
 
 ALL = ReadAllAvailable()

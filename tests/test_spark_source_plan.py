@@ -18,10 +18,10 @@ from headwater.model.errors import (
     TopicNotFound,
     Unsupported,
 )
-from headwater.processing.border import told
-from headwater.processing.options import NAMES, read_options
-from headwater.processing.query import Query
-from headwater.processing.source import BatchReader, HeadwaterSource, RemoteSource
+from headwater.processing.source.load import Query
+from headwater.processing.source.options import NAMES, read_options
+from headwater.processing.source.source import BatchReader, HeadwaterSource, RemoteSource
+from headwater.processing.spark.errors import told
 from source_topics import NOON, Topics
 
 ALL = ReadAllAvailable()

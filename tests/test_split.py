@@ -15,16 +15,16 @@ import pytest
 import headwater as hw
 from children import Child
 from commands import Command, refused
-from headwater.log.doctor import examine
-from headwater.log.kafka_refusals import KafkaRefusals
-from headwater.log.store import Write
+from headwater.log.doctor.doctor import examine
+from headwater.log.kafka.refusals import KafkaRefusals
+from headwater.log.port.store import Write
 from headwater.model.errors import Damaged, Diverged, TopicNotFound, Unsupported
 from headwater.testing import SimDisk
-from headwater.testing.contract_case import events_of
-from headwater.testing.contract_split import KEYS, NUMBERS, check_in_order, numbered, polled
-from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import crash_points, split_points
-from headwater.testing.simprocess import Crashed
+from headwater.testing.contracts.case import events_of
+from headwater.testing.contracts.split import KEYS, NUMBERS, check_in_order, numbered, polled
+from headwater.testing.crash.disk import CrashingDisk
+from headwater.testing.crash.points import crash_points, split_points
+from headwater.testing.simulation.process import Crashed
 from log_pairs import every_pair
 
 

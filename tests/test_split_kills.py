@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.testing.points import split_points
+from headwater.testing.crash.points import split_points
 from memory_folders import memory_folder
 from split_storm import SplitStorm
 

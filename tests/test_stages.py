@@ -12,15 +12,15 @@ import pytest
 
 import headwater as hw
 from children import Child, in_child
-from headwater.log import commit
-from headwater.log.disk import RealDisk
-from headwater.log.doctor import examine
-from headwater.log.stage import Stage, check_query
+from headwater.log.disk.disk import RealDisk
+from headwater.log.doctor.doctor import examine
+from headwater.log.file import commit
+from headwater.log.port.stage import Stage, check_query
 from headwater.model.errors import CheckpointConflict, Damaged, Fenced
 from headwater.testing import Crashed, SimDisk
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.crash_worker import _AnywhereDisk, _PointDisk
-from headwater.testing.points import crash_points, stage_points
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.crash.points import crash_points, stage_points
+from headwater.testing.crash.worker import _AnywhereDisk, _PointDisk
 from memory_folders import memory_folder
 
 EPOCHS = 12

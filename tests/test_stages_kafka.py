@@ -17,11 +17,11 @@ import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 import headwater as hw
-from headwater.log.kafka import KafkaStore
+from headwater.log.kafka.store import KafkaStore
 from headwater.model.errors import CheckpointConflict, Fenced
-from headwater.processing.weaving import Order
-from headwater.testing.contract_case import OpenLog, refused, values_of
-from headwater.testing.contract_stages import StageContract, marker, rows
+from headwater.processing.sink.order import Order
+from headwater.testing.contracts.case import OpenLog, refused, values_of
+from headwater.testing.contracts.stages import StageContract, marker, rows
 from headwater.testing.servers.kafka import KafkaServer
 from stage_holder import EPOCHS as HOLDER_EPOCHS
 from task_writer import EPOCHS, TASK_EVENTS, TASKS, write_as, write_batch

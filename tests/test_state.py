@@ -17,9 +17,10 @@ import pyarrow.fs as arrow_fs
 import pytest
 
 from headwater.model.errors import Conflict, Damaged, FormatTooNew, InvalidInput, KeyTooLarge, StorageError, Unsupported
-from headwater.processing import runs, state_files
-from headwater.processing.runs import AT, H1, H2, Found, Keys, column, tidied
-from headwater.processing.state import State, StateStore, TableSpec, check_uid, fingerprint_of
+from headwater.processing.state import files as state_files
+from headwater.processing.state import runs
+from headwater.processing.state.runs import AT, H1, H2, Found, Keys, column, tidied
+from headwater.processing.state.state import State, StateStore, TableSpec, check_uid, fingerprint_of
 
 VALUE = [pa.field("v", pa.int64())]
 SPECS = {"last": TableSpec("keyed", VALUE), "all": TableSpec("gathered", VALUE), "due": TableSpec("timed", VALUE)}

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from commands import Command, refused
-from headwater.app import App
-from headwater.processing.runs import AT, H1, H2
-from headwater.processing.state import StateStore, TableSpec
-from headwater.processing.state_files import StateFolder
-from headwater.processing.status import AppStatus
+from headwater.app.app import App
+from headwater.processing.stages.status import AppStatus
+from headwater.processing.state.files import StateFolder
+from headwater.processing.state.runs import AT, H1, H2
+from headwater.processing.state.state import StateStore, TableSpec
 
 SPECS = {
     "waiting": TableSpec("timed", [pa.field("word", pa.string())]),

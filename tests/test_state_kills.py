@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.processing import runs
-from headwater.processing.runs import AT, H1, H2, Keys, column
-from headwater.processing.state import StateStore, TableSpec, partition_of
+from headwater.processing.state import runs
+from headwater.processing.state.runs import AT, H1, H2, Keys, column
+from headwater.processing.state.state import StateStore, TableSpec, partition_of
 
 ROOT = Path(__file__).parent.parent
 EPOCHS, KEYS, KILLS = 60, 300, 8

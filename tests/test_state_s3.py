@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 import headwater as hw
 from bench.harness import RESULTS
 from commands import Command, refused
-from headwater.app import load_app
+from headwater.app.app import load_app
 from headwater.model.errors import Damaged, StorageError, Unreachable
 from headwater.model.url import bare, inside, without_password
-from headwater.processing.state_files import StateFolder
-from headwater.processing.state_list import find_states
-from headwater.processing.status import read_status
+from headwater.processing.stages.status import read_status
+from headwater.processing.state.files import StateFolder
+from headwater.processing.state.listing import find_states
 from headwater.testing.servers.s3 import BUCKET, SECRET, S3Server
 from kafka_apps import PARTITIONS, SCHEMA, SCRIPT, Clicks, check, environment, wait_until_right
 from relay import Relay

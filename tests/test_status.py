@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headwater.processing.offsets import EVENTS
-from headwater.processing.status import LATE_ROWS, LATE_TAKEN, LateCount, StageStatus, late_notes
+from headwater.processing.checkpoint.offsets import EVENTS
+from headwater.processing.stages.status import LATE_ROWS, LATE_TAKEN, LateCount, StageStatus, late_notes
 
 
 def stage(**known: Any) -> StageStatus:

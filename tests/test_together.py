@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.doctor import examine
+from headwater.log.doctor.doctor import examine
 from headwater.model.errors import EventsMissed
 
 

@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.log.frame import NO_TIME
-from headwater.processing.grouping import ALL, ALL_FIELD
-from headwater.processing.operator import MAX_TIME, Time
-from headwater.processing.panes import Panes
-from headwater.processing.ranking import Ranking
-from headwater.processing.runs import H1, H2
-from headwater.processing.sql import ask
-from headwater.processing.state import State, StateTable
-from headwater.processing.top_n import TopN, ordered
-from headwater.processing.top_of_windows import TopOfWindows
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.operators.grouping import ALL, ALL_FIELD
+from headwater.processing.operators.operator import MAX_TIME, Time
+from headwater.processing.operators.panes import Panes
+from headwater.processing.operators.ranking import Ranking
+from headwater.processing.operators.sql import ask
+from headwater.processing.operators.top_n import TopN, ordered
+from headwater.processing.operators.window_top_n import TopOfWindows
+from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.state import State, StateTable
 from operator_rig import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled
 
 SECOND = 1_000_000

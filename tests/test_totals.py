@@ -14,12 +14,12 @@ import pytest
 from crc32c import crc32c
 
 import headwater as hw
-from headwater.log.frame import NO_TIME
+from headwater.log.file.segments.frame import NO_TIME
 from headwater.model.errors import InvalidInput
-from headwater.processing.aggregate import aggregates_of
-from headwater.processing.signed import SIGN, Signed
-from headwater.processing.top_n import TopOfTable
-from headwater.processing.totals import KINDS, Totals, used_columns
+from headwater.processing.operators.aggregate import aggregates_of
+from headwater.processing.operators.signed_rows import SIGN, Signed
+from headwater.processing.operators.top_n import TopOfTable
+from headwater.processing.operators.totals import KINDS, Totals, used_columns
 from headwater.testing import transform
 from operator_rig import UTC_US, cut, hashed, run_batches, run_each, seeds, shuffled, table_of
 
@@ -229,8 +229,8 @@ def order(row: Row) -> tuple[Any, ...]:
 
 def test_the_state_does_not_keep_what_went(tmp_path: Path) -> None:
     """Rows that came and went are forgotten when runs are merged: a table of one row stays one, however often it changes."""
-    from headwater.processing.operator import Time
-    from headwater.processing.state import StateStore
+    from headwater.processing.operators.operator import Time
+    from headwater.processing.state.state import StateStore
 
     schema = pa.schema([("g", pa.string()), ("v", pa.int64()), (SIGN, pa.int64())])
     operator, kept = TopOfTable(schema, 1, ["v"]), 0

@@ -14,12 +14,12 @@ import pytest
 
 import headwater as hw
 from children import Child
-from headwater.log.kafka_refusals import topic_settings
+from headwater.log.kafka.refusals import topic_settings
 from headwater.model.errors import LeaseExpired, Unsupported
 from headwater.testing import SimDisk
-from headwater.testing.contract_case import refused, values_of
-from headwater.testing.crashdisk import CrashingDisk
-from headwater.testing.points import crash_points, keeping_points, queue_points
+from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.crash.disk import CrashingDisk
+from headwater.testing.crash.points import crash_points, keeping_points, queue_points
 
 EVENTS = 600
 PARTITIONS = 2
@@ -256,7 +256,7 @@ def test_kafka_refuses_it() -> None:
 def test_the_keeper_frees_by_itself(tmp_path: Path) -> None:
     """A process that has the topic open for writing looks after it."""
     code = (
-        "import headwater.log.keeper as k\n"
+        "import headwater.log.file.upkeep.keeper as k\n"
         "k.Keeper.__init__.__kwdefaults__.update(after_s=0.1, every_s=0.1)\n"
         "import sys, time, headwater as hw\n"
         "log = hw.open_log(sys.argv[1]); log.topic('tasks')\n"

@@ -22,13 +22,13 @@ from commands import Command, refused
 from headwater.model.errors import HeadwaterError, InvalidInput, NotFound, Unsupported
 from headwater.model.marker import Marker
 from headwater.model.schema import to_arrow_schema
-from headwater.sinks.newest import Pieces, with_places
+from headwater.sinks.newest_rows import Pieces, with_places
 from headwater.sinks.sink import Shape, Sink, write_batch
-from headwater.verify.compare import Report, compare, open_pair
+from headwater.verify.comparison import Report, compare, open_pair
 from headwater.verify.digest import LocalDigests
 from headwater.verify.postgres_side import PostgresLook
 from headwater.verify.repair import repair
-from headwater.verify.sides import open_side
+from headwater.verify.side_url import open_side
 from sink_rig import EMBEDDED, SERVED, SHAPE, Target
 from test_sinks import ALL, FULL, SPECIAL
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
-from headwater.verify.compare import Report, compare, open_pair
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
+from headwater.verify.comparison import Report, compare, open_pair
 
 TABLES = {
     "users": "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT, city TEXT)",

@@ -21,8 +21,8 @@ from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.testing.servers.couchdb import CouchServer
 from headwater.testing.servers.mongodb import MongoServer
 from headwater.verify import document_side
-from headwater.verify.compare import Report, compare, open_pair
-from headwater.verify.sides import side_of
+from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.side_url import side_of
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 

@@ -9,8 +9,8 @@ import pytest
 from capture_mysql_rig import follow, rigged
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.testing.servers.mariadb import MariaDbServer
-from headwater.verify.compare import Report, compare, open_pair
-from headwater.verify.sides import side_of
+from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.side_url import side_of
 
 pytestmark = pytest.mark.service("mariadb")
 

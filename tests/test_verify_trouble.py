@@ -15,11 +15,11 @@ import pytest
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.sinks import postgres
 from headwater.sinks.sink import Shape
-from headwater.verify import compare as compare_module
-from headwater.verify.compare import compare, open_pair
+from headwater.verify import comparison as compare_module
+from headwater.verify.comparison import compare, open_pair
 from headwater.verify.digest import LocalDigests
 from headwater.verify.repair import repair
-from headwater.verify.sides import open_side
+from headwater.verify.side_url import open_side
 from sink_rig import SHAPE, Target, batch, write
 
 Make = Callable[[str], Target]

@@ -20,11 +20,11 @@ from children import Child, Gate, in_child
 from headwater.log.log import Log
 from headwater.model.errors import Conflict, EventsMissed, InvalidInput, NotFound, Unsupported
 from headwater.model.marker import Marker
-from headwater.testing.contract_case import refused
-from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages, small_topic
+from headwater.testing.contracts.case import refused
+from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages, small_topic
 from headwater.views.catalog import Catalog, plan_view
 from headwater.views.definition import define_view
-from headwater.views.maintain import Maintainer
+from headwater.views.maintainer import Maintainer
 from headwater.views.store import ViewStore, open_store
 from headwater.views.token import parse_token
 from headwater.views.view import View, open_view

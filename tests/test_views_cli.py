@@ -9,7 +9,7 @@ import pytest
 
 import headwater as hw
 from commands import Command, refused
-from headwater.testing.contract_views import Feeder
+from headwater.testing.contracts.views import Feeder
 from headwater.views.definition import define_view
 from headwater.views.store import open_store
 

@@ -9,7 +9,7 @@ import pytest
 
 import headwater as hw
 from headwater.model.errors import Fenced
-from headwater.testing.contract_views import Feeder, by_page, counts, drained, pages
+from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.views.store import open_store
 from headwater.views.view import View

@@ -13,14 +13,14 @@ import pytest
 import view_storm
 from children import Child
 from headwater.log.log import open_log
-from headwater.testing.contract_views import Feeder, by_page, counts, pages
+from headwater.testing.contracts.views import Feeder, by_page, counts, pages
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.catalog import plan_view
 from headwater.views.store import open_store
 from headwater.views.view import View, open_view
 from test_views_stores import new_schema
 
-SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "views" / "maintain.py"
+SOURCE = Path(__file__).parent.parent / "src" / "headwater" / "views" / "maintainer.py"
 POINTS = sorted(set(re.findall(r'_reach\("(views: [^"]+)"\)', SOURCE.read_text())))
 SWAPS = {"views: swapped in the log", "views: swapped in the store"}
 BEFORE_SWAPS = {"views: old generation fenced", "views: difference known"}

@@ -11,8 +11,8 @@ import pytest
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, InvalidInput, Unreachable, Unsupported
 from headwater.model.url import without_password
-from headwater.testing.contract_case import refused
-from headwater.testing.contract_views import Feeder, ViewStoreContract
+from headwater.testing.contracts.case import refused
+from headwater.testing.contracts.views import Feeder, ViewStoreContract
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.definition import define_view
 from headwater.views.store import open_store

@@ -19,11 +19,11 @@ from children import Child
 from headwater.log.log import Log, open_log
 from headwater.model.errors import Fenced
 from headwater.model.schema import to_ddl
-from headwater.testing.contract_views import Feeder, counts, drained, pages
+from headwater.testing.contracts.views import Feeder, counts, drained, pages
 from headwater.verify.log_sides import open_log_side
 from headwater.views.catalog import Catalog, CatalogEntry, plan_view
 from headwater.views.definition import ViewDefinition, define_view
-from headwater.views.maintain import Reach
+from headwater.views.maintainer import Reach
 from headwater.views.store import ViewStore, open_store
 from headwater.views.view import View
 

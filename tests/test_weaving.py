@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.log.store import Write
-from headwater.log.topic import Topic
-from headwater.processing.weaving import Order, Weaving, order_of
+from headwater.log.port.store import Write
+from headwater.log.port.topic import Topic
+from headwater.processing.sink.order import Order, Weaving, order_of
 from spark import patiently
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

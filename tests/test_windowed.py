@@ -14,17 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.frame import NO_TIME
+from headwater.log.file.segments.frame import NO_TIME
 from headwater.model.errors import InvalidInput
-from headwater.processing.aggregate import Aggregate, aggregates_of
-from headwater.processing.operator import MAX_TIME, Time
-from headwater.processing.panes import Panes
-from headwater.processing.partials import KINDS
-from headwater.processing.runs import H1, H2
-from headwater.processing.sessions import Sessions
-from headwater.processing.state import State, StateStore, StateTable
-from headwater.processing.top_of_windows import TopOfWindows
-from headwater.processing.windowed import Windowed
+from headwater.processing.operators.aggregate import Aggregate, aggregates_of
+from headwater.processing.operators.operator import MAX_TIME, Time
+from headwater.processing.operators.panes import Panes
+from headwater.processing.operators.partials import KINDS
+from headwater.processing.operators.session_windows import Sessions
+from headwater.processing.operators.window_top_n import TopOfWindows
+from headwater.processing.operators.windowed import Windowed
+from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.state import State, StateStore, StateTable
 from operator_rig import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled, table_of
 
 SECOND = 1_000_000

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from headwater.model.errors import Closed
-from headwater.processing.writing import Writing
+from headwater.processing.stages.open_batches import Writing
 
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 
 import headwater as hw
-from headwater.sink_stages import TargetWriter
+from headwater.app.stages.sinks import TargetWriter
 
 def reach(writer, step):
     Path(step.removeprefix("sink: ")).touch()

@@ -21,7 +21,7 @@ import headwater as hw
 from app_storm import Life, check, check_point, click, declare, epochs, finish
 from app_storm_points import asleep, kill_session, order, session_of
 from headwater.model.errors import AppRunning
-from headwater.processing.status import AppStatus
+from headwater.processing.stages.status import AppStatus
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -20,7 +20,7 @@ from headwater.model.errors import CheckpointConflict, HeadwaterError, TimedOut
 from headwater.model.marker import Marker
 from headwater.sinks import files
 from headwater.sinks.files import FileSink
-from headwater.testing.contract_case import refused
+from headwater.testing.contracts.case import refused
 
 STEPS = re.findall(r'self\.reach\("(files: [^"]+)"\)', Path(files.__file__).read_text())
 UNLOCKED = ["files: begun", "files: staged"]

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.model.errors import Fenced
-from headwater.processing.failure import is_about_data
-from headwater.processing.runner import OVERTAKEN_MAX
+from headwater.processing.stages.failure import is_about_data
+from headwater.processing.stages.runner import OVERTAKEN_MAX
 from waiting import wait_until
 
 TASK_FAILURES_MAX = 4
@@ -46,8 +46,8 @@ def declare(app: hw.App, flags: Path, **times: int) -> None:
 
     def overtake() -> None:
         """As another process that runs the stage would."""
-        from headwater.processing.opened import log_for_writing
-        from headwater.processing.staging import take_number
+        from headwater.processing.sink.staging import take_number
+        from headwater.processing.spark.log_cache import log_for_writing
 
         take_number(log_for_writing(app_url), "shop.overtaken")
 

@@ -16,7 +16,7 @@ from children import Child, dies_at
 from headwater.log.log import open_log
 from headwater.model.marker import Marker
 from headwater.views.definition import define_view
-from headwater.views.maintain import Maintainer
+from headwater.views.maintainer import Maintainer
 from headwater.views.store import open_store
 from headwater.views.view import View
 

@@ -48,8 +48,8 @@ def main() -> int:
 def rules() -> List[Tuple[str, str, List[Tuple[str, Set[str]]]]]:
     """The parts of the contract: title, what it is about, and its tests with the properties that they ask for."""
     sys.path.insert(0, str(ROOT / "src"))
-    from headwater.testing.contract import LogContract
-    from headwater.testing.contract_queues import QueueContract
+    from headwater.testing.contracts.log import LogContract
+    from headwater.testing.contracts.queues.queue import QueueContract
 
     parts = []
     for part in [*LogContract.__mro__, *QueueContract.__mro__]:
@@ -65,7 +65,7 @@ def rules() -> List[Tuple[str, str, List[Tuple[str, Set[str]]]]]:
 
 def queue_rules() -> Set[str]:
     """The tests of queues, which have classes of their own."""
-    from headwater.testing.contract_queues import QueueContract
+    from headwater.testing.contracts.queues.queue import QueueContract
 
     return {name for name in dir(QueueContract) if name.startswith("test_")}
 

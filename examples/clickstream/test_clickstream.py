@@ -6,7 +6,7 @@ pytest examples/clickstream/test_clickstream.py
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from headwater.app import load_app
+from headwater.app.app import load_app
 from headwater.testing import CRASH, AppTest, transform
 
 APP = Path(__file__).with_name("app.py")

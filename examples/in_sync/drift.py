@@ -9,7 +9,7 @@ from contextlib import closing
 
 from clients import Shop
 
-from headwater.verify.compare import compare, open_pair
+from headwater.verify.comparison import compare, open_pair
 
 WRITTEN_S = 0.3
 DERIVED_S = 20.0

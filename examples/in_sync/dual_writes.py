@@ -13,8 +13,8 @@ from pathlib import Path
 from clients import Clients, Shop
 
 import headwater as hw
-from headwater.sources.capture.capture import Capture
-from headwater.sources.capture.open import open_source
+from headwater.capture.capture import Capture
+from headwater.capture.source_url import open_source
 
 
 class Caches:

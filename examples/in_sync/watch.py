@@ -28,11 +28,11 @@ from rich.table import Table
 from rich.text import Text
 
 import headwater as hw
-from headwater.app import load_app
+from headwater.app.app import load_app
+from headwater.capture.progress import captures
+from headwater.capture.removal import remove_capture
 from headwater.model.errors import AppFailed, HeadwaterError
-from headwater.sources.capture.progress import captures
-from headwater.sources.capture.removal import remove_capture
-from headwater.testing.servers.packaged import RedisServer
+from headwater.testing.servers.debian import RedisServer
 
 APP = Path(__file__).with_name("app.py")
 SECONDS = 60.0

@@ -22,10 +22,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.operator import Input, Operator, Time, operate
-from headwater.processing.runs import H1, H2, Keys
-from headwater.processing.state import State, TableSpec
-from headwater.processing.types import to_arrow
+from headwater.processing.operators.operator import Input, Operator, Time, operate
+from headwater.processing.spark.types import to_arrow
+from headwater.processing.state.runs import H1, H2, Keys
+from headwater.processing.state.state import State, TableSpec
 
 try:
     from native import NATIVE, Query, day

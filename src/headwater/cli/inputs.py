@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.cli.blocks import Blocks
-from headwater.cli.formats import Csv, InputFormat, JsonLines, Lines, Parsed, Parser, Rows
-from headwater.cli.infer import infer_schema
-from headwater.cli.tables import Table
-from headwater.log.topic import Topic
+from headwater.cli.inference import infer_schema
+from headwater.cli.table_file import Table
+from headwater.formats.blocks import Blocks
+from headwater.formats.formats import Csv, InputFormat, JsonLines, Lines, Parsed, Parser, Rows
+from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput
 
 STDIN = "-"

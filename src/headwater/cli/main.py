@@ -14,27 +14,27 @@ from typing import Annotated
 import typer
 
 from headwater import __version__
-from headwater.cli.backup import backup, restore
-from headwater.cli.capture import capture
-from headwater.cli.coverage import coverage
+from headwater.cli.commands.backup import backup, restore
+from headwater.cli.commands.capture import capture
+from headwater.cli.commands.coverage import coverage
+from headwater.cli.commands.doctor import doctor
+from headwater.cli.commands.export import export
+from headwater.cli.commands.groups import groups
+from headwater.cli.commands.import_ import import_file
+from headwater.cli.commands.lag import lag
+from headwater.cli.commands.mirror import mirror
+from headwater.cli.commands.produce import produce
+from headwater.cli.commands.queues import queues
+from headwater.cli.commands.run import plan, run, status
+from headwater.cli.commands.sql import sql
+from headwater.cli.commands.state import state
+from headwater.cli.commands.tail import tail
+from headwater.cli.commands.topics import topics
+from headwater.cli.commands.verify import verify
+from headwater.cli.commands.views import views
 from headwater.cli.demo.run import demo
-from headwater.cli.doctor import doctor
-from headwater.cli.export import export
-from headwater.cli.groups import groups
-from headwater.cli.import_ import import_file
-from headwater.cli.lag import lag
 from headwater.cli.location import VARIABLE, LogOption
-from headwater.cli.mirror import mirror
-from headwater.cli.output import printable
-from headwater.cli.produce import produce
-from headwater.cli.queues import queues
-from headwater.cli.run import plan, run, status
-from headwater.cli.sql import sql
-from headwater.cli.state import state
-from headwater.cli.tail import tail
-from headwater.cli.topics import topics
-from headwater.cli.verify import verify
-from headwater.cli.views import views
+from headwater.cli.output.rows import printable
 from headwater.model.errors import HeadwaterError
 from headwater.model.extras import missing_extra
 

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from headwater.log.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
-from headwater.log.disk import Disk
-from headwater.log.events import joined, output_schema, to_batch_of
-from headwater.log.group_progress import GroupProgress, progress_of, reset
-from headwater.log.log_topics import LogTopics
-from headwater.log.placement import place
-from headwater.log.producer import Producer
-from headwater.log.queue import Queue, open_queue
-from headwater.log.queue_settings import Order
-from headwater.log.queue_work import acks_name
-from headwater.log.reader import Missed, Reader, Start
-from headwater.log.request import send_request
-from headwater.log.rows import check_size, to_batch
-from headwater.log.split import place_again
-from headwater.log.stage import Stage
-from headwater.log.store import Store, Write
-from headwater.log.table import Newest
-from headwater.log.topic import Durability, check_name
+from headwater.log.arrow.events import joined, output_schema, to_batch_of
+from headwater.log.arrow.placement import place
+from headwater.log.arrow.rows import check_size, to_batch
+from headwater.log.arrow.table import Newest
+from headwater.log.clients.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
+from headwater.log.clients.producer import Producer
+from headwater.log.clients.progress import GroupProgress, progress_of, reset
+from headwater.log.clients.reader import Missed, Reader, Start
+from headwater.log.disk.disk import Disk
+from headwater.log.port.split import place_again
+from headwater.log.port.stage import Stage
+from headwater.log.port.store import Store, Write
+from headwater.log.port.topic import Durability, check_name
+from headwater.log.queue.queue import Queue, open_queue
+from headwater.log.queue.request import send_request
+from headwater.log.queue.settings import Order
+from headwater.log.queue.work import acks_name
+from headwater.log.topics import LogTopics
 from headwater.log.transaction import Transaction
 from headwater.model.clock import Clock, check_queue_clock, system_clock, time_us
 from headwater.model.errors import (
@@ -48,8 +48,8 @@ from headwater.model.event import Event
 from headwater.model.position import Position
 
 if TYPE_CHECKING:
-    from headwater.log.backup import BackedUp
-    from headwater.log.mirror import Mirrored
+    from headwater.log.copies.backup import BackedUp
+    from headwater.log.copies.mirror import Mirrored
 
 
 BLOCK_S = 30.0
@@ -87,15 +87,15 @@ def open_log(
         raise InvalidInput(f"{url!r} names no log.", advice=advice)
     match scheme:
         case "file":
-            from headwater.log.local import LocalStore
+            from headwater.log.file.store import LocalStore
 
             return Log(LocalStore(rest, disk=disk, clock=clock, create=create, read_only=read_only), durability, clock)
         case "memory":
-            from headwater.log.memory import MemoryStore
+            from headwater.log.memory.store import MemoryStore
 
             return Log(MemoryStore(clock=clock), durability, clock)
         case "kafka":
-            from headwater.log.kafka import KafkaStore
+            from headwater.log.kafka.store import KafkaStore
 
             return Log(KafkaStore(rest, clock=clock, read_only=read_only), durability, clock)
     raise Unsupported(
@@ -386,7 +386,7 @@ class Log(LogTopics):
         All topics, those named, or those that match a pattern such as "orders.*", also when they are created later. It
         may be ended and started again at any time. A target that holds other events is refused (`Diverged`).
         """
-        from headwater.log.mirror import Mirror, check_apart, chosen_topics
+        from headwater.log.copies.mirror import Mirror, check_apart, chosen_topics
 
         if isinstance(to, Log):
             mirror = Mirror(self._store, to.store, topics=topics, pattern=pattern)
@@ -404,7 +404,7 @@ class Log(LogTopics):
         It is the log as it was at one moment: of each transaction all or nothing. What an earlier backup in the same place
         holds is not copied again. `hw.restore_log` makes a log of it.
         """
-        from headwater.log.backup import back_up
+        from headwater.log.copies.backup import back_up
 
         return back_up(self._store, os.fspath(to), clock=self._clock, on_progress=on_progress)
 

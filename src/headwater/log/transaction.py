@@ -7,12 +7,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from headwater.log.commit import OffsetPart
-from headwater.log.consumer import Consumer
-from headwater.log.lease import Lease, list_of_leases
-from headwater.log.queue_work import commit_work
-from headwater.log.split import place_again
-from headwater.log.store import Write
+from headwater.log.clients.consumer import Consumer
+from headwater.log.file.commit import OffsetPart
+from headwater.log.port.split import place_again
+from headwater.log.port.store import Write
+from headwater.log.queue.lease import Lease, list_of_leases
+from headwater.log.queue.work import commit_work
 from headwater.model.errors import Closed, InvalidInput, LeaseExpired, Repartitioned
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.errors import HeadwaterError, InvalidInput
-from headwater.processing.status import AppStatus, first_status
+from headwater.processing.stages.status import AppStatus, first_status
 
 if TYPE_CHECKING:
-    from headwater.app import App
+    from headwater.app.app import App
     from headwater.views.view import View
 
 PORTS_TRIED = 20

@@ -9,7 +9,7 @@
 A batch is written aside, its files are moved into the folder under names that it alone has, and then the ledger names its marker.
 A crash in between leaves some of its files: the batch is run again, and replaces them by the same names before it is entered. So
 after any crash the folder holds each batch once; while files are moved a reader may see a part of the newest one. The rules for
-what may follow a marker are the log's own (`headwater.log.stage.is_new`).
+what may follow a marker are the log's own (`headwater.log.port.stage.is_new`).
 
 Invariants:
 - the ledger is looked at again under the lock before anything in the folder is touched: a writer that was overtaken while it
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import parse_qsl
 
-from headwater.log.stage import is_new
+from headwater.log.port.stage import is_new
 from headwater.model.errors import InvalidInput, TimedOut, Unsupported
 from headwater.model.marker import Marker
 from headwater.sinks.sink import column_names, is_target

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.log.stage import is_new
+from headwater.log.port.stage import is_new
 from headwater.model.errors import CheckpointConflict, Conflict, Fenced
 from headwater.model.marker import Marker
 

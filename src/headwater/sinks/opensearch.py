@@ -32,11 +32,11 @@ import pyarrow as pa
 
 from headwater.databases.address import parse_address
 from headwater.databases.keys import plain_key_texts
-from headwater.log.kafka_json import row_texts
+from headwater.log.kafka.records import row_texts
 from headwater.model.errors import Fenced, InvalidInput, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
-from headwater.sinks.opensearch_http import Action, Answer, OpenSearchClient, path_of
+from headwater.sinks.opensearch_client import Action, Answer, OpenSearchClient, path_of
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 LEDGER = "headwater-ledger"

@@ -1,7 +1,7 @@
 """The fields of hashes in Redis: each value of a column as the text, or the bytes, that other programs expect to find.
 
-STRING and BINARY are as they are. Everything else is as the log writes it in JSON (`headwater.log.kafka_json`): numbers, `true`, ISO 8601
-times, all digits of a decimal, `NaN`; nested values are JSON. What is text in JSON has no quotes here. Functions only:
+STRING and BINARY are as they are. Everything else is as the log writes it in JSON (`headwater.log.kafka.records`): numbers, `true`, ISO
+8601 times, all digits of a decimal, `NaN`; nested values are JSON. What is text in JSON has no quotes here. Functions only:
 safe from any thread.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka_json import from_json_texts, row_texts
+from headwater.log.kafka.records import from_json_texts, row_texts
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 

@@ -14,7 +14,7 @@ the batch's own marker, so a crash in between tells them once.
 
 The work is done by the driver, in one transaction of the target, not by Spark's tasks: a reader sees whole batches in
 order (so what a source changed in one transaction appears in one moment), embedded targets take one writer only, and one ledger entry
-then decides. What travels is Arrow; tasks have picked each key's newest row before, in parallel (see `processing.leaving`).
+then decides. What travels is Arrow; tasks have picked each key's newest row before, in parallel (see `processing.sink.batch_tables`).
 Redis and OpenSearch have no transactions of that size: they are written in pieces, and the marker comes with the last.
 
 A target that is down raises `Unreachable`, which the application's runner retries with back-off; one that is slow is waited for, while the
@@ -33,12 +33,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka_json import row_texts
+from headwater.log.kafka.records import row_texts
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
 from headwater.sinks.ledger import Entry
-from headwater.sinks.newest import PLACE, Pieces
+from headwater.sinks.newest_rows import PLACE, Pieces
 
 SCHEMES = {
     "sqlite": ("headwater.sinks.sqlite", "SqliteSink"),

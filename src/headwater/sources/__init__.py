@@ -1,1 +1,1 @@
-"""Where events come from the world outside: databases read as streams of changes."""
+"""Other ways in than databases, which are in `capture`: none yet."""

@@ -1,10 +1,10 @@
 """What Headwater is tested with, shipped so that users test their applications with it."""
 
 from headwater.testing.app_test import CRASH, AppTest, Crash
-from headwater.testing.app_transform import transform
-from headwater.testing.crashdisk import CrashingDisk, RandomCrashDisk, RecordingDisk, SlowSyncDisk
-from headwater.testing.simdisk import Fault, SimDisk
-from headwater.testing.simprocess import Crashed, SimProcess, WouldDeadlock
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk, RecordingDisk, SlowSyncDisk
+from headwater.testing.simulation.disk import Fault, SimDisk
+from headwater.testing.simulation.process import Crashed, SimProcess, WouldDeadlock
+from headwater.testing.transform import transform
 
 __all__ = [
     "CRASH",

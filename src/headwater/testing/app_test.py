@@ -28,12 +28,12 @@ from typing import Any, Self
 
 import msgspec
 
-from headwater.app import App, load_app
-from headwater.declared import make_declared
+from headwater.app.app import App, load_app
+from headwater.app.declaration import make_declared
 from headwater.log.log import Log, open_log
 from headwater.model.errors import HeadwaterError, InvalidApp, InvalidInput, TimedOut
-from headwater.processing.graph import StageNode
-from headwater.processing.status import AppStatus
+from headwater.processing.graph.graph import StageNode
+from headwater.processing.stages.status import AppStatus
 from headwater.sinks.files import FileSink, is_folder
 
 MASTER = "local[2]"
@@ -182,7 +182,7 @@ class _Life:
     """One process that runs the application, in a session of its own: its JVM and its workers are in it too."""
 
     def __init__(self, test: AppTest) -> None:
-        from headwater.processing.shipping import pickled
+        from headwater.processing.spark.serialization import pickled
 
         self._folder = test.folder
         self._outcome = test.folder / "outcome.pickle"

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from headwater.capture.documents import ID, Document, DocumentStore, document_rows
+from headwater.capture.source import TableInfo
+from headwater.capture.source_url import open_documents
 from headwater.model.errors import Unsupported
 from headwater.sinks.sink import Shape, Sink
-from headwater.sources.capture.documents import ID, Document, DocumentStore, document_rows
-from headwater.sources.capture.open import open_documents
-from headwater.sources.capture.source import TableInfo
 from headwater.verify.side import Follows, Look, Places, nullable, picked
 
 _PAGE_DOCUMENTS = 1_000

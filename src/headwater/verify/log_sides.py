@@ -12,15 +12,15 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.capture.progress import captures
+from headwater.capture.topics import PRIMARY_KEY, TIME
+from headwater.log.arrow.table import Newest
 from headwater.log.log import Log, open_log
-from headwater.log.table import Newest
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.model.url import without_password
-from headwater.sinks.changes import rows_of_changes
-from headwater.sinks.newest import PLACE
+from headwater.sinks.newest_rows import PLACE
 from headwater.sinks.sink import Shape, Sink
-from headwater.sources.capture.progress import captures
-from headwater.sources.capture.topics import PRIMARY_KEY, TIME
+from headwater.sinks.view_changes import rows_of_changes
 from headwater.verify.side import Follows, Look, Places, nullable, picked
 from headwater.views.catalog import Catalog
 from headwater.views.definition import ViewDefinition

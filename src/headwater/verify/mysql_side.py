@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import msgspec
 import pyarrow as pa
 
+from headwater.capture.mysql.connection import Database
+from headwater.capture.mysql.pages import read_page, typed_rows
+from headwater.capture.mysql.tables import MyTable, info_of, key_of, read_tables
+from headwater.capture.source_url import parse_source_url
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.sinks.sink import Shape, Sink
-from headwater.sources.capture.mysql_connection import Database
-from headwater.sources.capture.mysql_pages import read_page, typed_rows
-from headwater.sources.capture.mysql_tables import MyTable, info_of, key_of, read_tables
-from headwater.sources.capture.open import parse_source_url
 from headwater.verify.side import Follows, Look, Places, nullable, picked
 from headwater.verify.table_sides import conformed
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headwater.model.errors import Conflict, Unsupported
 from headwater.sinks.sink import Refusal, Sink
-from headwater.verify.compare import SETTLE_S, Difference, Pair, Report, compare
+from headwater.verify.comparison import SETTLE_S, Difference, Pair, Report, compare
 from headwater.verify.digest import canonical
 from headwater.verify.side import nullable
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headwater.databases.address import quoted
 from headwater.databases.sqlite_types import to_column, to_values, type_of
-from headwater.log.columns import ARROW_ERRORS
+from headwater.log.arrow.columns import ARROW_ERRORS
 from headwater.model.errors import InvalidInput, NotFound
 from headwater.sinks.sink import Shape
 from headwater.sinks.table import TableSink

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import pyarrow as pa
 
-from headwater.log.topic import NAME_CHARACTERS_MAX, check_name
+from headwater.log.port.topic import NAME_CHARACTERS_MAX, check_name
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import schema_from_json, schema_to_json, to_arrow_schema, to_ddl
 

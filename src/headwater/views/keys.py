@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.databases.keys import key_texts
-from headwater.log.rows import to_batch
+from headwater.log.arrow.rows import to_batch
 from headwater.model.errors import InvalidInput
 from headwater.views.definition import ViewDefinition
 

@@ -5,7 +5,7 @@ each generation its definition, the last batch, and the place in its topic of ch
 of the log and may be deleted at any time: maintainers bring it up again from the topics.
 
 SQLite (`sqlite:///./data/views.db`) and PostgreSQL (`postgresql://…`) are the two stores; both pass the contract of
-`headwater.testing.contract_views`. One process maintains a view, any number read it. A store may be used by many threads.
+`headwater.testing.contracts.views`. One process maintains a view, any number read it. A store may be used by many threads.
 """
 
 from __future__ import annotations

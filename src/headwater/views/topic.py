@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.log.arrow.table import Newest
 from headwater.log.log import Log
-from headwater.log.stage import Stage
-from headwater.log.table import Newest
-from headwater.log.topic import Durability, Topic
+from headwater.log.port.stage import Stage
+from headwater.log.port.topic import Durability, Topic
 from headwater.model.errors import EventsMissed, TopicNotFound
 from headwater.model.marker import Marker
 from headwater.model.schema import has_room_for, widen

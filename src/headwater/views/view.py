@@ -15,19 +15,19 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.log.arrow.rows import to_batch
 from headwater.log.log import Log, open_log
-from headwater.log.rows import to_batch
-from headwater.log.topic import check_name
+from headwater.log.port.topic import check_name
 from headwater.model.clock import time_us
 from headwater.model.errors import EventsMissed, InvalidInput, NotFound, Unsupported
 from headwater.views.catalog import Catalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
-from headwater.views.feed import Subscription
 from headwater.views.keys import key_text
 from headwater.views.store import Limits, Selection, ViewStore, open_store
+from headwater.views.subscription import Subscription
 from headwater.views.token import Token, is_token, parse_token
-from headwater.views.top import ranked_keys
+from headwater.views.top_n import ranked_keys
 from headwater.views.topic import fold
 
 Moment = datetime | str | int | Token

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.app import load_app
+from headwater.app.app import load_app
 from headwater.cli.demo.child import Child
 from headwater.model.errors import HeadwaterError
-from headwater.processing.status import AppStatus
+from headwater.processing.stages.status import AppStatus
 
 STOP_S_MAX = 60.0
 # A demonstration ends before Java's second compiler has paid for itself, and there are two cores for everything.

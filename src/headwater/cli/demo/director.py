@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from headwater.app import App
+from headwater.app.app import App
 from headwater.cli.demo.application import Application
 from headwater.cli.demo.clicks import TOPIC
 from headwater.cli.demo.crowd import Crowd, Region

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.cli.demo.clicks import REGIONS, TOPIC, USERS, clicks
-from headwater.cli.output import rows_of
-from headwater.cli.question import answer
+from headwater.cli.output.rows import rows_of
 from headwater.log.log import Log
+from headwater.query.query import answer
 from headwater.views.view import View
 
 SENT = f"""

@@ -52,7 +52,7 @@ def demo(
     ] = PORT,
 ) -> None:
     """See it work: live views over clicks with two crashes and the right count, then a shop and four systems kept in step with it."""
-    from headwater.cli.run_screen import quiet_keys
+    from headwater.cli.output.run_screen import quiet_keys
 
     check_spark("The demonstration")
     console = Console()
@@ -89,7 +89,7 @@ def find_script(name: str = "clickstream/app.py") -> Path:
 def _play(
     folder: Path, seconds: float, port: int, console: Console, ending: Ending
 ) -> tuple[Scene, list[Line], list[Agreement]]:
-    from headwater.app import load_app
+    from headwater.app.app import load_app
     from headwater.cli.demo.application import Application
     from headwater.cli.demo.clicks import TOPIC
     from headwater.cli.demo.crowd import Crowd

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.demo.crowd import Region
-from headwater.processing.status import AppStatus
+from headwater.processing.stages.status import AppStatus
 
 HISTORY = 40
 PAGES_SHOWN = 7

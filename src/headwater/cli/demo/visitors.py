@@ -14,8 +14,8 @@ import sys
 import time
 
 from headwater.cli.demo.clicks import REGIONS, TOPIC, clicks, clicks_until
+from headwater.log.clients.producer import Producer
 from headwater.log.log import open_log
-from headwater.log.producer import Producer
 
 PAUSE_S = 0.1
 LINGER_MS = 100

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from headwater.testing.servers.packaged import PackagedServer
+from headwater.testing.servers.debian import PackagedServer
 
 PROTOCOL = 10
 """What a server that is ready says first; one that is not says 255, an error."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from headwater.testing.servers.packaged import PackagedServer
+from headwater.testing.servers.debian import PackagedServer
 
 # What the start-up packet of the protocol says: its length, version 3.0, and whom to let in.
 _HELLO = b"user\0postgres\0database\0postgres\0\0"

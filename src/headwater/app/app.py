@@ -1,0 +1,492 @@
+"""An application: topics, tables and the functions between them, declared in one script and run together on Spark.
+
+    app = hw.App("clickstream", log="./data")
+    clicks = app.topic("clicks", schema="user_id BIGINT, page STRING, at TIMESTAMP", key="user_id", time="at")
+
+    @app.view(clicks, key=["page"])
+    def per_page(clicks):
+        return clicks.groupBy("page").count()
+
+    if __name__ == "__main__":
+        app.run()
+
+Decorators return the function unchanged, so it can be tested with ordinary DataFrames. Nothing is opened, made or started
+before `plan`, `start` or `run`. What belongs to an application lies in its folder `state`: checkpoints, the status, what was left out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headwater.app.declaration import captured_node, check_settings
+from headwater.app.launch import Launch, Settings, check_partitions
+from headwater.app.restarts import Restart
+from headwater.app.run import Running, Watch
+from headwater.app.stages.sinks import EVENTS_MAX, LOG_COLUMNS, partitioned, redirected
+from headwater.app.stages.transactions import transactional
+from headwater.log.log import open_log
+from headwater.log.port.topic import check_name
+from headwater.model.clock import duration_us
+from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
+from headwater.model.extras import check_spark
+from headwater.model.url import inside
+from headwater.processing.graph.graph import (
+    CHANGES,
+    Graph,
+    Late,
+    OutputMode,
+    StageNode,
+    TopicNode,
+    caller,
+    declared_schema,
+    place_of,
+)
+from headwater.processing.stages.status import AppStatus, check_stages, read_status
+from headwater.sinks.sink import is_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.processing.stages.rebuild import Rebuild
+    from headwater.views.view import View
+
+F = TypeVar("F", bound=Callable[..., Any])
+Input = TopicNode | str | Callable[..., Any]
+"""What a stage reads: what `app.topic` returned, the function of another stage, or the name of a topic."""
+
+
+class App:
+    """One application; see the module."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: str | os.PathLike[str] = "./data",
+        spark: SparkSession | None = None,
+        master: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        state: str | os.PathLike[str] | None = None,
+        state_partitions: int = 4,
+        views: str | None = None,
+        idle: str = "30 seconds",
+    ) -> None:
+        """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
+
+        Without a `master` it is the one of `spark-submit`, otherwise `local[*]`: this machine.
+
+        Windows and joins wait for the partition whose event time is furthest behind; one that had no event for `idle` is not waited for.
+
+        `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
+        `state` may be a URL that `pyarrow.fs` knows: what operators remember is there then, and checkpoints stay beside the log.
+        `state_partitions` is how many parts that has, one task for each; another number goes on from what there is.
+        """
+        self._graph = Graph(name)
+        self._url = os.fspath(log)
+        self._given_spark = spark
+        self._master = master
+        self._conf = dict(conf or {})
+        is_url = state is not None and "://" in os.fspath(state)
+        self._operators_url = os.fspath(state) if state is not None and is_url else None
+        self._state_partitions = check_partitions(state_partitions)
+        self.state = Path(state if state is not None and not is_url else self._beside(f"apps/{name}"))
+        self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
+        self._idle_us = duration_us(idle)
+        self._functions: dict[Callable[..., Any], StageNode] = {}
+        self._running: Running | None = None
+        self.views = Views(self)
+
+    @property
+    def name(self) -> str:
+        """Its name: part of the names of its stages."""
+        return self._graph.name
+
+    @property
+    def log_url(self) -> str:
+        """The log that it reads and writes."""
+        return self._url
+
+    @property
+    def operators_url(self) -> str | None:
+        """Where what operators remember is, if that is not beside the checkpoints."""
+        return None if self._operators_url is None else inside(self._operators_url, self.name)
+
+    @property
+    def graph(self) -> Graph:
+        """What was declared."""
+        return self._graph
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions of its stages by name, as they were declared: to be tested with ordinary DataFrames."""
+        return {node.name: function for function, node in self._functions.items()}
+
+    def moved(self, log: str | os.PathLike[str], *, master: str, conf: Mapping[str, str] | None = None) -> App:
+        """The same application over another log, with its state and views beside that, and a Spark of its own: for tests.
+
+        What goes to systems outside goes to tables of SQLite in the working directory instead.
+        """
+        other = copy.copy(self)
+        other._graph = redirected(self._graph)
+        other._url = os.fspath(log)
+        other._given_spark, other._master, other._conf = None, master, {**self._conf, **(conf or {})}
+        other.state, other._operators_url = Path(other._beside(f"apps/{self.name}")), None
+        other._views_url = f"sqlite:///{other._beside('views.db')}"
+        other._running, other.views = None, Views(other)
+        return other
+
+    # Declaring
+
+    def topic(self, name: str, schema: Any = None, **settings: Any) -> TopicNode:
+        """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
+        where = caller()
+        settings = dict(check_settings(settings, where))
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=where)
+        )
+
+    def table(
+        self, name: str, schema: Any = None, *, key: str | None = None, source: str | None = None, **settings: Any
+    ) -> TopicNode:
+        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame.
+
+        With `source` it is a table of a database, captured while the application runs: "sqlite:///shop.db?table=users", or without
+        `?table=` the table of this name. Its columns and its key are the database's own; `key` is for one without a primary key.
+        """
+        if source is not None:
+            return self._graph.add_topic(captured_node(name, schema, key, source, settings, caller()))
+        if schema is not None and key is None:
+            raise InvalidApp(
+                f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
+            )
+        settings = {"key": key, "compact": True, **check_settings(settings, caller())}
+        return self._graph.add_topic(
+            TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
+        )
+
+    def stream(
+        self,
+        *inputs: Input,
+        to: str | None = None,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: str = "0 seconds",
+        mode: OutputMode = "append",
+        trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
+        events_max: int | None = None,
+        **settings: Any,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
+
+        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
+        of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
+        "correct" counts them in for so long as `corrections` says. With "window" an event whose window of `hw.windowed` is open
+        counts, however late it is. `log_columns` are columns of the log that the inputs have as well, such
+        as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
+        `events_max` events of each input at most are one batch; without it, all that wait.
+        """
+
+        def declare(function: F) -> F:
+            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness)}
+            made |= {**check_settings(settings, place_of(function)), "events_max": events_max}
+            self._add(
+                function,
+                StageNode(
+                    name=function.__name__,
+                    kind="stream",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=to or function.__name__,
+                    key=() if key is None else (key,),
+                    mode=mode,
+                    trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
+                    settings=made,
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def view(
+        self,
+        *inputs: Input,
+        key: str | Sequence[str] = (),
+        mode: OutputMode = "update",
+        order: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        trigger: str | None = None,
+        late: Late | None = None,
+        corrections: str = "0 seconds",
+        log_columns: Sequence[str] = (),
+        events_max: int | None = None,
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
+
+        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late`, `log_columns` and
+        `events_max` as in `stream`.
+        """
+
+        def declare(function: F) -> F:
+            called = name or function.__name__
+            self._add(
+                function,
+                StageNode(
+                    name=called,
+                    kind="view",
+                    inputs=self._names(inputs, place_of(function)),
+                    function=function,
+                    to=f"view {called}",
+                    key=(key,) if isinstance(key, str) else tuple(key),
+                    mode=mode,
+                    trigger=trigger,
+                    late=late,
+                    corrections_us=duration_us(corrections),
+                    log_columns=tuple(log_columns),
+                    settings={"order": order, "limit": limit, "events_max": events_max},
+                    where=place_of(function),
+                ),
+            )
+            return function
+
+        return declare
+
+    def sink(
+        self,
+        source: Input | Sequence[Input],
+        *,
+        to: str,
+        key: str | Sequence[str] | None = None,
+        name: str | None = None,
+        trigger: str | None = None,
+        events_max: int | None = None,
+        partition_by: str | Sequence[str] = (),
+        transactions: bool = False,
+    ) -> None:
+        """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
+
+        A topic that is made for it has the key of what is copied, unless `key` names another column: what comes of one row keeps its order.
+        A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
+        A URL such as "postgresql://…?table=users", "redis://…" or "sqlite:///…" is a system that holds the newest row of each key, kept in
+        step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most (250,000) are one
+        transaction there. `partition_by` names columns by whose values files are put into folders (`country=PE/`), for a folder and for
+        "delta:///…".
+
+        With `transactions` the sources are captured tables of one database, `[users, orders]`, and the target is a database that gets them
+        all in one transaction per batch: it always holds what the source held at a commit, never a part of a transaction.
+        """
+        where = caller()
+        topics = self._names(source if isinstance(source, list | tuple) else (source,), where)
+        to = partitioned(to, partition_by, where=where)
+        node = StageNode(
+            name=name or ".".join((*topics, "sink")),
+            kind="sink",
+            inputs=topics,
+            function=None,
+            to=to,
+            key=() if key is None else (key,) if isinstance(key, str) else tuple(key),
+            trigger=trigger,
+            log_columns=LOG_COLUMNS if is_target(to) else (),
+            settings={"events_max": EVENTS_MAX if events_max is None else events_max} if is_target(to) else {},
+            where=where,
+        )
+        if transactions:
+            node = transactional(self._graph, node, log=self._url, events_max=events_max)
+        elif len(topics) > 1:
+            raise InvalidApp(
+                f"{where}: a sink copies one topic or table, and {len(topics)} are given.",
+                advice="Declare a sink for each; or, for captured tables that are to stay in step, give transactions=True.",
+            )
+        self._graph.add_stage(node)
+
+    # Running
+
+    def plan(self) -> str:
+        """Checks everything that can be checked without reading an event, and draws the graph."""
+        launch = self._launch()
+        try:
+            return self._graph.draw(launch.describe())
+        finally:
+            launch.close()
+
+    def run(
+        self,
+        *,
+        available_now: bool = False,
+        accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        rebuild_state: Mapping[str, Rebuild] | None = None,
+        watch: Watch | None = None,
+        check: bool = True,
+    ) -> AppStatus:
+        """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
+
+        `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
+        wrote last, or "earliest", "latest". `rebuild_state` says for a stage whose operators have lost their state, or got other settings,
+        that it is made anew from the log before the stage goes on: `{"enriched": "all"}`, or "kept" for the events that retention has
+        left. Returns the last status; where stages had failed by then it raises `AppFailed`, unless `check` is false.
+        """
+        running = self._run(watch)
+        try:
+            running.start(accept_new_checkpoint, rebuild_state)
+            if available_now:
+                running.run_to_the_end()
+            else:
+                running.supervise()
+        except KeyboardInterrupt:
+            if available_now:
+                raise
+        finally:
+            running.end()
+        status = running.status()
+        if check:
+            check_stages(status)
+        return status
+
+    def use(self, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> None:
+        """Runs elsewhere, or with other settings of Spark, than the script says: what `headwater run --master` does."""
+        self._master = master or self._master
+        self._conf |= conf or {}
+
+    def start(
+        self,
+        *,
+        accept_new_checkpoint: Mapping[str, Restart] | None = None,
+        rebuild_state: Mapping[str, Rebuild] | None = None,
+    ) -> None:
+        """Starts all stages and returns; a thread looks after them. For notebooks and tests; a program that ends stops it."""
+        if self._running is not None:
+            raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
+        running = self._run(None)
+        try:
+            running.start(accept_new_checkpoint, rebuild_state)
+        except BaseException:
+            running.end()
+            raise
+        running.supervise_in_background()
+        self._running = running
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Lets each stage finish its batch, and ends; stopping twice does nothing."""
+        running, self._running = self._running, None
+        if running is not None:
+            atexit.unregister(self.stop)
+            running.end()
+
+    def status(self) -> AppStatus | None:
+        """What each stage does now, or did when the application last ran; None where it never did."""
+        return self._running.status() if self._running is not None else read_status(self.state)
+
+    def _run(self, watch: Watch | None) -> Running:
+        return Running(self._launch(), name=self.name, log=self.log_url, state=self.state, watch=watch)
+
+    def _launch(self) -> Launch:
+        settings = Settings(
+            log=self._url, master=self._master, conf=self._conf, state=self.state.absolute(), views=self._views_url,
+            idle_us=self._idle_us, operators=self.operators_url, state_partitions=self._state_partitions,
+        )  # fmt: skip
+        return Launch(self._graph, settings, spark=self._given_spark)
+
+    def _open_view(self, name: str) -> View:
+        from headwater.views.view import open_view
+
+        return open_view(self._views_url, name, log=open_log(self._url, create=False, read_only=True))
+
+    def _add(self, function: Callable[..., Any], node: StageNode) -> None:
+        self._graph.add_stage(node)
+        self._functions[function] = node
+        for late in self._graph.late_stages(node):
+            self._graph.add_stage(late)
+
+    def _names(self, inputs: Sequence[Input], where: str) -> tuple[str, ...]:
+        return tuple(self._topic_of(each, where) for each in inputs)
+
+    def _topic_of(self, given: Input, where: str) -> str:
+        if isinstance(given, TopicNode):
+            if self._graph.topics.get(given.name) is not given:
+                raise InvalidApp(
+                    f"{where}: topic {given.name!r} was declared by another application.",
+                    advice=f"Declare it here too: app.topic({given.name!r}).",
+                )
+            return given.name
+        if isinstance(given, str):
+            return check_name(given)
+        stage = next((node for function, node in self._functions.items() if function is given), None)
+        if stage is None:
+            raise InvalidApp(
+                f"{where}: {given!r} is no input.",
+                advice="Give what app.topic or app.table returned, the function of another stage, or a topic's name.",
+            )
+        return stage.name + CHANGES if stage.kind == "view" else stage.to
+
+    def _beside(self, what: str) -> str:
+        scheme, _, path = self._url.partition("://") if "://" in self._url else ("file", "", self._url)
+        if scheme != "file":
+            return f"./{self._graph.name}/{what}"
+        return os.path.join(path, what)
+
+
+def load_app(path: Path) -> App:
+    """The application of a script; `InvalidApp` says in which line the script went wrong.
+
+    The script's functions go to Spark's workers by value: the script is not a module that they could import.
+    """
+    if not path.is_file():
+        raise InvalidApp(f"There is no script {path}.", advice="Name the file that declares the application.")
+    check_spark("An application")
+    from headwater.processing.spark.serialization import ship_by_value
+
+    spec = importlib.util.spec_from_file_location("headwater_app", path)
+    if spec is None or spec.loader is None:
+        raise InvalidApp(f"{path} is no Python script.", advice="Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["headwater_app"] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except HeadwaterError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        where = f"{path.name}:{lines[-1]}" if lines else path.name
+        raise InvalidApp(f"{where}: {type(error).__name__}: {error}", advice="Correct the script.") from error
+    ship_by_value(module)
+    apps = list({id(value): value for value in vars(module).values() if isinstance(value, App)}.values())
+    if len(apps) != 1:
+        found = "no application" if not apps else f"{len(apps)} applications"
+        raise InvalidApp(f"{path} declares {found}.", advice='One script declares one: app = hw.App("name").')
+    return apps[0]
+
+
+class Views:
+    """The views of an application by name: `app.views["per_page"]`. Each is opened when it is asked for."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __iter__(self) -> Iterator[str]:
+        return (stage.name for stage in self._app.graph.stages.values() if stage.kind == "view")
+
+    def __getitem__(self, name: str) -> View:
+        if name not in list(self):
+            raise NotFound(
+                f"Application {self._app.name!r} has no view {name!r}.",
+                advice=f"Its views: {', '.join(self) or 'none'}.",
+            )
+        return self._app._open_view(name)

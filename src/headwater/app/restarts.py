@@ -1,0 +1,154 @@
+"""A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
+
+Where it begins is on disk in a file before the checkpoint and the last marker are forgotten: whoever is killed on the way, also by a power
+loss, chooses again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headwater.app.stages.sinks import ledger_of
+from headwater.log.disk.atomic_file import replace_file
+from headwater.log.disk.disk import RealDisk
+from headwater.log.log import Log
+from headwater.log.port.stage import check_query
+from headwater.model.errors import InvalidApp, NotFound
+from headwater.model.marker import Marker
+from headwater.processing.graph.graph import StageNode
+from headwater.sinks.files import FileSink
+from headwater.sinks.sink import Sink, is_target
+
+if TYPE_CHECKING:
+    from headwater.processing.stages.analysis import Analysed
+
+Restart = Literal["marker", "earliest", "latest"]
+"""Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
+
+
+def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
+    """Where stages are to begin, checked; `InvalidApp`."""
+    known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
+    for name, start in given.items():
+        if start not in known:
+            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+    return {name: known[start] for name, start in given.items()}
+
+
+def check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:
+    """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
+    if analysed.stateful and restart != "earliest":
+        raise InvalidApp(
+            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
+            advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
+        )
+    if stage.capture is not None and restart == "latest":
+        raise InvalidApp(
+            f"{stage.place} would leave out what came meanwhile, and its target would hold halves of transactions.",
+            advice=f"Begin where it was, or with everything: --accept-new-checkpoint {stage.name}=marker or =earliest.",
+        )
+    replaces = stage.kind == "view" or (stage.kind == "sink" and is_target(stage.to))
+    if not analysed.stateful and restart == "earliest" and not replaces:
+        raise InvalidApp(
+            f"{stage.place} would write everything again that it has written before.",
+            advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+        )
+
+
+def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) -> None:
+    """Refuses a checkpoint by which a stage has not written what it wrote last; `CheckpointConflict`.
+
+    Nothing is opened for it: an application that was started by mistake, with another folder `state`, takes nothing from the one that runs.
+    """
+    from headwater.processing.checkpoint.marker import query_of
+    from headwater.processing.source.reading import is_local
+
+    query: str | None = None
+    with suppress(NotFound):
+        query = query_of(str(checkpoint))
+    ledger = ledger_of(stage, name)
+    if ledger is None:
+        by_task = stage.kind != "view" and not is_local(log)
+        for each in (name, *(_tasks(log, name) if by_task else ())):
+            check_query(each, log.store.stage_state(each).last, query)
+        return
+    try:
+        check_query(name, ledger.last, query)
+    finally:
+        _close(ledger)
+
+
+def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, checkpoint: Path, starts: Path) -> str:
+    """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
+    ledger = ledger_of(stage, name)
+    try:
+        last = log.stage(name).last if ledger is None else ledger.last
+        tasks = _tasks(log, name)
+        if restart == "marker" and last is None:
+            raise _no_marker(stage, by_task=bool(tasks))
+        _make_folder(starts.parent)
+        beginnings = json.dumps(_beginnings(log, stage, restart, last)).encode("utf-8")
+        replace_file(RealDisk(), str(starts), [beginnings])  # on disk with its name before the marker is forgotten
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if ledger is None:
+            for each in (name, *tasks):
+                log.stage(each).accept_new_checkpoint()
+        else:
+            ledger.accept_new_checkpoint()
+    finally:
+        if ledger is not None:
+            _close(ledger)
+    behind = f"behind what it wrote last ({last})"
+    return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder that is on disk with its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, folder.parent):
+        RealDisk().sync_folder(str(each))
+
+
+def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:
+    """Where each input begins. The ends of this moment are told as offsets: a first batch that is run again must not begin elsewhere."""
+    from headwater.processing.checkpoint.beginning import places_text
+    from headwater.processing.checkpoint.offsets import places_of
+
+    begin = dict.fromkeys(stage.inputs, "earliest")
+    done = places_of(last.ends) if restart == "marker" and last is not None else {}
+    for topic in stage.inputs if restart != "earliest" else ():
+        spans = log.offsets(topic)
+        places = {number: span.stop for number, span in spans.items()}
+        if restart == "marker":
+            places = {number: done.get((topic, number), span.start) for number, span in spans.items()}
+        begin[topic] = places_text(topic, places)
+    return begin
+
+
+def _tasks(log: Log, name: str) -> list[str]:
+    """The stages of a stage's tasks: on Kafka each task has one of its own."""
+    own = re.compile(rf"{re.escape(name)}\.\d+")
+    return [each for each in log.stages() if own.fullmatch(each)]
+
+
+def _close(ledger: FileSink | Sink) -> None:
+    if not isinstance(ledger, FileSink):
+        ledger.close()
+
+
+def _no_marker(stage: StageNode, *, by_task: bool) -> InvalidApp:
+    if by_task:
+        return InvalidApp(
+            f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
+            advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+        )
+    return InvalidApp(
+        f"{stage.place} has written nothing yet, so there is no marker to go on from.",
+        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave it out.",
+    )

@@ -1,0 +1,167 @@
+"""An application that runs: from its launch to its end, with the status that others read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from headwater.app.launch import Launch
+from headwater.app.restarts import Restart
+from headwater.app.stages.views import Attempt
+from headwater.app.troubles import Troubles
+from headwater.capture.progress import CaptureStatus
+from headwater.model.clock import system_clock
+from headwater.model.extras import check_spark
+from headwater.processing.stages.status import AppStatus, StageState, StageStatus, late_notes, write_status
+
+if TYPE_CHECKING:
+    from headwater.processing.stages.rebuild import Rebuild
+    from headwater.processing.stages.runner import Runner
+
+Watch = Callable[[AppStatus], None]
+"""Called while an application runs, every second or so, with its status."""
+
+_REPORT_S = 1.0
+_JOIN_S = 0.5
+
+
+class Running:
+    """An application that runs: its launch, its stages, and the status that others read."""
+
+    def __init__(self, launch: Launch, *, name: str, log: str, state: Path, watch: Watch | None = None) -> None:
+        """`watch` is called every second or so with the status, which is written into the folder `state` as well."""
+        self._launch = launch
+        self._name, self._log, self._state = name, log, state
+        self._watch = watch
+        self._started_us = system_clock()
+        self._reported = 0.0
+        self._troubles = Troubles()
+        self._thread: threading.Thread | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def runner(self) -> Runner:
+        """Its stages, once it was started."""
+        assert self._runner is not None
+        return self._runner
+
+    def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
+        """Makes what is missing; stages do not run yet."""
+        with _told_when_spark_is_gone():
+            self._runner = self._launch.start(accept=accept, rebuild=rebuild)
+
+    def run_to_the_end(self) -> None:
+        """Captured tables, then stages, over what is there at this moment; what fails beside the stages ends it."""
+        self._launch.captures.catch_up()
+        with _told_when_spark_is_gone():
+            self.runner.run_to_the_end(on_look=partial(self._look, _at_once))
+
+    def supervise(self) -> None:
+        """Starts the captures and the stages and looks after them until they end; what fails beside the stages is tried again."""
+        with _told_when_spark_is_gone():
+            self._start()
+            self.runner.supervise(on_look=partial(self._look, self._troubles.attempt))
+
+    def supervise_in_background(self) -> None:
+        """The same, with a thread that looks after them."""
+        self._start()
+        look = partial(self._look, self._troubles.attempt)
+        self._thread = threading.Thread(
+            target=self.runner.supervise, kwargs={"on_look": look}, name="headwater-app", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Lets each stage finish its batch, and frees everything.
+
+        Whoever looks after the stages ends first: else a stage that it starts at this moment would be stopped by nobody.
+        """
+        try:
+            self._launch.captures.stop()
+            if self._runner is not None:
+                self._runner.ask_to_stop()
+                while self._thread is not None and self._thread.is_alive():
+                    self._runner.ask_to_stop()
+                    self._thread.join(_JOIN_S)
+                with _told_when_spark_is_gone():
+                    self._runner.stop()
+                self._troubles = Troubles()
+                self._report(self._troubles.attempt)
+        finally:
+            self._launch.close()
+
+    def status(self) -> AppStatus:
+        """How it is at this moment: a copy, which does not change any more."""
+        stages: list[StageStatus] = [] if self._runner is None else [replace(each) for each in self._runner.statuses]
+        stages = [*map(capture_status, self._launch.captures.statuses()), *stages]
+        return AppStatus(
+            name=self._name,
+            log=self._log,
+            pid=os.getpid(),
+            started_us=self._started_us,
+            at_us=system_clock(),
+            notes=[*self._launch.notes, *self._troubles.told, *late_notes(stages)],
+            stages=stages,
+        )
+
+    def _start(self) -> None:
+        self._launch.captures.start()
+        self.runner.start()
+
+    def _look(self, attempt: Attempt) -> None:
+        """To be called often while stages run."""
+        self._launch.look(self.runner, attempt)
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._report(attempt)
+
+    def _report(self, attempt: Attempt) -> None:
+        self._reported = time.monotonic()
+        status = self.status()
+        attempt(f"The status could not be written into {self._state}", partial(write_status, self._state, status))
+        if self._watch is not None:
+            self._watch(status)
+
+
+@contextmanager
+def _told_when_spark_is_gone() -> Iterator[None]:
+    """A JVM that was killed is told as such; loaded late, because it needs PySpark."""
+    check_spark("An application")
+    from headwater.processing.spark.java import told_when_gone
+
+    with told_when_gone():
+        yield
+
+
+def _at_once(what: str, do: Callable[[], object]) -> None:
+    do()
+
+
+def capture_status(capture: CaptureStatus) -> StageStatus:
+    """A capture as one of the stages of an application."""
+    progress = capture.progress
+    stopped = [f"table {name}: {table.why}" for name, table in progress.tables.items() if table.state == "stopped"]
+    states: dict[str, StageState] = {
+        "starting": "starting",
+        "waiting": "waiting",
+        "failed": "failed",
+        "ended": "stopped",
+    }
+    error = "; ".join([*([capture.error] if capture.error else []), *stopped]) or None
+    return StageStatus(
+        name=f"capture.{capture.name}",
+        kind="capture",
+        to=", ".join(table.topic for table in progress.tables.values()),
+        inputs=[progress.url],
+        state="failed" if stopped and capture.state != "waiting" else states.get(capture.state, "running"),
+        events=progress.events,
+        lag=(capture.lag.rows or 0) if capture.lag else 0,
+        error=error,
+    )

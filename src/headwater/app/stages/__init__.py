@@ -1,0 +1,1 @@
+"""Stages of an application that leave Spark: views, sinks, and whole transactions."""

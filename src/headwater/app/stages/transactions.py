@@ -1,0 +1,182 @@
+"""A transactional sink: tables of one capture, kept in step in one database, which always holds what the source held at a commit.
+
+One query reads the topics of all tables to ends at which transactions are whole (see `processing.source.capture_transactions`), and each
+batch is one transaction of the target, over all its tables and the ledger. Several transactions of the source may be applied as one,
+never a part of one.
+
+Each key's newest row is read from compacted topics. Compaction removes a row for the sake of a later one, which may lie behind the ends
+of a batch; so a batch is applied as long as its ends are new. One that was planned by a run that died is planned anew, and one
+that compaction overtook while it was read, too. Nothing of it was written: the ledger knows.
+
+A column that a table gets while the application runs is made in the target by the first batch that may have values of it.
+
+A row that the target refuses stops the stage: without it the rest would be no state that the source ever had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from headwater.app.stages.sinks import LOG_COLUMNS, picker, shape_of
+from headwater.capture.progress import STAGE
+from headwater.capture.source_url import SourceUrl, parse_source_url
+from headwater.log.log import Log
+from headwater.model.errors import InvalidApp
+from headwater.model.url import without_password
+from headwater.processing.graph.graph import Graph, StageNode
+from headwater.sinks.newest_rows import Pieces
+from headwater.sinks.sink import Shape, Sink, open_sink
+from headwater.sinks.table_group import TARGETS, open_together, write_together
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headwater.processing.sink.batch_tables import Leaving
+
+SOURCES = ("sqlite", "postgresql", "mariadb", "mysql")
+"""Captures that tell of every transaction all that it changed, and in commit order."""
+
+
+def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int | None) -> StageNode:
+    """A sink that was declared with `transactions`, as a stage that applies them whole; `InvalidApp` where that cannot be."""
+    _check_target(stage)
+    if "://" in log and not log.startswith("file://"):
+        raise InvalidApp(
+            f"{stage.place}: on {log.partition('://')[0]}:// a transaction becomes visible partition by partition, so no sink can apply it "
+            "whole.",
+            advice="Capture into a log in a folder, or leave transactions=True out.",
+        )
+    if events_max is not None:
+        raise InvalidApp(
+            f"{stage.place}: events_max={events_max} would cut transactions.",
+            advice="Leave it out: a batch has all transactions that wait.",
+        )
+    if stage.key:
+        raise InvalidApp(
+            f"{stage.place}: key={stage.key[0]!r} cannot be for all its tables.",
+            advice="Leave it out: each table has the key of its source.",
+        )
+    sources = [_source_of(graph, stage, topic) for topic in stage.inputs]
+    other = next((number for number, source in enumerate(sources) if source != sources[0]), None)
+    if other is not None:
+        raise InvalidApp(
+            f"{stage.place}: {stage.inputs[0]!r} and {stage.inputs[other]!r} come from different databases, which have no transactions "
+            "together.",
+            advice="Declare a sink for the tables of each database.",
+        )
+    return msgspec.structs.replace(stage, capture=STAGE + sources[0].database, settings={}) if sources else stage
+
+
+class TransactionWriter:
+    """Writes the batches of a stage to the tables of its target; `begin` makes what writes those of one run of its query."""
+
+    def __init__(self, log: Log, stage: StageNode, *, name: str, checkpoint: str, folder: Path) -> None:
+        self._log = log
+        self._stage = stage
+        self._name = name
+        self._checkpoint = checkpoint
+        self._folder = folder
+        # Here, so that an address that cannot be is told before anything starts.
+        self._sink: Sink = open_sink(stage.to, stage=name)
+
+    def begin(self) -> Callable[[DataFrame, int], None]:
+        """Opens the sink anew, and returns what `foreachBatch` calls."""
+        from headwater.processing.checkpoint.marker import marker_of
+        from headwater.processing.sink.batch_tables import Leaving
+        from headwater.processing.source.capture_transactions import check_not_overtaken, forget_old_plan
+
+        self.close()
+        shapes = self._shapes()
+        sink = self._sink = open_together(self._stage.to, shapes, stage=self._name)
+        written = sink.last
+        forget_old_plan(self._checkpoint, written=written)
+        ways = [
+            Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)) for shape in shapes
+        ]
+
+        def write(result: DataFrame, epoch: int) -> None:
+            marker = marker_of(self._checkpoint, epoch)
+            if written is not None and written.epoch == epoch:  # its run died before Spark had noted it as done
+                write_together(sink, marker, [])
+                return
+            self.reach("transactions: planned")
+            shapes = self._shapes()  # again: a topic has a column before it has the first event with it
+            with ExitStack() as held:
+                rows = [
+                    held.enter_context(self._rows(shape, way, result, epoch))
+                    for shape, way in zip(shapes, ways, strict=True)
+                ]
+                check_not_overtaken(self._log, self._checkpoint, epoch)
+                self.reach("transactions: read")
+                tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(shapes, rows, strict=True)]
+                write_together(sink, marker, tables, reach=self.reach)
+
+        return write
+
+    def _shapes(self) -> list[Shape]:
+        """The tables with the columns that they have now."""
+        return [_shape(self._log, self._stage, topic) for topic in self._stage.inputs]
+
+    @contextmanager
+    def _rows(self, shape: Shape, leaving: Leaving, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
+        """What a batch has of a table: little is read here, more by Spark's tasks, which pick each key's newest row."""
+        from headwater.processing.sink.frame_writer import FETCH_EVENTS_MAX
+        from headwater.processing.source.capture_transactions import span_of
+
+        span = span_of(self._log, shape.name, checkpoint=self._checkpoint, epoch=epoch)
+        columns = (*shape.schema.names, *LOG_COLUMNS)
+        if span.count <= FETCH_EVENTS_MAX:
+            yield [span.table(self._log, columns)]
+            return
+        with leaving.tables(span.frame(result.sparkSession, self._log, columns), epoch) as tables:
+            yield tables
+
+    def reach(self, step: str) -> None:
+        """Called between the steps of a batch: where a crash test strikes."""
+
+    def close(self) -> None:
+        """Frees the sink's connections."""
+        self._sink.close()
+
+
+def _check_target(stage: StageNode) -> None:
+    scheme, _, rest = stage.to.partition("://")
+    shown = without_password(stage.to).partition("?")[0]
+    if scheme not in TARGETS:
+        raise InvalidApp(
+            f"{stage.place}: {shown} takes no transactions over several tables.",
+            advice=f"transactions=True is for {', '.join(f'{known}://' for known in TARGETS[:3])}.",
+        )
+    if "table=" in rest.partition("?")[2]:
+        raise InvalidApp(
+            f"{stage.place}: the target names one table, and transactions go to all tables of the source.",
+            advice="Leave ?table= out: each table is called as its topic is.",
+        )
+
+
+def _source_of(graph: Graph, stage: StageNode, topic: str) -> SourceUrl:
+    """The database that a table is captured from."""
+    node = graph.topics.get(topic)
+    if node is None or node.source is None:
+        raise InvalidApp(
+            f"{stage.place}: {topic!r} is no captured table, and only databases have transactions to be applied.",
+            advice=f"Declare it with its source: app.table({topic!r}, source=…); or leave transactions=True out.",
+        )
+    source = msgspec.structs.replace(parse_source_url(node.source), tables=())
+    if source.scheme not in SOURCES:
+        raise InvalidApp(
+            f"{stage.place}: {topic!r} is captured by {source.scheme}://, which does not tell of every transaction all that it changed.",
+            advice=f"transactions=True is for captures of {', '.join(f'{known}://' for known in SOURCES)}.",
+        )
+    return source
+
+
+def _shape(log: Log, stage: StageNode, topic: str) -> Shape:
+    found = log.topic(topic)
+    return shape_of(msgspec.structs.replace(stage, inputs=(topic,)), found.schema, key=found.key, view=None)

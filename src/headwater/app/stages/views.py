@@ -1,0 +1,163 @@
+"""The views of an application that runs: each maintained by its query, and swapped once a new generation has caught up.
+
+Batches come from the thread of their query, the swap from the one that looks after the stages; a maintainer is for one thread at a time,
+so both hold the lock of their view. Of generations that are neither seen nor built the checkpoint, the state and the place to begin are
+removed: after the swap, and at the next start where somebody was killed on the way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.log.log import Log
+from headwater.model.errors import CheckpointConflict
+from headwater.model.url import inside
+from headwater.processing.graph.graph import Graph, StageNode
+from headwater.views.catalog import Catalog, plan_view
+from headwater.views.catalog import Plan as ViewPlan
+from headwater.views.definition import define_view
+from headwater.views.maintainer import Maintainer
+from headwater.views.store import ViewStore, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headwater.processing.stages.analysis import Analysed
+    from headwater.processing.stages.runner import Runner
+    from headwater.processing.stages.runner import Write as WriteBatch
+
+Attempt = Callable[[str, Callable[[], object]], None]
+"""Does something now or later; the text says what it means when it fails."""
+
+
+class ViewStages:
+    """The views of one run of an application."""
+
+    def __init__(self, graph: Graph, log: Log, store_url: str, *, state: Path, operators: str | None) -> None:
+        """`operators` is where the state of operators is, if that is not in the checkpoints."""
+        self._graph = graph
+        self._log = log
+        self._store_url = store_url
+        self._state = state
+        self._operators = operators
+        self._store: ViewStore | None = None
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._building: dict[str, Maintainer] = {}
+        self.notes: list[str] = []
+        """Why views are built anew."""
+
+    def plan(self, stage: StageNode, analysed: Analysed) -> ViewPlan:
+        """Which generation of its view a stage maintains."""
+        definition = define_view(
+            stage.name,
+            analysed.schema,
+            key=stage.key,
+            mode=stage.mode,
+            order=stage.settings["order"] or (),
+            limit=stage.settings["limit"],
+            code=stage.function,
+        )
+        return plan_view(self._log, definition)
+
+    def writer(
+        self, stage: StageNode, plan: ViewPlan, checkpoint: str, *, check: Callable[[], None]
+    ) -> Callable[[], WriteBatch]:
+        """What maintains the view, made anew for each run of its query; the first one here, so that what it refuses is told early.
+
+        Where `check` refuses the checkpoint none is made: whoever maintains the view goes on, and the stage is told when it is started.
+        """
+        from headwater.processing.checkpoint.marker import marker_of
+        from headwater.processing.spark.driver_rows import rows_of
+
+        made = list[Maintainer]()
+        with suppress(CheckpointConflict):
+            check()
+            made.append(self._maintainer(stage, plan))
+        lock = self._locks[stage.name]
+
+        def maintaining() -> WriteBatch:
+            with lock:
+                maintainer = made.pop() if made else self._maintainer(stage, plan)
+
+            def maintain(result: DataFrame, epoch: int) -> None:
+                rows = rows_of(result)
+                with lock:
+                    maintainer.maintain(rows, marker_of(checkpoint, epoch))
+
+            return maintain
+
+        return maintaining
+
+    def look(self, runner: Runner, attempt: Attempt) -> None:
+        """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
+        for stage in runner.stages:
+            name = stage.plan.stage.name
+            if name in self._building and stage.is_caught_up:
+                attempt(
+                    f"View {name!r}, which was built anew, could not replace the old one", partial(self._swap, name)
+                )
+
+    def sweep(self) -> None:
+        """Removes what is left of generations that are neither seen nor built."""
+        for stage in self._graph.stages.values():
+            if stage.kind == "view":
+                self._remove_old(stage.name)
+
+    def close(self) -> None:
+        """Frees the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def _maintainer(self, stage: StageNode, plan: ViewPlan) -> Maintainer:
+        if self._store is None:
+            self._store = open_store(self._store_url)
+        maintainer = Maintainer(self._log, self._store, plan.definition, app=self._graph.name)
+        if plan.rebuild:
+            note = f"{plan.why} The old one is read until the new one has caught up."
+            if maintainer.apart:
+                note += (
+                    f" Topic {stage.name}.changes stays with the old one, because it cannot hold the new rows: {maintainer.apart} "
+                    f"The changes of the new one are in {plan.definition.changes}."
+                )
+            self.notes += [note] if note not in self.notes else []
+            self._building[stage.name] = maintainer
+        return maintainer
+
+    def _swap(self, name: str) -> None:
+        """Not while a batch is applied; the next look comes soon."""
+        lock = self._locks[name]
+        if not lock.acquire(blocking=False):
+            return
+        try:
+            self._building[name].swap()
+            self._remove_old(name)
+            del self._building[name]
+        finally:
+            lock.release()
+
+    def _remove_old(self, name: str) -> None:
+        from headwater.processing.state.files import StateFolder
+
+        known = Catalog(self._log).get(name).definitions
+        operators = self._operators
+        elsewhere = [] if operators is None else StateFolder(operators).names(folders_only=True)
+        for generation in set(range(1, max(known))) - set(known):
+            old = generation_name(name, generation)
+            if old in self._graph.stages and old != name:  # another stage, which happens to be called so
+                continue
+            shutil.rmtree(self._state / "checkpoints" / old, ignore_errors=True)
+            (self._state / "starts" / f"{old}.json").unlink(missing_ok=True)
+            if operators is not None and old in elsewhere:
+                StateFolder(inside(operators, old)).remove_all()
+
+
+def generation_name(name: str, generation: int) -> str:
+    """What the checkpoint of a view's generation is called."""
+    return name if generation == 1 else f"{name}.{generation}"

@@ -1,0 +1,1 @@
+"""CouchDB as a stream of changes."""

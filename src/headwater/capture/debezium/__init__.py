@@ -1,0 +1,1 @@
+"""Topics that Debezium fills as a source of captures."""

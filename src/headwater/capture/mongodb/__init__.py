@@ -1,0 +1,1 @@
+"""MongoDB as a stream of changes."""

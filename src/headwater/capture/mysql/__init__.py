@@ -1,0 +1,1 @@
+"""MariaDB and MySQL as a stream of changes, by the row binlog."""

@@ -1,0 +1,134 @@
+"""What a MariaDB or MySQL server must allow before one of its databases is captured, each with the statement that allows it.
+
+Nothing is made or changed, here or later: a capture reads the binlog that the server writes anyway. The order is that in which somebody
+would set it up: the server's settings, then the user's rights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import msgspec
+
+from headwater.capture.mysql.connection import Database, grants, quoted
+from headwater.capture.mysql.tables import MyTable
+from headwater.model.errors import HeadwaterError, NotCapturable
+
+_WANTED = {
+    "binlog_format": ("ROW", "says which statements ran, not which rows changed"),
+    "binlog_row_image": ("FULL", "leaves out columns that did not change"),
+    "binlog_row_metadata": ("FULL", "does not name the columns, so no change of a table could be followed"),
+    "log_bin_compress": ("OFF", "compresses events"),
+    "binlog_transaction_compression": ("OFF", "compresses transactions"),
+    "binlog_row_value_options": ("", "leaves out parts of JSON values"),
+    "binlog_order_commits": ("ON", "lets transactions commit in another order than they are written"),
+}
+_MYSQL_ONLY = ("gtid_mode", "enforce_gtid_consistency")
+_VERSION_MIN = {True: (10, 5), False: (8, 0)}
+
+
+class Server(msgspec.Struct, frozen=True):
+    """What kind of server it is, and what tells it from others."""
+
+    is_mariadb: bool
+    version: tuple[int, int]
+    identity: str
+    status: str
+    """The statement that tells where the binlog ends."""
+    folds_names: bool = False
+    """Whether statements may write the names of tables in any case."""
+
+
+def read_server(database: Database) -> Server:
+    """The server behind a database."""
+    ((version, number, folds),) = database.ask("SELECT version(), @@server_id, @@lower_case_table_names")
+    is_mariadb = "mariadb" in version.lower()
+    major, minor = re.findall(r"\d+", version)[:2]
+    known = (int(major), int(minor))
+    if is_mariadb:
+        return Server(True, known, f"mariadb:{number}/{database.name}", "SHOW MASTER STATUS", bool(folds))
+    ((uuid,),) = database.ask("SELECT @@server_uuid")
+    return Server(
+        False,
+        known,
+        f"mysql:{uuid}/{database.name}",
+        "SHOW BINARY LOG STATUS" if known >= (8, 4) else "SHOW MASTER STATUS",
+        bool(folds),
+    )
+
+
+def check_server(database: Database) -> Server:
+    """Whether changes can be had from this server at all, by this user."""
+    server = read_server(database)
+    where = database.shown
+    needed = _VERSION_MIN[server.is_mariadb]
+    if server.version < needed:
+        kind = "MariaDB" if server.is_mariadb else "MySQL"
+        raise NotCapturable(
+            f"{where} is {kind} {server.version[0]}.{server.version[1]}; {needed[0]}.{needed[1]} or newer is needed.",
+            advice="Upgrade the server.",
+        )
+    settings = database.variables("log_bin", *_WANTED, *_MYSQL_ONLY)
+    if settings.get("log_bin") not in ("ON", "1"):
+        raise NotCapturable(
+            f"{where} writes no binlog.",
+            advice="Put these lines under [mysqld] in the server's configuration, and restart it: server_id = 1, log_bin = binlog, "
+            "binlog_format = ROW, binlog_row_metadata = FULL",
+        )
+    for name, (wanted, why) in _WANTED.items():
+        if name in settings and settings[name].upper() != wanted:
+            raise NotCapturable(
+                f"{where} runs with {name} = {settings[name]}, which {why}.",
+                advice=f"Run: SET GLOBAL {name} = {wanted or repr('')}; and put it into the server's configuration. Sessions that are "
+                "open keep the old value.",
+            )
+    if "binlog_row_metadata" not in settings:
+        raise NotCapturable(f"{where} cannot name columns in its binlog.", advice="Upgrade the server.")
+    if not server.is_mariadb and settings.get("gtid_mode") != "ON":
+        raise NotCapturable(
+            f"{where} runs with gtid_mode = {settings.get('gtid_mode')}.",
+            advice="Run, one after another: SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
+            "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON;",
+        )
+    _check_rights(database, server)
+    return server
+
+
+def check_tables(database: Database, tables: Collection[MyTable]) -> None:
+    """Whether this user may read the tables; rights may be for columns only, so each is asked for nothing."""
+    for table in tables:
+        columns = ", ".join(quoted(column.name) for column in table.columns)
+        try:
+            database.ask(f"SELECT {columns} FROM {table.sql} LIMIT 0")
+        except NotCapturable as error:
+            raise NotCapturable(
+                f"{database.shown}: {error.what.rpartition(': ')[2]}",
+                advice=f"Run: GRANT SELECT ON {table.sql} TO {_user(database)};",
+            ) from None
+
+
+def _check_rights(database: Database, server: Server) -> None:
+    """By the statement that needs a right where there is one, and by the list of grants where not."""
+    user = _user(database)
+    try:
+        database.ask(server.status)
+    except HeadwaterError as error:
+        if not isinstance(error, NotCapturable):
+            raise
+        raise NotCapturable(
+            f"{database.shown}: the user {user} may not see where the binlog ends.",
+            advice=f"Run: {grants(database, user)}",
+        ) from None
+    granted = " ".join(row[0] for row in database.ask("SHOW GRANTS"))
+    if not re.search(r"REPLICATION SLAVE\b(?! ADMIN)|ALL PRIVILEGES ON \*\.\*", granted):
+        raise NotCapturable(
+            f"{database.shown}: the user {user} may not read the binlog.", advice=f"Run: {grants(database, user)}"
+        )
+
+
+def _user(database: Database) -> str:
+    """The account, as a GRANT names it."""
+    ((account,),) = database.ask("SELECT current_user()")
+    name, _, host = account.rpartition("@")
+    return f"'{name}'@'{host}'"

@@ -1,0 +1,92 @@
+"""Where a capture of a binlog begins, and whether it can go on where it ended: the files that are there, and the GTIDs reached in them.
+
+A position is found again if its file is there, was begun at the same second, is long enough, and had reached the same GTIDs at that byte: a
+server that was restored, reset, or takes another's place is told from the one that was captured, also where both ran the same statements,
+so that only the time differs. Functions only, no state.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headwater.capture.mysql.binlog import FORMAT
+from headwater.capture.mysql.connection import Database
+from headwater.capture.mysql.positions import Place, begun_of, end_text, file_number, gtids_of, place_of
+from headwater.capture.mysql.requirements import Server
+from headwater.capture.mysql.stream import BEGINS_OF_FILE, Stream
+from headwater.model.errors import CaptureLost, Unreachable
+
+DESCRIPTION_S = 10.0
+
+_AGAIN = "Start the capture with `--backfill-again`: it copies the tables anew, and removes what is gone."
+
+
+def end_of_binlog(database: Database, server: Server) -> tuple[str, Place]:
+    """Where the binlog ends now: the name of its file, and the place."""
+    name, offset = database.ask(server.status)[0][:2]
+    return name, Place(file_number(name), int(offset))
+
+
+def begin(database: Database, server: Server) -> str:
+    """The position behind which a capture that begins now reads."""
+    name, place = end_of_binlog(database, server)
+    begun_s = _begun_s(database, name)
+    if not server.is_mariadb:
+        return end_text(place, "", begun_s)
+    ((gtids,),) = database.ask("SELECT BINLOG_GTID_POS(%s, %s)", (name, place.offset))
+    return end_text(place, _sorted(gtids or ""), begun_s)
+
+
+def find(database: Database, server: Server, position: str) -> str:
+    """The file that a position is in; `CaptureLost` where what comes behind it is gone."""
+    place = place_of(position)
+    files = {file_number(name): (name, int(size)) for name, size, *_ in database.ask("SHOW BINARY LOGS")}
+    if place.file not in files:
+        kept = ", ".join(name for name, _ in list(files.values())[:1]) or "none"
+        raise CaptureLost(
+            f"{database.shown}: the binlog number {place.file}, which was not captured to its end, is gone; the first that is kept is "
+            f"{kept}.",
+            advice=f"{_AGAIN} To keep binlogs longer: SET GLOBAL binlog_expire_logs_seconds = 604800;",
+        )
+    name, size = files[place.file]
+    gtids = gtids_of(position)
+    is_same = begun_of(position) == _begun_s(database, name)
+    if not is_same or place.offset > size or (gtids and not _is_reached(database, server, name, place, gtids)):
+        raise CaptureLost(
+            f"{database.shown}: {name} is not the binlog that was captured: it was begun at another time, or has not come "
+            f"to {gtids} at byte {place.offset}.",
+            advice=f"The server was restored, reset, or takes another's place. {_AGAIN}",
+        )
+    return name
+
+
+def bytes_behind(database: Database, place: Place) -> int:
+    """How many bytes of binlog stand behind a place."""
+    files = [(file_number(name), int(size)) for name, size, *_ in database.ask("SHOW BINARY LOGS")]
+    return sum(max(0, size - (place.offset if file == place.file else 0)) for file, size in files if file >= place.file)
+
+
+def _begun_s(database: Database, file: str) -> int:
+    """When a file was begun: its first event says so."""
+    stream = Stream(database, file=file, offset=BEGINS_OF_FILE)
+    try:
+        deadline = time.monotonic() + DESCRIPTION_S
+        while time.monotonic() < deadline:
+            for event in block.events if (block := stream.read(DESCRIPTION_S)) else ():
+                if event.kind == FORMAT:
+                    return event.time
+    finally:
+        stream.close()
+    raise Unreachable(f"{database.shown}: {file} does not begin.", advice="Try again; see the server's error log.")
+
+
+def _is_reached(database: Database, server: Server, name: str, place: Place, gtids: str) -> bool:
+    if server.is_mariadb:
+        ((there,),) = database.ask("SELECT BINLOG_GTID_POS(%s, %s)", (name, place.offset))
+        return there is not None and _sorted(there) == gtids
+    ((reached,),) = database.ask("SELECT GTID_SUBSET(%s, @@GLOBAL.gtid_executed)", (gtids,))
+    return bool(reached)
+
+
+def _sorted(gtids: str) -> str:
+    return ",".join(sorted(gtid.strip() for gtid in gtids.split(",") if gtid.strip()))

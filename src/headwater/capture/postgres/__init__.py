@@ -1,0 +1,1 @@
+"""PostgreSQL as a stream of changes, by logical replication."""

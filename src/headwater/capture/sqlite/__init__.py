@@ -1,0 +1,1 @@
+"""SQLite as a stream of changes, by triggers."""

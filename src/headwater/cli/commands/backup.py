@@ -1,0 +1,63 @@
+"""`headwater backup LOG TO` and `headwater restore FROM LOG`: a copy of a log at one moment, and a log made of it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwater.cli.location import open_existing
+from headwater.cli.output.progress import progress_line, tell_end
+from headwater.cli.output.rows import bytes_text, events_text
+from headwater.model.clock import time_of
+
+if TYPE_CHECKING:
+    from headwater.log.copies.backup import BackedUp
+    from headwater.log.copies.restore import Restored
+
+
+def backup(
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log to back up: a folder.")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="A folder, or a URL that pyarrow knows (s3://…, gs://…).")],
+) -> None:
+    """Copy a log as it is at this moment, while it is written; a second backup copies only what is new."""
+    import msgspec
+
+    with open_existing(log) as opened, progress_line(f"{log} → {to}") as line:
+
+        def show(now: BackedUp) -> None:
+            files = now.copied + now.linked + now.kept
+            line.show(f"{files:,} files, {bytes_text(now.copied_bytes)} copied")
+
+        done = opened.backup(to, on_progress=show)
+    tell_end(
+        f"{events_text(done.events)} of {done.topics} topics as of {_time(done.taken_us)} in {to} "
+        f"({done.copied:,} files copied, {done.linked:,} linked, {done.kept:,} there already; {bytes_text(done.copied_bytes)})",
+        msgspec.to_builtins(done),
+    )
+
+
+def restore(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The backup: a folder or a URL.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log to make: an empty or new folder.")],
+) -> None:
+    """Make a log of a backup, after every file of it was checked."""
+    import msgspec
+
+    from headwater.log.copies.restore import restore_log
+
+    with progress_line(f"{source} → {log}") as line:
+
+        def show(now: Restored) -> None:
+            line.show(f"{now.files:,} files, {bytes_text(now.bytes)}")
+
+        done = restore_log(source, log, on_progress=show)
+    tell_end(
+        f"{events_text(done.events)} of {done.topics} topics as of {_time(done.taken_us)} restored to {log} "
+        f"({done.files:,} files, {bytes_text(done.bytes)})",
+        msgspec.to_builtins(done),
+    )
+
+
+def _time(at_us: int) -> str:
+    return f"{time_of(at_us):%Y-%m-%d %H:%M:%S} UTC"

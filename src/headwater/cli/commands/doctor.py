@@ -1,0 +1,84 @@
+"""`headwater doctor`: checks every file of a log, says what is wrong, and repairs what is safe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from headwater.cli.location import LogOption, log_url
+from headwater.cli.output.rows import bytes_text, printable
+from headwater.model.errors import Unsupported
+
+if TYPE_CHECKING:
+    from headwater.log.doctor.doctor import Finding, Report
+
+PATH_CHARACTERS_MAX = 60
+
+
+def doctor(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair what is safe; no other program may have the log open.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Check every file of the log. Exit code 1 says that an error remains."""
+    url = log_url(log)
+    if "://" in url and not url.startswith("file://"):
+        raise Unsupported(f"The doctor looks at files, and {url} has none.", advice="Name a folder with --log.")
+    report = _examine(url, repair=repair)
+    if json:
+        _print_json(report)
+    else:
+        _print_findings(report, repair=repair)
+    if not report.healthy:
+        raise typer.Exit(1)
+
+
+def _examine(url: str, *, repair: bool) -> Report:
+    from headwater.log.doctor.doctor import examine
+
+    with Status("looking …", console=Console(stderr=True)) as status:
+
+        def show(path: str) -> None:
+            status.update(Text(f"looking at …{printable(path)[-PATH_CHARACTERS_MAX:]}"))
+
+        return examine(url, repair=repair, on_progress=show if sys.stderr.isatty() else lambda path: None)
+
+
+def _print_json(report: Report) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+
+
+def _print_findings(report: Report, *, repair: bool) -> None:
+    for finding in report.findings:
+        _print_finding(finding)
+    seen = f"{report.files:,} files, {report.events:,} events, {bytes_text(report.bytes)}"
+    errors = sum(finding.severity == "error" and not finding.repaired for finding in report.findings)
+    warnings = sum(finding.severity == "warning" and not finding.repaired for finding in report.findings)
+    repaired = sum(finding.repaired for finding in report.findings)
+    if not report.findings:
+        typer.secho(f"✓ healthy: {seen}", fg="green")
+        return
+    typer.echo(f"{seen}: {errors} errors, {warnings} warnings, {repaired} repaired")
+    if errors + warnings and not repair:
+        typer.echo("`headwater doctor --repair` repairs what is safe.")
+
+
+def _print_finding(finding: Finding) -> None:
+    if finding.repaired:
+        typer.secho("repaired ", fg="green", bold=True, nl=False)
+    else:
+        typer.secho(f"{finding.severity} ", fg="red" if finding.severity == "error" else "yellow", bold=True, nl=False)
+    typer.echo(f"{printable(finding.path)}: {printable(finding.what)}")
+    if finding.note:
+        typer.echo(f"  note: {printable(finding.note)}")
+    if finding.advice and not finding.repaired:
+        typer.echo(f"  next: {printable(finding.advice)}")

@@ -1,0 +1,221 @@
+"""`headwater groups …`: lists and shows groups, lets one begin again elsewhere, and deletes one."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.location import LogOption, open_existing
+from headwater.cli.output.confirmation import confirm
+from headwater.cli.output.rows import events_text, print_table, printable
+from headwater.model.clock import duration_us, system_clock, time_of, time_us
+from headwater.model.errors import Damaged, InvalidInput
+
+if TYPE_CHECKING:
+    from headwater.log.clients.progress import GroupProgress, Lag, PartitionProgress
+    from headwater.log.log import Log
+
+groups = typer.Typer(help="List and show groups of consumers, reset and delete one.", no_args_is_help=True)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@groups.command(name="list")
+def list_(json: Json = False, log: LogOption = None) -> None:
+    """List the groups of the log."""
+    damaged: list[Damaged] = []
+    found = []
+    with open_existing(log) as opened:
+        for name in opened.groups():
+            try:
+                found.append(opened.group(name))
+            except Damaged as error:
+                damaged.append(error)
+    if json:
+        _print_json([summary(group) for group in found])
+    else:
+        _print_groups(found)
+    if damaged:
+        raise damaged[0]
+
+
+def _print_groups(found: list[GroupProgress]) -> None:
+    table = Table(header_style="bold", border_style="dim")
+    for column in ("group", "members", "idle", "partitions", "lag", "oldest", "topics"):
+        table.add_column(column, justify="left" if column in ("group", "topics") else "right")
+    for group in found:
+        topics = ", ".join(sorted({part.topic for part in group.partitions}))
+        table.add_row(
+            Text(printable(group.group), style="bold"),
+            f"{len(group.members)}",
+            f"{len(group.idle)}",
+            f"{len(group.partitions)}",
+            f"{group.lag.events:,}",
+            age_text(group.lag),
+            topics,
+        )
+    print_table(table)
+
+
+@groups.command()
+def show(name: Group, json: Json = False, log: LogOption = None) -> None:
+    """Show one group: its members, what each of them reads, and how far they have come."""
+    with open_existing(log) as opened:
+        group = opened.group(name)
+    if json:
+        _print_json(summary(group))
+        return
+    typer.secho(group.group, bold=True)
+    typer.echo(f"  generation       {_known(group.generation)}")
+    typer.echo(f"  lag              {events_text(group.lag.events)}, oldest {age_text(group.lag)}")
+    members = Table(header_style="bold", border_style="dim")
+    for column in ("member", "pid", "polled", "partitions"):
+        members.add_column(column, justify="right" if column in ("pid", "polled") else "left")
+    for member in group.members:
+        held = ", ".join(f"{topic}/{number}" for topic, number in member.partitions)
+        shown = Text(held) if held else Text("idle: more members than partitions", style="yellow")
+        polled = _known(member.polled_s if member.polled_s is None else f"{member.polled_s:.1f} s ago")
+        members.add_row(member.member, _known(member.pid), polled, shown)
+    print_table(members)
+    print_table(partitions_table([group]))
+
+
+@groups.command()
+def reset(
+    name: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE", help='"earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("1 hour").'
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Let a group begin again elsewhere. Refused while it has members that live."""
+    start = _start(to)
+    with open_existing(log) as opened:
+        parts = _partitions(opened, name)
+        before = {(part.topic, part.partition): part.committed for part in parts or ()}
+        where = "partitions, of which some cannot be read" if parts is None else f"{len(before)} partitions"
+        confirm(f"Move group {name} to {to} in {where}?", yes=yes)
+        for (topic, number), offset in sorted(opened.reset_group(name, to=start).items()):
+            old = before.get((topic, number))
+            typer.echo(f"{topic}/{number}: {'-' if old is None else old} -> {offset}")
+
+
+@groups.command()
+def delete(
+    name: Group,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Forget a group with all its offsets. Refused while it has members that live."""
+    with open_existing(log) as opened:
+        parts = _partitions(opened, name)
+        offsets = "its offsets, of which some cannot be read"
+        if parts is not None:
+            offsets = f"its offsets in {sum(part.committed is not None for part in parts)} partitions"
+        confirm(f"Forget group {name} with {offsets}?", yes=yes)
+        opened.delete_group(name)
+        typer.echo(printable(f"deleted group {name} with {offsets}"))
+
+
+def _partitions(log: Log, name: str) -> list[PartitionProgress] | None:
+    """How far a group has come; None where that cannot be read, which keeps nobody from moving or forgetting it."""
+    try:
+        return log.group(name).partitions
+    except Damaged:
+        return None
+
+
+def _known(value: object) -> str:
+    """What the brokers of a Kafka log do not tell is a dash."""
+    return "-" if value is None else f"{value}"
+
+
+def summary(group: GroupProgress) -> dict[str, Any]:
+    """A group, for programs."""
+    return {
+        "group": group.group,
+        "generation": group.generation,
+        "lag_events": group.lag.events,
+        "lag_s": group.lag.seconds,
+        "members": [
+            {
+                "member": member.member,
+                "pid": member.pid,
+                "polled_s": member.polled_s,
+                "idle": member.idle,
+                "partitions": [{"topic": topic, "partition": number} for topic, number in member.partitions],
+            }
+            for member in group.members
+        ],
+        "partitions": [
+            {
+                "topic": part.topic,
+                "partition": part.partition,
+                "committed": part.committed,
+                "end": part.end,
+                "lag_events": part.lag.events,
+                "lag_s": part.lag.seconds,
+                "member": part.member,
+            }
+            for part in group.partitions
+        ],
+    }
+
+
+def partitions_table(found: list[GroupProgress]) -> Table:
+    """How far groups have come in each partition."""
+    table = Table(header_style="bold", border_style="dim")
+    for column in ("group", "topic", "partition", "committed", "end", "lag", "oldest", "member"):
+        table.add_column(column, justify="left" if column in ("group", "topic", "member") else "right")
+    for group in found:
+        for part in group.partitions:
+            table.add_row(
+                Text(printable(group.group), style="bold"),
+                Text(printable(part.topic)),
+                f"{part.partition}",
+                "-" if part.committed is None else f"{part.committed:,}",
+                f"{part.end:,}",
+                Text(f"{part.lag.events:,}", style="yellow" if part.lag.events else "green"),
+                age_text(part.lag),
+                part.member or "-",
+            )
+    return table
+
+
+def age_text(lag: Lag) -> str:
+    """How long ago the oldest unread event was appended."""
+    if not lag.events:
+        return "-"
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if lag.seconds >= seconds:
+            return f"{lag.seconds / seconds:.1f} {unit}"
+    return f"{lag.seconds:.1f} s"
+
+
+def _start(to: str) -> str | int:
+    """The place that the user means; a time as the microseconds that offsets are searched by."""
+    if to in ("earliest", "latest"):
+        return to
+    if re.fullmatch(r"\d{1,18}", to):
+        return int(to)
+    try:
+        ago_us = duration_us(to)
+    except InvalidInput:
+        time_us(to)
+        return to
+    return time_of(system_clock() - ago_us).isoformat()
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,47 @@
+"""`headwater import FILE TOPIC`: appends what `export` wrote, or any Parquet, Arrow, JSON lines or CSV file, to a topic.
+
+It is `produce` for one file, with the topic taken from the file where `--create` has to make it. Every row is appended once, in the
+order of the file; the count at the end is that of the events stored.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Literal
+
+import typer
+
+from headwater.cli.commands.produce import Run, check_there, create_for, given_settings
+from headwater.cli.location import LogOption, open_existing, open_or_create
+
+
+def import_file(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to append to.")],
+    format: Annotated[
+        Literal["parquet", "json", "csv", "arrow"] | None,
+        typer.Option("--format", help="Default: by the file's ending, else JSON lines."),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the topic where it is missing, as the file says.")
+    ] = False,
+    schema: Annotated[str | None, typer.Option(metavar="DDL", help="With --create: the columns.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event time.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="With --create: how many.")] = None,
+    log: LogOption = None,
+) -> None:
+    """Append the events of a file to a topic: what `headwater export` wrote, or a file of others."""
+    from headwater.cli.inputs import open_inputs
+
+    given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
+    with ExitStack() as stack:
+        inputs = open_inputs([file], form=format, delimiter=None, stack=stack)
+        opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
+        if create:
+            create_for(opened, topic, inputs, given)
+        else:
+            check_there(opened, topic)
+        run = Run(opened, topic, skip_bad=False, facts=True)
+        with run:
+            run.append_all(inputs[0], rows_only=True)

@@ -1,0 +1,64 @@
+"""`headwater lag`: how far groups are behind, live on a terminal, once (or again and again) in a pipe."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwater.cli.commands.groups import partitions_table, summary
+from headwater.cli.location import LogOption, open_existing
+from headwater.cli.output.rows import is_terminal, print_table
+
+if TYPE_CHECKING:
+    from headwater.log.clients.progress import GroupProgress
+    from headwater.log.log import Log
+
+
+def lag(
+    group: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP]…", help="Which groups; all unless told.")
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.05, help="How often to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end, as in a pipe.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also in a pipe.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a group and look.")] = False,
+    log: LogOption = None,
+) -> None:
+    """Show how many events each group has yet to read, and how old the oldest of them is."""
+    with open_existing(log) as opened:
+        live = is_terminal() and not json
+        if live and not once:
+            _watch(opened, group, every)
+            return
+        while True:
+            found = _look(opened, group)
+            if json:
+                _print_lines(found)
+            else:
+                print_table(partitions_table(found))
+            if not follow or once:
+                return
+            time.sleep(every)
+
+
+def _look(log: Log, names: list[str] | None) -> list[GroupProgress]:
+    return [log.group(name) for name in names or log.groups()]
+
+
+def _watch(log: Log, names: list[str] | None, every: float) -> None:
+    """A table that is drawn again where it stands, until Ctrl-C."""
+    from rich.live import Live
+
+    with Live(partitions_table(_look(log, names)), auto_refresh=False) as screen:
+        while True:
+            time.sleep(every)
+            screen.update(partitions_table(_look(log, names)), refresh=True)
+
+
+def _print_lines(found: list[GroupProgress]) -> None:
+    import msgspec
+
+    for group in found:
+        typer.echo(msgspec.json.encode(summary(group)).decode())

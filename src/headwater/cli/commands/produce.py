@@ -1,0 +1,212 @@
+"""`headwater produce TOPIC [FILE…]`: appends the events of files or of a pipe to a topic.
+
+Events are appended block by block, in bounded memory. A bad line ends the command and is named; every line before it is
+stored, none after it is. With `--skip-bad` bad lines are counted and left out.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time as clock
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from headwater.cli.location import LogOption, open_existing, open_or_create
+from headwater.cli.output.progress import tell_end
+from headwater.cli.output.rows import bytes_text, events_text, is_terminal, printable
+from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch, TopicNotFound
+
+if TYPE_CHECKING:
+    from headwater.cli.inputs import Input
+    from headwater.formats.formats import Parsed
+    from headwater.log.log import Log
+
+BAD_SHOWN_MAX = 5
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to append to.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to append; stdin when none, or for -.")
+    ] = None,
+    format: Annotated[
+        Literal["json", "csv", "parquet", "arrow", "lines"] | None,
+        typer.Option("--format", help="Default: by the file's ending, else JSON lines; for a topic of bytes, lines."),
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between the cells of CSV; a comma unless told.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Between key and value of a line, for a topic of bytes.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad lines and go on.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Make the topic (and the log) where it is missing.")] = False,
+    schema: Annotated[
+        str | None, typer.Option(metavar="DDL", help="With --create: the columns, guessed from the input unless told.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event time.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="With --create: how many; 4 unless told.")] = None,
+    log: LogOption = None,
+) -> None:
+    """Append events from files or stdin: JSON lines, CSV, Parquet, or plain lines for a topic of bytes."""
+    from headwater.cli.inputs import open_inputs
+
+    given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
+    with ExitStack() as stack:
+        inputs = open_inputs(files or ["-"], form=format, delimiter=delimiter, stack=stack)
+        opened = stack.enter_context(open_or_create(log) if create else open_existing(log))
+        if create:
+            create_for(opened, topic, inputs, given)
+        else:
+            check_there(opened, topic)
+        run = Run(opened, topic, skip_bad=skip_bad)
+        with run:
+            for one in inputs:
+                run.append_all(one, key_separator=key_separator)
+
+
+def given_settings(*, create: bool, **settings: Any) -> dict[str, Any]:
+    """The settings of a new topic that were given; refused where none is to be made."""
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    if given and not create:
+        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+    return given
+
+
+def check_there(log: Log, topic: str) -> None:
+    """Refuses a topic that is missing where none is to be made."""
+    try:
+        log.topic(topic)
+    except TopicNotFound as error:
+        raise TopicNotFound(error.what, advice=f"{error.advice} Add --create to make it.") from None
+
+
+def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
+    """Makes the topic where it is missing, as the settings and else the first input say."""
+    from headwater.cli.inference import with_time
+    from headwater.log.port.topic import check_name
+
+    if check_name(topic) in log.topics():
+        return
+    if "schema" not in settings and inputs[0].form != "lines":
+        settings = inputs[0].topic_settings() | settings
+        settings["schema"] = with_time(settings["schema"], settings.get("time"))
+    log.create_topic(topic, exist_ok=True, **settings)
+
+
+class Run:
+    """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends.
+
+    With `facts` a program at the other end of a pipe is told in JSON.
+    """
+
+    def __init__(self, log: Log, topic: str, *, skip_bad: bool, facts: bool = False) -> None:
+        self._facts = facts
+        self._log = log
+        self._topic = topic
+        self._skip_bad = skip_bad
+        self._events = self._bytes = self._bad = 0
+        self._begun = clock.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            _Counts(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+
+    def append_all(self, one: Input, *, key_separator: str | None = None, rows_only: bool = False) -> None:
+        """Appends every event of one input."""
+        task = self._progress.add_task(printable(one.name), total=one.size, events=0)
+        before = self._bytes
+        topic = self._log.topic(self._topic)
+        for parsed in one.parse(topic, stop=not self._skip_bad, key_separator=key_separator, rows_only=rows_only):
+            self._append(parsed)
+            self._bytes = before + one.bytes_read
+            self._progress.update(task, completed=one.bytes_read, events=self._events)
+            self._tell_bad(one, parsed)
+        self._progress.update(task, total=one.bytes_read)
+
+    def _append(self, parsed: Parsed) -> None:
+        import pyarrow as pa
+
+        if parsed.batches:
+            parts = [pa.Table.from_batches([batch]) for batch in parsed.batches]
+            rows = pa.concat_tables(parts, promote_options="default")  # only some may have deletions or headers
+            with _uninterrupted():
+                self._log.append(self._topic, rows)
+                self._events += rows.num_rows
+
+    def _tell_bad(self, one: Input, parsed: Parsed) -> None:
+        for bad in parsed.bad:
+            place = f"{one.name}{one.place(bad.line)}"
+            if not self._skip_bad:
+                stored = ""
+                if self._events:
+                    stored = f" The {events_text(self._events)} before it {'is' if self._events == 1 else 'are'} stored; go on from there."
+                raise SchemaMismatch(
+                    f"{place}: {bad.error.what}", advice=f"{bad.error.advice}{stored} Or use --skip-bad."
+                )
+            self._bad += 1
+            if self._bad <= BAD_SHOWN_MAX:
+                typer.echo(f"skipped {printable(place)}: {printable(bad.error.what)}", err=True)
+            if self._bad == BAD_SHOWN_MAX:
+                typer.echo("skipped: more are only counted", err=True)
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._progress.stop()
+        took = max(clock.monotonic() - self._begun, 1e-6)
+        if self._facts and kind is None and not is_terminal():
+            tell_end("", {"topic": self._topic, "events": self._events, "skipped": self._bad, "bytes": self._bytes})
+            return
+        skipped = f", {self._bad:,} bad skipped" if self._skip_bad else ""
+        until = (
+            ""
+            if kind is None
+            else " before it ended"
+            if isinstance(error, HeadwaterError)
+            else " before it was stopped"
+        )
+        typer.echo(
+            f"{events_text(self._events)} appended to {self._topic}{until}{skipped} "
+            f"({bytes_text(self._bytes)} in {took:.1f} s, {self._events / took:,.0f} events/s)",
+            err=kind is not None,
+        )
+
+
+class _Counts(ProgressColumn):
+    """How many events and bytes have gone by, and how fast."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = max(task.elapsed or 0, 1e-6)
+        events = task.fields["events"]
+        return Text(
+            f"{events_text(events)} · {bytes_text(int(task.completed))} · {events / elapsed:,.0f} events/s "
+            f"· {bytes_text(int(task.completed / elapsed))}/s",
+            style="cyan",
+        )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C wait until the block has ended: what is counted is what is stored."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt

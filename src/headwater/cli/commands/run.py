@@ -1,0 +1,178 @@
+"""`headwater run`, `plan` and `status`: an application from the terminal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwater.cli.commands.app_script import Script
+from headwater.cli.output.rows import printable
+from headwater.model.errors import InvalidApp
+
+if TYPE_CHECKING:
+    from headwater.app.restarts import Restart
+    from headwater.processing.stages.rebuild import Rebuild
+    from headwater.processing.stages.status import AppStatus
+
+PORT = 8642
+
+Master = Annotated[
+    str | None, typer.Option(metavar="URL", help="Spark's master, such as spark://host:7077, instead of the script's.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be given again.")
+]
+
+
+def run(
+    script: Script,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Process what is there now, as a batch, and end.")
+    ] = False,
+    accept_new_checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE=FROM",
+            help="For a stage whose checkpoint is gone: begin from marker (behind what it wrote last), earliest or latest.",
+        ),
+    ] = None,
+    rebuild_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE",
+            help="For a stage whose operators lost their state: make it anew from the log. STAGE=kept: from what retention left.",
+        ),
+    ] = None,
+    page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the page; the next free one if it is taken.")] = PORT,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Run an application: every stage, supervised, until Ctrl-C."""
+    from headwater.app.app import load_app
+    from headwater.cli.output.run_screen import open_screen
+    from headwater.processing.stages.status import first_status
+    from headwater.server.page import StatusPage
+
+    app = load_app(script)
+    app.use(master=master, conf=_settings(conf or []))
+    accepted, rebuilt = _accepted(accept_new_checkpoint or []), _rebuilt(rebuild_state or [])
+    with open_screen(first_status(app.graph, app.log_url)) as screen, _ended_by_signals(screen.tell):
+        serving = StatusPage(app, port=port) if page and not available_now else None
+        try:
+            if serving is not None:
+                screen.tell(f"status page: {serving.url}   Ctrl-C: each stage finishes its batch")
+
+            def watch(status: AppStatus) -> None:
+                screen.show(status)
+                if serving is not None:
+                    serving.show(status)
+
+            last = app.run(
+                available_now=available_now,
+                accept_new_checkpoint=accepted,
+                rebuild_state=rebuilt,
+                watch=watch,
+                check=False,
+            )
+        finally:
+            if serving is not None:
+                serving.close()
+    _end(last)
+
+
+def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
+    """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
+    from headwater.app.app import load_app
+    from headwater.cli.output.run_screen import print_plan
+
+    app = load_app(script)
+    app.use(master=master, conf=_settings(conf or []))
+    print_plan(printable(app.plan()))
+
+
+def status(
+    script: Script,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what each stage of an application does, as it last told."""
+    import msgspec
+
+    from headwater.app.app import load_app
+    from headwater.cli.output.run_screen import print_status
+
+    app = load_app(script)
+    found = app.status()
+    if found is None:
+        raise InvalidApp(f"Application {app.name!r} has not run yet.", advice=f"Start it: headwater run {script}.")
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+    else:
+        print_status(found)
+
+
+def _accepted(given: list[str]) -> dict[str, Restart]:
+    from headwater.app.restarts import checked_restarts
+
+    pairs = dict[str, str]()
+    for each in given:
+        stage, equals, start = each.partition("=")
+        if not equals:
+            raise InvalidApp(
+                f"--accept-new-checkpoint {each!r} names no place to begin.",
+                advice="Write stage=marker, stage=earliest or stage=latest.",
+            )
+        pairs[stage] = start.removeprefix("from ")
+    return checked_restarts(pairs)
+
+
+def _rebuilt(given: list[str]) -> dict[str, Rebuild]:
+    pairs: dict[str, Rebuild] = {}
+    for each in given:
+        stage, equals, how = each.partition("=")
+        if equals and how != "kept":
+            raise InvalidApp(
+                f"--rebuild-state {each!r} says not how.",
+                advice="Write the stage alone, or stage=kept: from the events that retention has left.",
+            )
+        pairs[stage] = "kept" if equals else "all"
+    return pairs
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    for each in given:
+        if not each.partition("=")[1]:
+            raise InvalidApp(f"--conf {each!r} has no value.", advice="Write --conf spark.executor.memory=2g.")
+    return {name: value for name, _, value in (each.partition("=") for each in given)}
+
+
+def _end(last: AppStatus) -> None:
+    failed = [stage for stage in last.stages if stage.state == "failed"]
+    for stage in failed:
+        typer.secho(f"stage {stage.name} failed: ", fg="red", err=True, nl=False)
+        typer.echo(printable(stage.error or "unknown"), err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _ended_by_signals(tell: Callable[[str], None]) -> Iterator[None]:
+    """SIGTERM and a closed terminal drain as Ctrl-C does; each says so, and a second one does not wait for the batches."""
+
+    def interrupt(number: int, frame: object) -> None:
+        tell("stopping: each stage finishes its batch; Ctrl-C again does not wait for that")
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)  # a shell's background job ignores it, and goes on doing so
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,262 @@
+"""`headwater views …`: lists and shows views, asks them, and follows one live.
+
+Views are found by the log's catalogue; their rows are in the store that `--store` names, else `HEADWATER_VIEWS`, else
+`views.db` in the log's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.commands.sql import print_answer
+from headwater.cli.location import LogOption, log_url, open_existing
+from headwater.cli.output.rows import Format, is_terminal, print_table, printable, rows_of, to_cell, write_json
+from headwater.model.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.log.log import Log
+    from headwater.views.view import View
+
+VARIABLE = "HEADWATER_VIEWS"
+
+views = typer.Typer(help="List and show views, ask them, and watch one.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="VIEW", help="The view's name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help=f"The store: sqlite:///… or postgresql://…. Default: ${VARIABLE}, else in the log.",
+    ),
+]
+AsOf = Annotated[
+    str | None, typer.Option("--as-of", metavar="TIME", help="The rows as they were: a time (ISO 8601) or a token.")
+]
+FormatOption = Annotated[
+    Format | None, typer.Option("--format", help="Default: a table on a terminal, JSON lines in a pipe.")
+]
+
+
+@views.command(name="list")
+def list_(json: Json = False, log: LogOption = None) -> None:
+    """List the views of the log."""
+    from headwater.views.catalog import Catalog
+
+    with open_existing(log) as opened:
+        catalog = Catalog(opened)
+        found = [_summary(opened, catalog.get(name)) for name in catalog.names()]
+    if json:
+        _print_json(found)
+        return
+    table = Table(header_style="bold", border_style="dim")
+    for column in ("view", "key", "mode", "generation", "building", "changes"):
+        table.add_column(column, justify="left" if column in ("view", "key", "mode") else "right")
+    for one in found:
+        table.add_row(
+            Text(printable(one["view"]), style="bold"),
+            Text(printable(", ".join(one["key"]))),
+            one["mode"],
+            f"{one['generation']}",
+            "-" if one["building"] is None else f"{one['building']}",
+            f"{one['changes']:,}",
+        )
+    print_table(table)
+
+
+@views.command()
+def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOption = None) -> None:
+    """Show one view: its columns, its topic of changes, and how far its store follows that."""
+    from headwater.views.catalog import Catalog
+    from headwater.views.store import open_store
+
+    with open_existing(log) as opened:
+        summary = _summary(opened, Catalog(opened).get(name))
+        kept = open_store(_store_url(store, log), read_only=True)
+        try:
+            stored = {(one.definition.name, one.definition.generation): one for one in kept.stored()}
+        finally:
+            kept.close()
+    found = stored.get((name, summary["generation"]))
+    summary["store"] = kept.url
+    summary["applied"] = None if found is None else sum(found.applied.positions.values())
+    summary["epoch"] = None if found is None else found.applied.epoch
+    if json:
+        _print_json(summary)
+        return
+    typer.secho(printable(name), bold=True)
+    for label, field in (
+        ("columns", "columns"),
+        ("key", "key"),
+        ("mode", "mode"),
+        ("order", "order"),
+        ("limit", "limit"),
+    ):
+        value = summary[field]
+        typer.echo(f"  {label:<12} {printable(', '.join(value) if isinstance(value, list) else str(value or '-'))}")
+    typer.echo(f"  {'generation':<12} {summary['generation']}")
+    if summary["building"] is not None:
+        typer.echo(f"  {'building':<12} generation {summary['building']}, beside it")
+    typer.echo(f"  {'topic':<12} {summary['topic']}, {summary['changes']:,} changes")
+    behind = "not there yet" if found is None else f"{summary['changes'] - summary['applied']:,} changes behind"
+    typer.echo(f"  {'store':<12} {printable(kept.url)}, {behind}")
+
+
+@views.command()
+def get(
+    name: Name,
+    key: Annotated[
+        list[str], typer.Argument(metavar="COLUMN=VALUE…", help="The key: a value for each of its columns.")
+    ],
+    store: StoreOption = None,
+    log: LogOption = None,
+) -> None:
+    """Print the row of a key, as JSON."""
+    import pyarrow as pa
+
+    with _opened(name, store, log) as view:
+        schema = view.definition.schema
+        row = view.get(**_key(key, schema))
+        if row is None:
+            raise NotFound(f"View {name!r} has no row with {', '.join(key)}.", advice="Write the key as it is stored.")
+    fields = [field.with_nullable(True) for field in schema]
+    batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(fields))
+    write_json(schema.names, rows_of(batch))
+
+
+@views.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT in the store's SQL; views are tables.")],
+    as_of: AsOf = None,
+    view: Annotated[str | None, typer.Option("--view", help="The view that --as-of is about.")] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Stop after so long.")] = 10.0,
+    rows_max: Annotated[int, typer.Option("--rows-max", help="Refuse a larger answer.")] = 100_000,
+    format: FormatOption = None,
+    store: StoreOption = None,
+    log: LogOption = None,
+) -> None:
+    """Ask a question about views in SQL; nothing can be changed by it."""
+    if as_of is None:
+        from headwater.views.store import Limits, open_store
+
+        kept = open_store(_store_url(store, log), read_only=True)
+        try:
+            answer = kept.ask(query, limits=Limits(timeout_s=timeout_s, rows_max=rows_max))
+        finally:
+            kept.close()
+    else:
+        if view is None:
+            raise InvalidInput("--as-of needs the view that it is about.", advice="Add --view NAME.")
+        with _opened(view, store, log) as opened:
+            answer = opened.sql(query, as_of=as_of, timeout_s=timeout_s, rows_max=rows_max)
+    print_answer(answer.to_reader(), format)
+
+
+@views.command()
+def watch(
+    name: Name,
+    since: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after this token.")] = None,
+    order: Annotated[str | None, typer.Option(help='Only the first rows in this order, such as "-count".')] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="How many of them.")] = None,
+    changes_max: Annotated[int | None, typer.Option("--changes-max", help="End after so many lines.")] = None,
+    store: StoreOption = None,
+    log: LogOption = None,
+) -> None:
+    """Print the rows of a view, then each change as it happens: lines on a terminal, JSON in a pipe; Ctrl-C ends it."""
+    shown = 0
+    with _opened(name, store, log) as view, view.subscribe(since, order=order, limit=limit) as feed:
+        person = is_terminal()
+        while changes_max is None or shown < changes_max:
+            for change in feed.poll(changes_max=500 if changes_max is None else min(500, changes_max - shown)):
+                _print_change(change, person=person)
+                shown += 1
+
+
+def _print_change(change: Any, *, person: bool) -> None:
+    import msgspec
+
+    if not person:
+        plain = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) not in (None, "")}
+        typer.echo(msgspec.json.encode(plain, enc_hook=str).decode())
+        return
+    signs = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", "red")}
+    sign, color = signs.get(change.kind, ("·", "cyan"))
+    parts = [_row_text(row) for row in (change.old, change.new) if row is not None]
+    typer.secho(f"{sign} {' → '.join(parts) or f'{change.kind} {change.why}'.strip()}", fg=color)
+
+
+def _row_text(row: dict[str, Any]) -> str:
+    return "  ".join(f"{printable(name)}={to_cell(value).plain}" for name, value in row.items())
+
+
+def _summary(log: Log, entry: Any) -> dict[str, Any]:
+    from headwater.model.schema import to_ddl
+
+    definition = entry.definition
+    return {
+        "view": definition.name,
+        "key": list(definition.key),
+        "mode": definition.mode,
+        "order": list(definition.order),
+        "limit": definition.limit,
+        "columns": to_ddl(definition.schema),
+        "generation": entry.current,
+        "building": entry.building,
+        "topic": definition.changes,
+        "changes": sum(span.stop for span in log.offsets(definition.changes).values()),
+    }
+
+
+def _store_url(given: str | None, log: str | None) -> str:
+    """The store that the user means."""
+    if url := given or os.environ.get(VARIABLE):
+        return url
+    folder = log_url(log).removeprefix("file://")
+    if re.match(r"\w+://", folder):
+        raise InvalidInput(f"The log {folder} holds no store.", advice=f"Name the store with --store or {VARIABLE}.")
+    return f"sqlite:///{os.path.join(folder, 'views.db')}"
+
+
+def _opened(name: str, store: str | None, log: str | None) -> View:
+    from headwater.views.view import open_view
+
+    return open_view(_store_url(store, log), name, log=log_url(log))
+
+
+def _key(pairs: list[str], schema: pa.Schema) -> dict[str, Any]:
+    """The key's values, read as the columns' types say; `null` is null where the column is no text."""
+    import pyarrow as pa
+
+    key: dict[str, Any] = {}
+    for pair in pairs:
+        column, found, text = pair.partition("=")
+        if not found or column not in schema.names:
+            raise InvalidInput(
+                f"{pair!r} gives no column of the key a value.", advice="Write column=value for each key column."
+            )
+        type_ = schema.field(column).type
+        try:
+            value = (
+                pa.scalar(text) if type_ == pa.string() else pa.scalar(None if text == "null" else text, pa.string())
+            )
+            key[column] = value.cast(type_).as_py()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise InvalidInput(
+                f"{text!r} is no value for {column} ({type_}).", advice="Write it as SQL would."
+            ) from None
+    return key
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,1 @@
+"""What the command line shows: rows, progress, a running application."""

@@ -1,0 +1,206 @@
+"""Rows on their way to a terminal or a pipe: tables for people, JSON lines and CSV for programs.
+
+In JSON, BINARY is text where it is UTF-8 and `{"base64": …}` where it is not; TIMESTAMP is ISO 8601 in UTC. Nothing that a
+topic holds can steer the terminal: characters that cannot be printed are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headwater.model.errors import HeadwaterError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["table", "json", "csv"]
+CELL_CHARACTERS_MAX = 200
+PIPE_WIDTH_MAX = 10_000
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def printable(text: str) -> str:
+    """The text without characters that could steer a terminal; line breaks stay."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """One tuple for each row, in plain Python values: BINARY as text or base64, maps and structs as dicts."""
+    return zip(*(_plain_column(column) for column in batch.columns), strict=True)
+
+
+def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()) -> None:
+    """Writes one JSON object on a line for each row; the columns of `leave_out` only where they say something."""
+    for line in json_lines(names, rows, leave_out=leave_out):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def json_lines(
+    names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()
+) -> Iterator[bytes]:
+    """One line with a JSON object for each row; the columns of `leave_out` only where they say something."""
+    import msgspec
+
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+    names, optional = list(names), set(leave_out)
+    for row in rows:
+        pairs = zip(names, row, strict=True)
+        yield encode({n: v for n, v in pairs if v or n not in optional}) + b"\n"
+
+
+def write_csv(rows: Iterable[tuple[Any, ...]]) -> None:
+    """Writes rows as CSV; nested values as JSON."""
+    sys.stdout.buffer.write(csv_lines(rows))
+    sys.stdout.buffer.flush()
+
+
+def csv_lines(rows: Iterable[tuple[Any, ...]]) -> bytes:
+    """Rows as lines of CSV; nested values as JSON."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
+    return text.getvalue().encode("utf-8", errors="replace")
+
+
+def to_cell(value: object) -> Text:
+    """A value as one cell of a table."""
+    if value is None:
+        return Text("null", style="dim")
+    if isinstance(value, float):
+        return Text(f"{value:,.12g}")
+    if isinstance(value, datetime):
+        return Text(value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
+    text = value if isinstance(value, str) else _csv_cell(value)
+    short = str(text) if len(str(text)) <= CELL_CHARACTERS_MAX else str(text)[: CELL_CHARACTERS_MAX - 1] + "…"
+    return Text(printable(short).replace("\n", "↵"))
+
+
+def make_table(names: Iterable[str], types: Iterable[pa.DataType]) -> Table:
+    """An empty table with these columns; numbers stand at the right."""
+    table = Table(header_style="bold", border_style="dim")
+    for name, type_ in zip(names, types, strict=True):
+        table.add_column(Text(printable(name)), justify="right" if is_number(type_) else "left", overflow="ellipsis")
+    return table
+
+
+def is_number(type_: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
+    import pyarrow as pa
+
+    return pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+
+
+def print_table(table: Table) -> None:
+    """Prints a table to stdout: as wide as the terminal, or as wide as it needs to be in a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=Console(width=PIPE_WIDTH_MAX).measure(table).maximum)
+    console.print(table)
+
+
+def events_text(count: int) -> str:
+    """A number of events as people say it."""
+    return f"{count:,} event{'' if count == 1 else 's'}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes as people say it."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _plain_column(column: pa.Array) -> Iterable[Any]:
+    import pyarrow as pa
+
+    from headwater.log.arrow.columns import values_of
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    plain = _plain_of(column.type)
+    values = values_of(column, _times)
+    return values if plain is None else [None if value is None else plain(value) for value in values]
+
+
+def _times(column: pa.Array) -> list[Any]:
+    """Times and dates as Python has them; those that lie outside of its years as text, and DuckDB's infinite ones by name."""
+    import pyarrow as pa
+
+    from headwater.log.arrow.columns import datetimes_of
+
+    try:
+        if pa.types.is_date(column.type):
+            return list(column.to_pylist())
+        micros = pa.timestamp("us", "UTC" if column.type.tz else None)
+        # From nanoseconds it loses digits, from seconds it may not fit.
+        return datetimes_of(column.cast(micros, safe=column.type.unit in ("s", "ms")))
+    except (HeadwaterError, pa.ArrowInvalid, OverflowError, ValueError):
+        pass
+    if len(column) > 1:
+        half = len(column) // 2
+        return [*_times(column.slice(0, half)), *_times(column.slice(half))]
+    number = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())[0].as_py()
+    greatest = (1 << (31 if pa.types.is_date32(column.type) else 63)) - 1
+    if abs(number) == greatest:
+        return ["infinity" if number > 0 else "-infinity"]
+    return [column.cast(pa.string())[0].as_py()]
+
+
+def _plain_of(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of the type plain; None where it already is."""
+    import pyarrow as pa
+
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return _text
+    if pa.types.is_decimal(type_) and type_.scale == 0:
+        return int
+    nested = pa.types.is_nested(type_)
+    return _plain_nested if nested and "binary" in str(type_) else None
+
+
+def _plain_nested(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_key(key): _plain_nested(item) for key, item in value.items()}
+    return [_plain_nested(item) for item in value] if isinstance(value, list) else value
+
+
+def _key(key: Any) -> Any:
+    text = _plain_nested(key)
+    return text["base64"] if isinstance(text, dict) else text
+
+
+def _text(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode("ascii")}
+
+
+def _csv_cell(value: Any) -> Any:
+    import msgspec
+
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    text = msgspec.json.encode(value, enc_hook=str).decode("utf-8")
+    return text[1:-1] if text.startswith('"') else text

@@ -1,0 +1,1 @@
+"""Rows as text: CSV, JSON and what else people bring."""

@@ -1,0 +1,1 @@
+"""Rows and columns: what a topic's schema makes of them."""

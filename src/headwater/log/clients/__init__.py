@@ -1,0 +1,1 @@
+"""Who writes and reads: producers, readers, and consumers in groups."""

@@ -1,0 +1,1 @@
+"""The log in a folder, shared by many processes without a server."""

@@ -1,0 +1,90 @@
+"""The catalog: the topics of a local log, one folder each, with a readable file that says what the topic is.
+
+`topics/<name>/topic` is text: a first line `headwater topic <format> <crc32c of the rest, hex>`, then JSON. It is replaced
+whole (written beside, synced, renamed). A topic's folder is made complete under a name that starts with a dot and then
+renamed, and renamed back to such a name before it is removed, so that a crash leaves a whole topic or none.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+
+from headwater.log.disk.atomic_file import replace_file
+from headwater.log.disk.disk import Disk
+from headwater.log.port.topic import Split, Topic
+from headwater.model.ddl import schema_from_json, schema_to_json
+from headwater.model.errors import Damaged, FormatTooNew
+
+FORMAT = 1
+
+
+def topic_to_json(topic: Topic) -> dict[str, Any]:
+    """The topic as its file holds it."""
+    fields = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "splits"}
+    fields["schemas"] = [schema_to_json(schema) for schema in topic.schemas]
+    if topic.splits:  # an older Headwater reads a topic that was never split, and refuses one that was
+        fields["splits"] = [{"partitions": split.partitions, "fences": list(split.fences)} for split in topic.splits]
+    return fields
+
+
+def topic_from_json(fields: dict[str, Any]) -> Topic:
+    """The topic from its file; settings it lacks have their default, and those of a later Headwater are not passed over."""
+    unknown = sorted(set(fields) - set(Topic.__struct_fields__))
+    if unknown:
+        raise FormatTooNew(
+            f"Topic {fields.get('name')!r} has settings that this Headwater does not know: {', '.join(unknown)}.",
+            advice="Upgrade Headwater.",
+        )
+    schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
+    splits = tuple(Split(split["partitions"], tuple(split["fences"])) for split in fields.get("splits", ()))
+    return Topic(**(fields | {"schemas": schemas, "splits": splits}))
+
+
+def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
+    """Replaces a readable file as a whole."""
+    replace_file(disk, path, [encode_text(kind, content)])
+
+
+def read_text(disk: Disk, path: str, kind: str) -> Any:
+    """What `write_text` wrote; `Damaged` where its checksum fails, `FileNotFoundError` where it is missing."""
+    file = disk.open(path)
+    try:
+        raw = file.read_at(0, file.size())
+    finally:
+        file.close()
+    return decode_text(raw, path, kind)
+
+
+def encode_text(kind: str, content: Any) -> bytes:
+    """A readable file's bytes: the line with its checksum, then JSON."""
+    body = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
+    return f"headwater {kind} {FORMAT} {crc32c(body):08x}\n".encode("ascii") + body
+
+
+def decode_text(raw: bytes, path: str, kind: str) -> Any:
+    """What `encode_text` made; `Damaged` where its checksum fails."""
+    first, _, body = raw.partition(b"\n")
+    words = first.split(b" ")
+    if len(words) != 4 or words[0] != b"headwater" or words[1] != kind.encode("ascii"):
+        raise _damaged(path, kind)
+    if words[2].isdigit() and int(words[2]) > FORMAT:
+        raise FormatTooNew(
+            f"{path} has format {int(words[2])}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
+        )
+    if words[3] != f"{crc32c(body):08x}".encode("ascii"):
+        raise _damaged(path, kind)
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        raise _damaged(path, kind) from None
+
+
+def _damaged(path: str, kind: str) -> Damaged:
+    return Damaged(
+        f"{path} is damaged: it is not a whole {kind} file.",
+        advice="Restore this one file from a backup or a mirror; the events beside it are untouched.",
+    )

@@ -1,0 +1,1 @@
+"""One partition in a folder: its head, its active segment, its sequences."""

@@ -1,0 +1,1 @@
+"""The files that hold events: frames, sealed segments, the archive, and their indexes."""

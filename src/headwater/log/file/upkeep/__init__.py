@@ -1,0 +1,1 @@
+"""What keeps a log small: sealing, retention, compaction, limits."""

@@ -1,0 +1,1 @@
+"""Queues on Kafka, by share groups."""

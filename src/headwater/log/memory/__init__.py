@@ -1,0 +1,1 @@
+"""The log in memory: the reference model."""

@@ -1,0 +1,1 @@
+"""Queues: one acknowledgement for each event."""

@@ -1,0 +1,1 @@
+"""What is known of a stage's progress: markers, offsets, where it begins."""

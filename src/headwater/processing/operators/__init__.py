@@ -1,0 +1,1 @@
+"""Our own operators: functions from DataFrames to a DataFrame, with state."""

@@ -1,0 +1,1 @@
+"""From Spark to the log: staging, order, and the commit of a batch."""

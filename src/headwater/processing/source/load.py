@@ -1,0 +1,218 @@
+"""A query's reading: the options and the schema of one `load()`, as stream and batch readers share them.
+
+It is pickled into tasks with nothing but what the user gave; what it opens and understands, it finds again wherever it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from headwater.log.log import Log
+from headwater.model.ddl import type_to_ddl
+from headwater.model.errors import SchemaConflict
+from headwater.processing.checkpoint.offsets import Offsets, cut
+from headwater.processing.source.combiner import Combined
+from headwater.processing.source.operator_input import from_option
+from headwater.processing.source.options import Options, Use, read_options
+from headwater.processing.source.pushdown import Where
+from headwater.processing.source.reading import (
+    Passing,
+    Range,
+    Ranges,
+    Selection,
+    Whole,
+    is_local,
+    read_ranges,
+    read_whole,
+    read_woven,
+)
+from headwater.processing.source.source_operator import Fused, Root, Roots
+from headwater.processing.source.topics import Subscription
+from headwater.processing.spark.errors import crossing
+from headwater.processing.spark.log_cache import log_for_reading
+from headwater.processing.spark.session import check_reachable
+from headwater.processing.spark.types import to_arrow, to_spark
+from headwater.processing.time.event_time import FIELDS, PASSED, REACHED, Rule, telling_row
+from headwater.processing.time.late_rows import LateRows
+from headwater.processing.time.maxima import Maxima
+
+TASK_EVENTS_MIN = 1_000
+"""So many events, or fewer, of a micro-batch are read by one task."""
+
+
+class Query:
+    """What one `load()` reads."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, use: Use, master: str = "local") -> None:
+        self._given = dict(given)
+        self._schema = schema
+        self._use: Use = use
+        self._master = master
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Query, (self._given, self._schema, self._use, self._master))
+
+    @cached_property
+    def options(self) -> Options:
+        """The options, checked."""
+        options = read_options(self._given)
+        options.check_use(self._use)
+        check_reachable(options.log, self._master)
+        return options
+
+    @property
+    def log(self) -> Log:
+        """The log that it reads."""
+        return log_for_reading(self.options.log)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the DataFrame."""
+        return list(self._gives.names)
+
+    @cached_property
+    def inside(self) -> Fused | Combined | None:
+        """What works on what is read, if anything does."""
+        return None if self.options.operator is None else from_option(self.options.operator)
+
+    @cached_property
+    def sides(self) -> Mapping[str, Query]:
+        """How the topics of what works inside are read; otherwise nothing."""
+        sides = () if self.inside is None else self.inside.sides
+        return {side.topic: Query(side.options, to_spark(side.read), self._use, self._master) for side in sides}
+
+    @property
+    def fused(self) -> Fused | None:
+        """The operator that works on what is read, if that is one with a state."""
+        return self.inside if isinstance(self.inside, Fused) else None
+
+    @property
+    def has_watermark(self) -> bool:
+        """Whether what is made of its rows depends on a watermark."""
+        return PASSED in self.names or (self.inside is not None and self.inside.has_time)
+
+    @cached_property
+    def _gives(self) -> pa.Schema:
+        """The columns of the DataFrame."""
+        return to_arrow(self._schema)
+
+    @cached_property
+    def subscription(self) -> Subscription:
+        """The topics that it reads."""
+        return Subscription(log_for_reading(self.options.log), self.options)
+
+    @cached_property
+    def checked(self) -> Subscription:
+        """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
+        if self.inside is not None:
+            for side in self.sides.values():
+                side.checked  # noqa: B018 - looks, and refuses
+            return self.subscription
+        there = {field.name: field for field in self.subscription.schema()}
+        for field in self._gives:
+            found = there.get(field.name)
+            if found is None or found.type != field.type:
+                has = (
+                    f"has no column {field.name}" if found is None else f"has {field.name} as {type_to_ddl(found.type)}"
+                )
+                raise SchemaConflict(
+                    f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
+                    advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",
+                )
+        return self.subscription
+
+    def tasks(self, ranges: Sequence[Range]) -> list[InputPartition]:
+        """The tasks of a micro-batch: `split`, and few events of a log in a folder in one task.
+
+        A task costs its fixed time in the JVM and in two Python processes, more than reading a thousand events does; with one
+        for each partition that is most of what a small batch takes. On Kafka tasks mostly wait for the broker, each for itself,
+        and each commits what it writes, so there they stay as they are.
+        """
+        if len(ranges) > 1 and self.options.partitions_min == 1 and self.is_small(ranges):
+            return [Ranges(ranges)]
+        return self.split(ranges)
+
+    def roots(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[InputPartition]:
+        """The tasks of a micro-batch with an operator: one for each root, or one for them all."""
+        assert self.fused is not None
+        found = self.fused.tasks(ranges, before, after)
+        return [Roots(found)] if self.is_small(ranges) else [*found]
+
+    @cached_property
+    def maxima(self) -> Maxima | None:
+        """Where tasks tell how far event time has come, if they have to."""
+        return None if self.options.maxima is None else Maxima(self.options.maxima)
+
+    @cached_property
+    def is_nested(self) -> bool:
+        """Whether a column of the DataFrame has columns or elements of its own."""
+        return any(pa.types.is_nested(field.type) for field in self._gives)
+
+    def is_small(self, ranges: Sequence[Range]) -> bool:
+        """Whether these are few events of a log in a folder."""
+        few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
+        return few and is_local(log_for_reading(self.options.log))
+
+    def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
+        """The ranges, the large ones cut until there are about `minPartitions` of them; not where one goes on by what was before it."""
+        if self.maxima is not None:
+            return list(ranges)
+        least, total = self.options.partitions_min, sum(wanted.end - wanted.start for wanted in ranges)
+        pieces: list[InputPartition] = []
+        for wanted in ranges:
+            count = round(least * (wanted.end - wanted.start) / total) if least > len(ranges) else 1
+            pieces += [wanted.part(start, end) for start, end in cut(wanted.start, wanted.end, count)]
+        return pieces
+
+    def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        with crossing():
+            if isinstance(wanted, (Range, Ranges)):
+                ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
+                if isinstance(self.inside, Combined):
+                    yield from self.inside.give(ranges, self._rows_of_side, self._gives)
+                else:
+                    yield from self._woven_rows(ranges) if isinstance(wanted, Ranges) else self.rows(ranges)
+            elif isinstance(wanted, Passing):
+                yield telling_row(self._gives, wanted.watermark)
+            elif isinstance(wanted, (Root, Roots)):
+                assert self.fused is not None
+                roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
+                yield from self.fused.give(roots, lambda topic, ranges: self.sides[topic].rows(ranges), self._gives)
+            elif isinstance(wanted, Whole):
+                yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
+
+    def rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        """The rows of ranges, one after the other."""
+        return read_ranges(ranges, log_for_reading(self.options.log), self._selection)
+
+    def _rows_of_side(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        return self.sides[wanted.topic].rows((wanted,))
+
+    def _woven_rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        """The rows of ranges, as event time went on."""
+        if not any(wanted.has_time for wanted in ranges) or REACHED in self._gives.names:
+            return self.rows(ranges)
+        return read_woven(ranges, log_for_reading(self.options.log), self._weaving)
+
+    @cached_property
+    def _selection(self) -> Selection:
+        return self._selecting(self._gives)
+
+    @cached_property
+    def _weaving(self) -> Selection:
+        return self._selecting(self._gives.append(FIELDS[REACHED]))
+
+    def _selecting(self, schema: pa.Schema) -> Selection:
+        options = self.options
+        where = None if options.where is None else Where(options.where)
+        condition = self.subscription.condition()
+        tell = None if options.late_rows is None else LateRows(options.late_rows).tell
+        rule = Rule(options.lateness_us, options.late_until, options.late_window)
+        return Selection(schema, condition, where, rule=rule, maxima=self.maxima, tell_late=tell)

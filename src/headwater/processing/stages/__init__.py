@@ -1,0 +1,1 @@
+"""Stages as they run: planned, supervised, looked after."""

@@ -1,0 +1,1 @@
+"""State of operators: its files, versions and runs."""

@@ -1,0 +1,1 @@
+"""Event time: watermarks, late rows, clocks of devices."""

@@ -1,0 +1,101 @@
+"""Maxima: how far event time has come in the partitions that a query reads, where the log itself does not keep it.
+
+That is so on Kafka. A task that has read a range knows it, and writes it down in a folder beside the query's checkpoint; the next batch is
+planned with what the tasks of the one before have told. So here the watermark of a batch is what had been reached where it begins, one
+batch behind that of a log in a folder. It stands in the batch's offsets, with the place it is true for, and a batch that is run again has
+the same. What is missing in the folder is found by reading the events again.
+
+    <folder>/<topic>/<partition>/<offset>         the greatest event time before that offset, in µs
+    <folder>/<topic>/<partition>/<offset>.beat    the same, told by a heartbeat: nothing was appended for a while
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headwater.log.file.segments.frame import NO_TIME
+from headwater.processing.checkpoint.offsets import At
+
+_BEAT = ".beat"
+
+Reached = Mapping[At, tuple[int, int]]
+"""For partitions an offset, and the greatest event time before it."""
+
+
+class Maxima:
+    """The folder of one input of a query."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._known: dict[At, tuple[int, int]] = {}
+
+    def tell(self, at: At, offset: int, time: int, *, is_heartbeat: bool = False) -> None:
+        """So far had event time come before an offset; whoever tells it again tells the same."""
+        path = self._path(at, offset, _BEAT if is_heartbeat else "")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        draft.write_text(str(time))
+        draft.replace(path)
+
+    def reached(
+        self, places: Mapping[At, int], before: Reached, read: Callable[[At, int, int, int], int]
+    ) -> dict[At, tuple[int, int]]:
+        """How far event time had come at these places; `before` is true for earlier ones, and `read` goes on from there."""
+        found = {}
+        for at, offset in places.items():
+            known = self._known.get(at)
+            if known is None or known[0] != offset:
+                known = self._known[at] = offset, self._told(at, offset, before.get(at, (offset, NO_TIME)), read)
+                self._forget(at, offset)
+            found[at] = offset, max(known[1], self._number(self._path(at, offset, _BEAT)) or NO_TIME)
+        return found
+
+    def _told(self, at: At, offset: int, before: tuple[int, int], read: Callable[[At, int, int, int], int]) -> int:
+        told = self._number(self._path(at, offset))
+        if told is not None:
+            return told
+        start, time = before
+        return read(at, start, offset, time) if start < offset else time
+
+    def _forget(self, at: At, offset: int) -> None:
+        """A batch that is run again finds its maxima in its offsets, so earlier ones are needed by nobody."""
+        with suppress(FileNotFoundError):
+            for path in self._path(at, offset).parent.iterdir():
+                if int(path.name.partition(".")[0]) < offset:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, at: At, offset: int, kind: str = "") -> Path:
+        return self._folder / at[0] / str(at[1]) / f"{offset}{kind}"
+
+    @staticmethod
+    def _number(path: Path) -> int | None:
+        try:
+            return int(path.read_text())
+        except FileNotFoundError:
+            return None
+
+
+def maxima_of(checkpoint: str, number: int) -> str:
+    """The folder of an input of the query with this checkpoint."""
+    return f"{checkpoint}/maxima/{number}"
+
+
+def to_json(reached: Reached) -> dict[str, Any]:
+    """As it stands in offsets."""
+    shown: dict[str, Any] = {}
+    for name, number in sorted(reached):
+        shown.setdefault(name, {})[str(number)] = list(reached[name, number])
+    return shown
+
+
+def from_json(shown: Mapping[str, Any]) -> dict[At, tuple[int, int]]:
+    """What `to_json` gave."""
+    return {
+        (name, int(number)): (int(offset), int(time))
+        for name, partitions in shown.items()
+        for number, (offset, time) in partitions.items()
+    }

@@ -1,0 +1,1 @@
+"""Questions about a log in SQL, with conditions and limits."""

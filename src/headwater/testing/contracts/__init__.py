@@ -1,0 +1,1 @@
+"""The contract suites: what every store of logs and of views must do."""

@@ -1,0 +1,1 @@
+"""Simulated disks, processes and histories, by seed."""
