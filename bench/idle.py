@@ -82,12 +82,17 @@ def costs(options: Options) -> list[Figure]:
     with scratch() as folder:
         if options.wants("ours"):
             for count in counts:
-                found["ours"][count] = _ours(count, _windows(options, count))
+                found["ours"][count] = _told(_ours(count, _windows(options, count)), f"ours, {count}")
         if options.wants("peer"):
             with kafka_side(folder) as kafka:
                 for count in counts:
-                    found["peer"][count] = _peer(kafka, count, _windows(options, count))
+                    found["peer"][count] = _told(_peer(kafka, count, _windows(options, count)), f"peer, {count}")
     return _figures(found, counts)
+
+
+def _told(cost: Cost, what: str) -> Cost:
+    print(f"{what}: {cost}", flush=True)
+    return cost
 
 
 def _windows(options: Options, count: int) -> Windows:

@@ -60,5 +60,4 @@ def _has_begun(query: StreamingQuery) -> bool:
     error = query.exception()
     if error is not None:
         raise error
-    progress = query.lastProgress
-    return progress is not None and int(progress["batchId"]) >= 0 and bool(progress["durationMs"].get("addBatch"))
+    return any(progress["durationMs"].get("addBatch") for progress in query.recentProgress)  # the last one may be idle

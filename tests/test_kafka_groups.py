@@ -191,6 +191,19 @@ def admin(kafka: KafkaServer) -> AdminClient:
     return AdminClient({"bootstrap.servers": kafka.bootstrap})
 
 
+def test_what_was_given_in_a_generation_that_is_over_is_not_handed_out(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says -1 between two generations, as after a long pause: the partition may be another member's by then."""
+    numbered(log, partitions=1, count=30)
+    with monkeypatch.context() as between:
+        between.setattr(kafka_group, "_generation", lambda metadata: -1)
+        consumer = log.consumer("t", group="g")
+        assert consumer.poll(timeout_s=0.5) == []
+    with consumer:
+        assert numbers_of(consumer.poll(timeout_s=10)) == list(range(30))
+
+
 @pytest.mark.covers("Kafka")
 def test_other_programs_go_on_where_a_group_ended_and_back(log: Log, kafka: KafkaServer) -> None:
     """A group is Kafka's own behind the prefix: offsets that others commit count here, and ours there."""

@@ -76,6 +76,7 @@ _NEW_GENERATION_S = 1.0
 _OURS = "headwater"
 _METADATA = struct.Struct("<5s2xi")
 _METADATA_MAGIC = b"CGMDv"
+_NO_GENERATION = -1
 
 
 class KafkaGroups:
@@ -391,15 +392,18 @@ class KafkaMembership:
         """Knows as its own what the client was given under the member's id of now.
 
         A client that was taken for dead while it had yet to give something up joins again under another id and holds on to the
-        rest, which may be others' by now: then the member leaves, and joins with nothing.
+        rest, which may be others' by now: then the member leaves, and joins with nothing. One that was told that its generation is over is
+        in none until it has joined again: what it was given just before is not its own.
         """
         member = self._consumer.memberid()
         held = {_place(at, self._prefix) for at in self._consumer.assignment()}
         mine = {place for place in held if member and self._given.get(place) == member}
         self.owned = {place: owner for place, owner in self.owned.items() if place in mine and owner.member == member}
-        if mine != self.owned.keys():
-            owner = Owner(member, _generation(self._consumer.consumer_group_metadata()))
-            self.owned |= dict.fromkeys(sorted(mine - self.owned.keys()), owner)
+        generation = (
+            _generation(self._consumer.consumer_group_metadata()) if mine != self.owned.keys() else _NO_GENERATION
+        )
+        if generation != _NO_GENERATION:
+            self.owned |= dict.fromkeys(sorted(mine - self.owned.keys()), Owner(member, generation))
         if member and mine != held and self._topics:
             self.owned, self._topics, self._look_at = {}, {}, 0.0
             self._consumer.unsubscribe()
