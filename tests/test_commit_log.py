@@ -195,6 +195,25 @@ def test_a_transaction_of_which_a_part_is_published_needs_no_other_sync(point: s
         assert [stored(heir, topic)[b"%d" % known] for topic in ("a", "b")] == [1, 1]
 
 
+def test_what_was_said_of_a_damaged_record_is_not_said_of_the_next() -> None:
+    """A record that was on disk is damaged and forgotten; the next one, whose process dies before its sync, needs one."""
+    disk = SimDisk(1)
+    log = prepared(disk)
+    disk.crash_at("writer", "commit: published one")
+    with suppress(Crashed):
+        transact(log, 0)
+        pytest.fail("nobody died")
+    disk.flip(f"{disk.folder}/log/commits", 8 * (disk.content(f"{disk.folder}/log/commits").rindex(b"HWC1") + 30))
+    heir = opened(disk, "heir")
+    disk.crash_at("heir", "commit: written")
+    with suppress(Crashed):
+        transact(heir, 1)
+        pytest.fail("nobody died")
+    disk.fail("sync", "*/commits", errno.EIO)
+    with pytest.raises(StorageError):
+        opened(disk, "judge").append("a", [b"x"])
+
+
 HEAD, WRITTEN, DURABLE = "topics/a/0/head", 512, 1024
 SLOTS = (64 + 8, 288 + 8)
 DAMAGES: dict[str, Callable[[SimDisk, str], object]] = {

@@ -25,8 +25,8 @@ Invariants:
 - a stage's marker likewise: its lock is held from the check of its number and last marker until the transaction has ended;
 - when a record's sync fails, in its own process or in one that settles it, the outcome is unknown to the disk: the partitions stay
   closed to appends (poisoned) until a new `commits` without that record has replaced the file;
-- that a record is on disk is said in `state` before anything of it is published, so who settles it knows that a part may be, and publishes
-  the rest without another sync, which could fail;
+- `state` says that a record is on disk before any part of it is published. A process that settles such a record publishes the rest without
+  another sync, because that sync could fail;
 - nothing that fails behind the record makes the transaction fail: what could not be published stays `pending`;
 - `commits` is never shorter than `end`. One that holds no record and is shorter has replaced another, and who did so died before
   `state` said it; any other that is shorter is damaged.
@@ -203,7 +203,7 @@ class CommitLog:
                 raise _failed(self._folder)
             record = _encode(decision, state.chain)
             _make_room(file, size, length=state.end + len(record))
-            self.set_state(msgspec.structs.replace(state, pending=state.end + 1))
+            self.set_state(msgspec.structs.replace(state, pending=state.end + 1, sync=0))
             self._disk.reach("commit: intended")
             try:
                 self._raise_format(file, 3 if decision.stage else 2 if decision.offsets else 1)
@@ -234,7 +234,7 @@ class CommitLog:
                 return
             found = _decode(self._read(state.pending - 1), state.chain)
             if found is None:
-                self.set_state(msgspec.structs.replace(state, pending=0))
+                self.set_state(msgspec.structs.replace(state, pending=0, sync=0))
                 return
             decision, record = found
             if state.sync != SYNC_DONE:

@@ -399,11 +399,10 @@ class KafkaMembership:
         held = {_place(at, self._prefix) for at in self._consumer.assignment()}
         mine = {place for place in held if member and self._given.get(place) == member}
         self.owned = {place: owner for place, owner in self.owned.items() if place in mine and owner.member == member}
-        generation = (
-            _generation(self._consumer.consumer_group_metadata()) if mine != self.owned.keys() else _NO_GENERATION
-        )
-        if generation != _NO_GENERATION:
-            self.owned |= dict.fromkeys(sorted(mine - self.owned.keys()), Owner(member, generation))
+        if fresh := mine - self.owned.keys():
+            generation = _generation(self._consumer.consumer_group_metadata())
+            if generation != _NO_GENERATION:
+                self.owned |= dict.fromkeys(sorted(fresh), Owner(member, generation))
         if member and mine != held and self._topics:
             self.owned, self._topics, self._look_at = {}, {}, 0.0
             self._consumer.unsubscribe()

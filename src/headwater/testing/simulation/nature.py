@@ -117,7 +117,7 @@ class Nature:
             self._world.power_loss()
 
     def _begin_again_and_lose_power(self) -> None:
-        """Whoever begins the commit records again dies; a transaction that was under way goes on, and then the power is lost."""
+        """A process that begins the commit records again dies; a transaction that was under way goes on, and then the power is lost."""
         point = "records: begun again"
         self._world.note("nature", f"will kill everybody at {point!r}")
         died = self._world.disk.points[point] + 1
