@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from headwater.model.backoff import Backoff
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NoAccess, Unreachable
-from headwater.sinks.opensearch_client import Action, OpenSearchClient
+from headwater.sinks.opensearch_client import RETRY_S, Action, OpenSearchClient
 from headwater.sinks.sink import Dead, open_sink
 from sink_rig import SHAPE, Target, batch, folded, marker, write
 
@@ -121,7 +122,9 @@ def answering(answers: list[tuple[int, Any]]) -> Iterator[tuple[OpenSearchClient
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     client = OpenSearchClient(
-        f"http://me:pw@127.0.0.1:{server.server_port}", shown="opensearch://x/y", sleep=waited.append
+        f"http://me:pw@127.0.0.1:{server.server_port}",
+        shown="opensearch://x/y",
+        backoff=lambda: Backoff(*RETRY_S, jitter=0.0, sleep=waited.append),
     )
     try:
         yield client, asked, waited

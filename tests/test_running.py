@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.app.troubles import Troubles
+from headwater.app.troubles import AGAIN_S, Troubles
+from headwater.model.backoff import Backoff
 from headwater.processing.stages.inputs import Inputs
 from headwater.processing.stages.poison import PoisonHunt
 from headwater.processing.stages.status import AppStatus
@@ -27,7 +28,7 @@ WAIT_S_MAX = 400.0
 def test_what_fails_is_told_until_it_works_and_tried_later_and_later() -> None:
     """So a disk that is full does not end those who look after the stages."""
     now, calls = [0.0], list[float]()
-    troubles = Troubles(clock=lambda: now[0])
+    troubles = Troubles(clock=lambda: now[0], backoff=lambda: Backoff(*AGAIN_S, jitter=0.0))
 
     def fail_for_ten_seconds() -> None:
         calls.append(now[0])

@@ -10,23 +10,29 @@ from collections.abc import Callable
 
 import msgspec
 
+from headwater.model.backoff import Backoff
 from headwater.model.errors import HeadwaterError
 
-AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""How long it is left alone, by how often it has failed one after the other."""
+AGAIN_S = (1.0, 30.0)
+"""The first and the longest pause after which something that failed is attempted again."""
 
 
 class _Trouble(msgspec.Struct, frozen=True):
     why: str
-    times: int
+    backoff: Backoff
     again_at: float
 
 
 class Troubles:
     """What has failed, by what it was to do. Thread-safety: one thread attempts, any may ask."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        backoff: Callable[[], Backoff] = lambda: Backoff(*AGAIN_S),
+    ) -> None:
         self._clock = clock
+        self._backoff = backoff
         self._found: dict[str, _Trouble] = {}
 
     @property
@@ -42,9 +48,9 @@ class Troubles:
         try:
             do()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            times = 1 if before is None else before.times + 1
-            again_at = self._clock() + AGAIN_S[min(times, len(AGAIN_S)) - 1]
+            backoff = self._backoff() if before is None else before.backoff
+            again_at = self._clock() + backoff.next_s()
             why = f"[{error.code}] {error}" if isinstance(error, HeadwaterError) else f"{type(error).__name__}: {error}"
-            self._found[what] = _Trouble(why, times, again_at)
+            self._found[what] = _Trouble(why, backoff, again_at)
         else:
             self._found.pop(what, None)

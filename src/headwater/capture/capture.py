@@ -42,7 +42,8 @@ from headwater.model.marker import Marker
 
 HEARTBEAT_S = 10.0
 HISTORY_RETENTION = "7 days"
-RETRY_S_MAX = 30.0
+RETRY_S = (0.1, 30.0)
+"""The first and the longest pause before a capture that failed is tried again."""
 
 _LOOK_S = 0.2
 _WAIT_FOR_CHUNK_S = 0.02
@@ -161,7 +162,7 @@ class Capture:
 
     def run(self, stop: threading.Event) -> None:
         """Captures until `stop` is set; what a retry can mend is tried again, ever more slowly."""
-        backoff = Backoff(most_s=RETRY_S_MAX)
+        backoff = Backoff(*RETRY_S)
         while not stop.is_set():
             try:
                 if self._stage is None:

@@ -27,7 +27,10 @@ from headwater.sinks.debezium_envelope import COLUMNS, HISTORY, EnvelopeWriter
 EVENTS_MAX = 50_000
 STAGE = "export."
 
-_LOOK_S, _WAIT_S_MAX = 0.02, 30.0
+_LOOK_S = 0.02
+_RETRY_S = (0.1, 30.0)
+"""The first and the longest pause before another attempt."""
+
 _PLACE = ("_partition", "_offset")
 _ORDER = ("committed", "position", *_PLACE)
 
@@ -115,7 +118,7 @@ class DebeziumExport:
 
     def run(self, stop: threading.Event) -> None:
         """Exports until `stop` is set; what a retry can mend is tried again, ever more slowly."""
-        backoff = Backoff(most_s=_WAIT_S_MAX)
+        backoff = Backoff(*_RETRY_S)
         while not stop.is_set():
             try:
                 if self._stage is None:

@@ -1,6 +1,6 @@
 """OpenSearch over HTTP: requests with JSON, a bounded number of attempts while the server says "not now", its errors in our words.
 
-What a server that is busy refuses (429, 502, 503, 504) is asked again after 0.1, 0.2, 0.4 … s, `ATTEMPTS_MAX` times in all, and
+What a server that is busy refuses (429, 502, 503, 504) gets the request again after a back-off, at most `ATTEMPTS_MAX` times in all, and
 is `Unreachable` then; in a bulk request that goes for each of its items. A request whose answer is lost may have been carried out:
 whoever sends it has to be able to send it again.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from headwater.model.backoff import Backoff
 from headwater.model.errors import InvalidInput, NoAccess, Unreachable
 
 ATTEMPTS_MAX = 6
@@ -26,7 +26,9 @@ TIMEOUT_S = 60.0
 BULK_BYTES_MAX = 8 << 20
 BULK_ROWS_MAX = 4_000
 
-_PAUSE_S = 0.1
+RETRY_S = (0.1, 1.6)
+"""The first and the longest pause before a busy server gets a request again."""
+
 _NOT_NOW = (429, 502, 503, 504)
 
 
@@ -59,7 +61,7 @@ class OpenSearchClient:
         shown: str,
         password: str | None = None,
         ca_file: str | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        backoff: Callable[[], Backoff] = lambda: Backoff(*RETRY_S),
     ) -> None:
         """`address` begins with `http://` or `https://`; its path does not matter."""
         parts = urlsplit(address)
@@ -72,7 +74,7 @@ class OpenSearchClient:
             pair = f"{unquote(parts.username)}:{secret}".encode()
             self._headers["Authorization"] = f"Basic {b64encode(pair).decode()}"
         self._connection: http.client.HTTPConnection | None = None
-        self._sleep = sleep
+        self._backoff = backoff
 
     def ask(self, method: str, path: str, body: Any = None, *, allows: Sequence[int] = ()) -> Answer:
         """Sends a request; an answer that is no success and not among `allows` is raised."""
@@ -85,7 +87,7 @@ class OpenSearchClient:
     def bulk(self, actions: Sequence[Action], refused: Callable[[int, int, str], None]) -> None:
         """Carries out actions; `refused(index, status, reason)` is told those that the server does not take."""
         for start, end in _portions(actions):
-            waiting = list(range(start, end))
+            waiting, backoff = list(range(start, end)), self._backoff()
             for attempt in range(ATTEMPTS_MAX):
                 busy = self._bulk(actions, waiting, refused)
                 if not busy:
@@ -95,7 +97,7 @@ class OpenSearchClient:
                         f"{self._shown}: the server is too busy for {len(busy):,} documents.",
                         advice="It is tried again; see what else the server does.",
                     )
-                self._sleep(_PAUSE_S * 2**attempt)
+                backoff.sleep()
                 waiting = busy
 
     def error_of(self, answer: Answer) -> Exception:
@@ -131,9 +133,10 @@ class OpenSearchClient:
         return busy
 
     def _sent(self, method: str, path: str, data: bytes | None, kind: str) -> Answer:
+        backoff = self._backoff()
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
-                self._sleep(_PAUSE_S * 2 ** (attempt - 1))
+                backoff.sleep()
             answer = self._once(method, path, data, kind)
             if answer.status not in _NOT_NOW:
                 break

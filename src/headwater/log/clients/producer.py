@@ -39,6 +39,7 @@ from headwater.log.file.segments.frame import Stamp
 from headwater.log.port.split import place_again
 from headwater.log.port.store import Store, Write
 from headwater.log.port.topic import Topic, check_name
+from headwater.model.backoff import Backoff
 from headwater.model.errors import (
     Closed,
     DiskFull,
@@ -58,8 +59,8 @@ SEQUENCE_MAX = 2**62
 
 _MUTABLE = (dict, bytearray)
 _MOMENT_S = 0.001
-_RETRY_FIRST_S = 0.01
-_RETRY_LAST_S = 0.5
+_RETRY_S = (0.01, 0.5)
+"""The first and the longest pause before a write to a full disk is tried again."""
 _SMALL_BATCH = 256
 
 
@@ -460,13 +461,12 @@ class Producer:
 
     def _write_with_retry(self, writes: list[Write]) -> list[range | Exception]:
         outcomes = self._store.write(writes)
-        pause, deadline = _RETRY_FIRST_S, time.monotonic() + self._retry_s
+        backoff, deadline = Backoff(*_RETRY_S), time.monotonic() + self._retry_s
         while time.monotonic() < deadline:
             again = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, DiskFull)]
             if not again:
                 break
-            time.sleep(pause)
-            pause = min(2 * pause, _RETRY_LAST_S)
+            backoff.sleep()
             for number, outcome in zip(again, self._store.write([writes[number] for number in again]), strict=True):
                 outcomes[number] = outcome
         return outcomes

@@ -18,7 +18,6 @@ Thread-safety: one lock guards what is known; it is held while the broker is ask
 from __future__ import annotations
 
 import json
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from headwater.log.kafka.reader import Fetcher
 from headwater.log.kafka.records import Records
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.topic import Topic
+from headwater.model.backoff import Backoff
 from headwater.model.errors import Fenced, HeadwaterError, TopicExists, TopicNotFound, Unreachable
 from headwater.model.schema import BYTES_SCHEMA
 
@@ -46,6 +46,8 @@ FORMAT = 1
 
 _BEGUN = "begun"
 _ATTEMPTS_MAX = 30
+_CHANGE_AGAIN_S = (0.02, 0.3)
+"""The first and the longest pause after another process changed the catalog first."""
 _GONE_S = 8.0
 _PATIENCE = {"operation_timeout": _GONE_S, "request_timeout": _GONE_S}
 _COMPACTED = {
@@ -84,15 +86,16 @@ class Catalog:
         self, name: str, decide: Callable[[Topic | None], Topic | None], *, begins: bool = False
     ) -> Topic | None:
         """Replaces the record of a topic by what `decide` makes of the present one; None removes it. `begins`: it is yet to be made."""
+        backoff = Backoff(*_CHANGE_AGAIN_S, jitter=1.0)
         with self._changing:
-            for attempt in range(_ATTEMPTS_MAX):
+            for _ in range(_ATTEMPTS_MAX):
                 try:
                     return self._change(name, decide, begins=begins)
                 except Fenced:
                     if self._transactor is not None:
                         self._transactor.close()
                         self._transactor = None
-                    time.sleep(random.uniform(0, 0.02) * (attempt + 1))
+                    backoff.sleep()
         raise Unreachable(
             f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
         )

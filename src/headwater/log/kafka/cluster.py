@@ -30,6 +30,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headwater.log.kafka.errors import client_library, kinds, passing
+from headwater.model.backoff import Backoff
 from headwater.model.errors import (
     Closed,
     HeadwaterError,
@@ -53,7 +54,8 @@ DECODERS = 2
 END, BEGINNING = -1, -2
 _T = TypeVar("_T")
 _PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)?")
-_SAY_AGAIN_S, _SAY_AGAIN_S_MAX = 0.005, 0.3
+_ASK_AGAIN_S = (0.005, 0.3)
+"""The first and the longest pause before brokers that gave no answer are asked again."""
 _NEW_TOPIC_S = 2.0
 _ALIVE_S = 1.5
 _ALIVE_LOOKS = 2
@@ -287,7 +289,7 @@ class Cluster:
 
     def ask(self, question: Callable[[float], Any], what: str) -> Any:
         """Asks until there is an answer, an error that stays, or nobody answers; a new leader is waited for longer."""
-        begun, pause_s = time.monotonic(), _SAY_AGAIN_S
+        begun, backoff = time.monotonic(), Backoff(*_ASK_AGAIN_S)
         while True:
             left = begun + ANSWER_S - time.monotonic()
             try:
@@ -299,8 +301,7 @@ class Cluster:
                     raise self.as_ours(error, what=what) from None
             except RuntimeError:
                 raise _closed() from None
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _SAY_AGAIN_S_MAX)
+            backoff.sleep()
 
     def is_alive(self) -> bool:
         """Whether any broker answers; asked again before it says no, since a process that was stopped finds its first question late."""

@@ -30,6 +30,7 @@ from headwater.log.kafka.cluster import BEGINNING
 from headwater.log.kafka.records import Records, to_columns
 from headwater.log.port.store import Chunk, check_not_missed
 from headwater.log.port.topic import Topic
+from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, PositionLost, Unreachable
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ _SUSPECT_S = 2.0
 _POLL_S = 0.5
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _BY_BROKER = 2  # TIMESTAMP_LOG_APPEND_TIME
-_WAIT_FIRST_S, _WAIT_LAST_S = 0.001, 0.02
+_WAIT_S = (0.001, 0.02)
+"""The first and the longest pause between two looks at the ends of partitions."""
 
 
 class KafkaCursor:
@@ -284,14 +286,14 @@ class KafkaWaiter:
     """Sleeps a little, longer each time nothing came: the reader itself asks the brokers for the ends."""
 
     def __init__(self) -> None:
-        self._pause_s = _WAIT_FIRST_S
+        self._backoff = Backoff(*_WAIT_S, jitter=0.0)
         self._last = 0.0
 
     def wait(self, timeout_s: float) -> None:
         """Returns after a millisecond or, when it is asked again and again, up to 20."""
-        now = time.monotonic()
-        self._pause_s = min(2 * self._pause_s, _WAIT_LAST_S) if now - self._last < 0.1 else _WAIT_FIRST_S
-        time.sleep(max(0.0, min(timeout_s, self._pause_s)))
+        if time.monotonic() - self._last >= 0.1:
+            self._backoff.reset()
+        self._backoff.sleep(timeout_s)
         self._last = time.monotonic()
 
     def fileno(self) -> int | None:

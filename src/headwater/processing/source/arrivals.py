@@ -22,6 +22,7 @@ from typing import Any
 
 from headwater.log.log import Log
 from headwater.log.port.store import Waiter
+from headwater.model.backoff import Backoff
 from headwater.model.errors import HeadwaterError
 
 WAIT_S = 60.0
@@ -45,11 +46,10 @@ class Arrivals:
         waiter = self._waiter or self._renewed()
         has_signals = waiter.fileno() is not None
         deadline = time.monotonic() + (0.0 if not is_idle else WAIT_S if has_signals else WAIT_UNSIGNALLED_S)
-        pause_s = LOOK_S if has_signals else LOOK_UNSIGNALLED_S[0]
+        backoff = Backoff(*LOOK_UNSIGNALLED_S, jitter=0.0)
         is_told = _is_told(waiter, 0.0)
         while not is_told and (left_s := deadline - time.monotonic()) > 0 and self._is_as_seen():
-            is_told = _is_told(waiter, min(left_s, pause_s))
-            pause_s = pause_s if has_signals else min(2 * pause_s, LOOK_UNSIGNALLED_S[1])
+            is_told = _is_told(waiter, min(left_s, LOOK_S if has_signals else backoff.next_s()))
         if is_idle and not is_told:
             self._renewed()
         self._seen = self._held() if is_idle or has_signals else None  # of Kafka it is a question more, for each batch

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.log.log import Log
 from headwater.log.port.stage import Stage
+from headwater.model.backoff import Backoff
 from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
 from headwater.processing.checkpoint.beginning import note_beginning
 from headwater.processing.checkpoint.marker import committed, ends_of, planned, query_of
@@ -46,8 +47,11 @@ from headwater.processing.stages.poison import PoisonHunt, Skips
 from headwater.processing.stages.status import Rate, StageStatus, ends_in, reached_in
 from headwater.processing.state.listing import rows_kept
 
-RETRY_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""How long a stage waits before its next attempt, by how often it has failed since it last went on."""
+RETRY_S = (1.0, 30.0)
+"""The first and the longest pause of a stage that fails again and again; after its first failure it starts again at once."""
+
+RETRIES_MAX = 7
+"""How often in a row a stage of a batch job is started again."""
 
 OVERTAKEN_MAX, OVERTAKEN_S = 4, 600.0
 """A stage that others opened so often within this time is not opened again."""
@@ -262,6 +266,7 @@ class _Supervised:
         self._raised: Exception | None = None
         self._available_now = self._has_begun = self._has_told = self._is_outdated = self._is_followed = False
         self._failures = 0
+        self._backoff = Backoff(*RETRY_S)
         self._failed_at = -1
         self._overtaken_at = deque[float](maxlen=OVERTAKEN_MAX)
         self._retry_at: float | None = None
@@ -393,6 +398,7 @@ class _Supervised:
         self.reached |= reached_in(newest)
         if self.status.epoch > self._failed_at:
             self._failures = 0
+            self._backoff.reset()
             self.status.error = None
 
     def _take(self, progress: Mapping[str, Any], **known: Any) -> None:
@@ -466,13 +472,13 @@ class _Supervised:
             hopeless = not (self.plan.reopens and self._is_overtaken_rarely())
         else:
             hopeless = not ours.retriable
-        gives_up = self._available_now and self._failures > len(RETRY_S)  # a batch job has an end; a stream can wait
+        gives_up = self._available_now and self._failures > RETRIES_MAX  # a batch job has an end; a stream can wait
         if hopeless or gives_up:
             self.status.state = "failed"
         else:
             self.status.state = "waiting"
             self.status.restarts += 1
-            self._retry_at = time.monotonic() + RETRY_S[min(self._failures - 1, len(RETRY_S) - 1)]
+            self._retry_at = time.monotonic() + (0.0 if self._failures == 1 else self._backoff.next_s())
 
     def _is_overtaken_rarely(self) -> bool:
         """Whether whoever opened the stage was one that an earlier run left behind, or one that was started and refused.
