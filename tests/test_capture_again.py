@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from capture_rig import USERS, Make, rigs
-from headwater.capture.capture import Capture
-from headwater.capture.removal import remove_capture
+from headwater.capture.capture import Capture, remove_capture
 from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, Fenced, NotCapturable
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from capture_documents_rig import KINDS, CouchDocuments, Documents, Make, Rig, check, empty_documents, rigs
+from headwater.capture.capture import remove_capture
 from headwater.capture.couchdb import source as couchdb_source
 from headwater.capture.mongodb import source as mongodb_source
-from headwater.capture.removal import remove_capture
 from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, InvalidSchema, NotCapturable, NotFound, Unreachable
 from waiting import wait_until

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.capture.events import EventBatch
+from headwater.capture.events import EventBatch, FewTopics
 from headwater.capture.progress import Progress, TableProgress
-from headwater.capture.small_transaction import FewTopics
 from headwater.capture.source import (
     BEGIN,
     DELETE,

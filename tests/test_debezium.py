@@ -18,8 +18,7 @@ from children import Child, dies_at
 from debezium_rig import captured, envelope, history, pour, samples, unscaled
 from headwater.capture.progress import captures
 from headwater.capture.source_url import open_source, parse_source_url
-from headwater.databases.connect_types import reading_of, writing_of
-from headwater.databases.octets import from_base64, from_decimals, to_base64, to_decimals
+from headwater.databases.connect_types import from_base64, from_decimals, reading_of, to_base64, to_decimals, writing_of
 from headwater.log.log import Log, open_log
 from headwater.model.errors import CaptureLost, InvalidInput, NotCapturable
 from headwater.sinks.debezium_export import DebeziumExport

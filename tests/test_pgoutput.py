@@ -15,15 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.capture.postgres import small_transaction as pg_few
 from headwater.capture.postgres import stream as pg_stream
-from headwater.capture.postgres.changes import Decoder
-from headwater.capture.postgres.nested_text import array_texts, composite_texts, elements, parts
+from headwater.capture.postgres.changes import FEW_MESSAGES, Decoder
 from headwater.capture.postgres.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
 from headwater.capture.postgres.positions import end_text, event_texts, lsn_of, lsn_sql
 from headwater.capture.postgres.stream import Stream
 from headwater.capture.postgres.tables import Captured, PgColumn, PgTable
-from headwater.capture.postgres.types import type_of
+from headwater.capture.postgres.types import array_texts, composite_texts, elements, parts, type_of
 from headwater.capture.source import TableInfo
 
 TEXT, INT8 = 25, 20
@@ -279,7 +277,7 @@ def test_what_is_not_plain_or_not_whole_is_read_by_columns() -> None:
         assert known._few([begin(0x60), row, special, commit(0x60, 0x70)]) is None
     assert known._few([begin(0x60), row]) is None
     assert known._few([row, commit(0x60, 0x70)]) is None
-    assert known._few([begin(0x60), *[row] * pg_few.FEW_MESSAGES, commit(0x60, 0x70)]) is None
+    assert known._few([begin(0x60), *[row] * FEW_MESSAGES, commit(0x60, 0x70)]) is None
     assert known._few([begin(0x60), row, commit(0x60, 0x70)]) is not None
 
 

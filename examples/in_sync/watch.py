@@ -29,8 +29,8 @@ from rich.text import Text
 
 import headwater as hw
 from headwater.app.app import load_app
+from headwater.capture.capture import remove_capture
 from headwater.capture.progress import captures
-from headwater.capture.removal import remove_capture
 from headwater.model.errors import AppFailed, HeadwaterError
 from headwater.testing.servers.debian import RedisServer
 

@@ -11,7 +11,7 @@ What a table cannot follow (a column whose type became another, a key that is no
 progress; when the capture is next started the table is tried again, and copied anew.
 
 Thread-safety: `run` and `step` belong to one thread; `status` and `progress` may be asked from any. `reach` is called between the steps,
-for tests that crash there.
+for tests that crash there. `remove_capture` leaves nothing of a capture in the database, and the log no longer goes on from where it was.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pathlib import Path
 import msgspec
 
 from headwater.capture.backfill import Copying
-from headwater.capture.events import EventBatch
-from headwater.capture.progress import STAGE, CaptureStatus, Progress, TableProgress, progress_of
-from headwater.capture.small_transaction import FewTopics
+from headwater.capture.events import EventBatch, FewTopics
+from headwater.capture.progress import STAGE, CaptureStatus, Progress, TableProgress, captures, progress_of
 from headwater.capture.source import CaptureSource, Changes, TableChange, TableInfo
 from headwater.capture.source_topics import CapturedTopics
+from headwater.capture.source_url import open_source
 from headwater.capture.spill import Spill
-from headwater.capture.topics import live_keys
+from headwater.capture.topics import HISTORY, live_keys
 from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
 from headwater.log.port.stage import Stage
 from headwater.log.port.store import Write
 from headwater.model.backoff import Backoff
-from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable
+from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable, NotFound
 from headwater.model.marker import Marker
 
 HEARTBEAT_S = 10.0
@@ -383,6 +383,39 @@ class Capture:
 
     def _is_copying(self) -> bool:
         return any(table.state in ("copying", "refreshing") for table in self.progress.tables.values())
+
+
+def remove_capture(
+    log: Log, name: str, *, url: str | None = None, topics: bool = False, forget: bool = False
+) -> list[str]:
+    """Takes out of the database what the capture put there; with `topics` its topics go, too. Returns those.
+
+    A capture that still runs is refused from now on, so it cannot make anything anew. With `forget` a database that cannot be
+    reached is left as it is. `url` is for one that the log cannot reach by what it knows (a password is never kept).
+    """
+    progress = captures(log).get(name)
+    if progress is None and url is None:
+        raise NotFound(f"There is no capture {name!r} in this log.", advice="Name its database with url=.")
+    stage = log.stage(STAGE + name)
+    tables = [] if progress is None else list(progress.tables)
+    source = open_source(url or (progress.url if progress else ""), tables, name=name)
+    try:
+        source.remove()
+    except HeadwaterError:
+        if not forget:
+            raise
+    finally:
+        source.close()
+    stage.accept_new_checkpoint()
+    if not topics or progress is None:
+        return []
+    known = [table.topic for table in progress.tables.values()]
+    wanted = [*known, *(topic + HISTORY for topic in known), f"{name}.transactions", f"{name}.messages"]
+    there = log.topics()
+    gone = [topic for topic in wanted if topic in there]
+    for topic in gone:
+        log.delete_topic(topic)
+    return gone
 
 
 def _columns(info: TableInfo) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Changes come from a session that goes on behind a position. Whatever goes wrong ends the session, and the next call begins another behind
 the position it is given, so nothing is told twice and nothing is passed over. What differs (how a session is begun, what it reads) is in
-the two classes.
+the two classes. So is the choice of tables: which of a database are captured, and by which key.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from headwater.capture.source import Changes
 from headwater.capture.source_url import SourceUrl
-from headwater.model.errors import HeadwaterError
+from headwater.model.errors import HeadwaterError, NotCapturable
+
+T = TypeVar("T")
+Key = tuple[str, ...]
 
 
 class ReplicaSource(ABC):
@@ -52,3 +56,34 @@ class ReplicaSource(ABC):
                 self._end_session()
                 raise
         return self._ready.popleft() if self._ready else None
+
+
+def with_keys(
+    tables: Mapping[str, T],
+    names: Sequence[str],
+    keys: Mapping[str, Sequence[str]],
+    key_of: Callable[[T, Sequence[str]], Key],
+) -> tuple[dict[str, Key], dict[str, str]]:
+    """The keys of the tables that are named, or of all that can be captured; and why the others cannot."""
+    if names:
+        return {name: key_of(tables[name], keys.get(name, ())) for name in names}, {}
+    found, left_out = {}, {}
+    for name, table in tables.items():
+        try:
+            found[name] = key_of(table, keys.get(name, ()))
+        except NotCapturable as error:
+            left_out[name] = str(error)
+    return found, left_out
+
+
+def nothing_to_capture(shown: str) -> NotCapturable:
+    """No table has what it takes."""
+    return NotCapturable(
+        f"{shown} has no table that can be captured.",
+        advice="Give a table a primary key: ALTER TABLE … ADD PRIMARY KEY (…);",
+    )
+
+
+def not_captured(table: str) -> NotCapturable:
+    """A table was captured, and is no more."""
+    return NotCapturable(f"Table {table} is not captured any more.", advice="See `headwater capture status`.")

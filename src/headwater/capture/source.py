@@ -22,6 +22,7 @@ Invariants of a source:
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -239,3 +240,10 @@ class CaptureSource(Protocol):
 
     def close(self) -> None:
         """Ends connections; what was prepared stays."""
+
+
+def is_readable(connection: Any, timeout_s: float) -> bool:
+    """Whether something came, or the other side has ended it, within the time."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.source import COMMITTED, DELETE, READ, TableInfo, changes_schema
+from headwater.capture.byte_columns import Indexes
+from headwater.capture.source import BEGIN, COMMITTED, DELETE, END, READ, TRANSACTIONS_SCHEMA, TableInfo, changes_schema
 from headwater.log.arrow.table import Newest
 from headwater.log.kafka.records import json_texts
 from headwater.log.log import Log
@@ -137,6 +138,38 @@ def removals(
     columns = {key: keys, TIME: committed, DELETED.name: deleted}
     history = {key: keys, "op": pa.repeat(op, len(keys)), "position": position, TIME: committed}
     return pa.table(columns), pa.table(history)
+
+
+def transaction_rows(
+    names: pa.Array, positions: pa.Array, committed_us: Indexes, *, tables: list[str], changes: Indexes
+) -> pa.Table:
+    """Some transactions, in commit order: `changes` has a row for each table and a column for each transaction.
+
+    `positions` are those of begin and end in turn, so twice as many.
+    """
+    count = len(names)
+    twice = pa.array(np.repeat(np.arange(count), 2))
+    table, transaction = np.nonzero(changes.T)[::-1]
+    sizes = np.zeros(2 * count, np.int64)
+    sizes[1::2] = np.bincount(transaction, minlength=count)
+    offsets = np.zeros(2 * count + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    begun = np.zeros(2 * count, bool)
+    begun[0::2] = True
+    entries = pa.array(changes[table, transaction])
+    keys = pa.array(tables, pa.string()).take(pa.array(table)) if tables else pa.array([], pa.string())
+    type_ = TRANSACTIONS_SCHEMA.field("tables").type
+    return pa.Table.from_arrays(
+        [
+            names.take(twice),
+            pa.array([BEGIN, END] * count, pa.string()),
+            positions,
+            pa.array(np.repeat(committed_us, 2)).cast(COMMITTED),
+            pa.array(np.repeat(changes.sum(axis=0), 2), mask=begun),
+            pa.MapArray.from_arrays(pa.array(offsets), keys, entries, type=type_, mask=pa.array(begun)),
+        ],
+        schema=TRANSACTIONS_SCHEMA,
+    )
 
 
 def live_keys(log: Log, topic: Topic) -> pa.Array:

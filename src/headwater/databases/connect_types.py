@@ -15,7 +15,9 @@
 | array, struct, map | ARRAY, STRUCT, MAP |
 
 `Reading` reads a column, in two steps: Arrow's JSON reader takes it by the type `read`, and `decode` makes of that a column of the log.
-`Writing` is the way back. Frozen data and functions: safe from any thread.
+`Writing` is the way back. Bytes stand in JSON as base64, the standard alphabet with padding. A decimal is its unscaled value in two's
+complement, most significant byte first, as few bytes as hold it. Whole columns become one or the other by NumPy: no value becomes a
+Python object. `ValueError` where text is no base64, or a number takes more than 16 bytes. Frozen data and functions: safe from any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.databases.octets import from_base64, from_decimals, to_base64, to_decimals
 from headwater.model.ddl import make_list, make_map
 
 PRECISION_MAX = 38
@@ -69,6 +70,16 @@ _CLOCKS = {
 """Nanoseconds in the unit of each."""
 
 _ISO = {"io.debezium.time.IsoDate": pa.date32(), "io.debezium.time.IsoTimestamp": LOCAL}
+DECIMAL_BYTES = 16
+"""What a number of 38 digits takes."""
+
+_ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_PAD = ord("=")
+_NO_DIGIT = 255
+_BASE64_DIGITS = np.full(256, _NO_DIGIT, np.uint8)
+_BASE64_DIGITS[_ALPHABET] = np.arange(64)
+_BASE64_DIGITS[_PAD] = 0
+
 _DIGITS = Context(prec=2_000)
 _FINER = r"(\.\d{6})\d+"
 
@@ -182,13 +193,6 @@ def _optional(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "optional": True}
 
 
-# Reading
-
-
-_BYTES = Reading(pa.string(), pa.binary(), from_base64)
-_PLAIN_READINGS = {**{name: Reading(type_, type_) for name, type_ in _PLAIN.items()}, "bytes": _BYTES}
-
-
 def _nested(kind: str, schema: Mapping[str, Any]) -> Reading:
     if kind == "array":
         inner = reading_of(schema["items"])
@@ -271,3 +275,111 @@ def _zoned(texts: pa.Array) -> pa.Array:
 def _no_finer(texts: pa.Array) -> pa.Array:
     """ISO 8601 without what is finer than a microsecond, which SQL Server and Oracle may have."""
     return pc.replace_substring_regex(texts, _FINER, r"\1")
+
+
+def from_base64(texts: pa.Array) -> pa.Array:
+    """The bytes that texts stand for; null stays null."""
+    lengths, data = _parts(texts)
+    ends = np.cumsum(lengths)
+    if (lengths % 4).any():
+        raise ValueError("a length of base64 that is no multiple of four")
+    pads = np.zeros(len(lengths), np.int64)
+    filled = lengths > 0
+    pads[filled] = (data[ends[filled] - 1] == _PAD).astype(np.int64) + (data[ends[filled] - 2] == _PAD)
+    digits = _BASE64_DIGITS[data]
+    if (digits == _NO_DIGIT).any() or np.count_nonzero(data == _PAD) != pads.sum():
+        raise ValueError("a character that base64 does not have")
+    quads = digits.reshape(-1, 4).astype(np.uint32)
+    words = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
+    octets = np.stack([words >> 16, words >> 8, words], axis=1).astype(np.uint8).reshape(-1)
+    kept = np.ones(len(octets), bool)
+    last = ends * 3 // 4
+    kept[last[pads > 0] - 1] = False
+    kept[last[pads > 1] - 2] = False
+    return _column(lengths // 4 * 3 - pads, octets[kept], texts, pa.binary())
+
+
+def to_base64(values: pa.Array) -> pa.Array:
+    """The text of each value; null stays null."""
+    lengths, data = _parts(values)
+    groups = (lengths + 2) // 3
+    padded = np.zeros(int(groups.sum()) * 3, np.uint8)
+    first = np.concatenate([[0], np.cumsum(groups)[:-1]]) * 3
+    padded[_ranges(first, lengths)] = data
+    triples = padded.reshape(-1, 3).astype(np.uint32)
+    words = triples[:, 0] << 16 | triples[:, 1] << 8 | triples[:, 2]
+    digits = np.stack([words >> 18, words >> 12 & 63, words >> 6 & 63, words & 63], axis=1).reshape(-1)
+    texts = _ALPHABET[digits]
+    pads = groups * 3 - lengths
+    last = np.cumsum(groups) * 4
+    texts[last[pads > 0] - 1] = _PAD
+    texts[last[pads > 1] - 2] = _PAD
+    return _column(groups * 4, texts, values, pa.string())
+
+
+def to_decimals(octets: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The decimals of which these bytes are the unscaled values."""
+    lengths, data = _parts(octets)
+    if (lengths > DECIMAL_BYTES).any():
+        raise ValueError(f"a number of more than {DECIMAL_BYTES} bytes")
+    starts = np.cumsum(lengths) - lengths
+    negative = np.zeros(len(lengths), bool)
+    negative[lengths > 0] = data[starts[lengths > 0]] >= 128
+    wide = np.repeat(np.where(negative, 255, 0).astype(np.uint8), DECIMAL_BYTES)
+    first = np.arange(len(lengths)) * DECIMAL_BYTES + DECIMAL_BYTES - lengths
+    wide[_ranges(first, lengths)] = data
+    little = np.ascontiguousarray(wide.reshape(-1, DECIMAL_BYTES)[:, ::-1])
+    made = pa.Array.from_buffers(type_, len(octets), [_validity(octets), pa.py_buffer(little)])
+    made.validate(full=True)
+    return made
+
+
+def from_decimals(column: pa.Array) -> pa.Array:
+    """The unscaled value of each decimal, in as few bytes as hold it."""
+    count = len(column)
+    little = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * DECIMAL_BYTES :][: count * DECIMAL_BYTES]
+    wide = little.reshape(count, DECIMAL_BYTES)[:, ::-1]
+    fill = np.where(wide[:, :1] >= 128, 255, 0)
+    # A byte is needed if it is not only the sign, or if the next one would be taken for another sign without it.
+    needed = (wide != fill)[:, :-1] | ((wide[:, 1:] >= 128) != (fill >= 128))
+    lengths = DECIMAL_BYTES - np.where(needed.any(axis=1), needed.argmax(axis=1), DECIMAL_BYTES - 1)
+    lengths[np.asarray(column.is_null())] = 0
+    kept = np.arange(DECIMAL_BYTES)[None, :] >= DECIMAL_BYTES - lengths[:, None]
+    return _column(lengths, wide[kept], column, pa.binary())
+
+
+def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The length of each value, null counting as none, and the bytes of all of them."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1].astype(np.int64)
+    held = column.buffers()[2]
+    data = np.frombuffer(held, np.uint8) if held is not None else np.zeros(0, np.uint8)
+    lengths = np.diff(offsets)
+    null = np.asarray(column.is_null())
+    if (lengths[null] > 0).any():
+        return np.where(null, 0, lengths), data[_ranges(offsets[:-1][~null], lengths[~null])]
+    return lengths, data[offsets[0] : offsets[-1]]
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The indices of all ranges, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(before - starts, lengths)
+
+
+def _column(lengths: np.ndarray, data: np.ndarray, like: pa.Array, type_: pa.DataType) -> pa.Array:
+    """A column of these bytes, null where another is."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise ValueError("more bytes than one column holds")
+    buffers = [_validity(like), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(type_, len(lengths), buffers)
+
+
+def _validity(like: pa.Array) -> pa.Buffer | None:
+    if not like.null_count:
+        return None
+    return pa.array(np.asarray(like.is_valid())).buffers()[1]
+
+
+_BYTES = Reading(pa.string(), pa.binary(), from_base64)
+_PLAIN_READINGS = {**{name: Reading(type_, type_) for name, type_ in _PLAIN.items()}, "bytes": _BYTES}

@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from headwater.capture.documents import json_text
-from headwater.capture.socket_wait import is_readable
+from headwater.capture.source import is_readable
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import HeadwaterError, InvalidInput, NotCapturable, NotFound, Unreachable
 

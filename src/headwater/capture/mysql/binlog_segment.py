@@ -30,7 +30,7 @@ from headwater.capture.source import (
     TableInfo,
     changes_schema,
 )
-from headwater.capture.transaction_rows import transaction_rows
+from headwater.capture.topics import transaction_rows
 
 _NONE = -1
 _OPS = pa.array([INSERT, UPDATE, DELETE, TRUNCATE])

@@ -27,10 +27,9 @@ from headwater.capture.mysql.requirements import Server, check_server, check_tab
 from headwater.capture.mysql.resume_point import begin, bytes_behind, end_of_binlog, find
 from headwater.capture.mysql.stream import Stream
 from headwater.capture.mysql.tables import Captured, MyTable, chosen, info_of, read_codecs, read_tables
-from headwater.capture.replica import ReplicaSource
+from headwater.capture.replica import ReplicaSource, not_captured, nothing_to_capture
 from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableInfo
 from headwater.capture.source_url import SourceUrl
-from headwater.capture.table_choice import not_captured, nothing_to_capture
 
 STANDSTILL_S = 10.0
 ANSWER_S = 0.02

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from headwater.capture.mysql.connection import Database, quoted
 from headwater.capture.mysql.types import Declared, codecs
+from headwater.capture.replica import with_keys
 from headwater.capture.source import TableInfo
-from headwater.capture.table_choice import with_keys
 from headwater.model.errors import NotCapturable
 
 _TABLES = """

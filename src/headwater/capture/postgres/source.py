@@ -36,10 +36,9 @@ from headwater.capture.postgres.requirements import check_server, check_tables
 from headwater.capture.postgres.schema_changes import Difference, TableFollower
 from headwater.capture.postgres.stream import Stream
 from headwater.capture.postgres.tables import Captured, Types, chosen, info_of, read_tables
-from headwater.capture.replica import ReplicaSource
+from headwater.capture.replica import ReplicaSource, not_captured, nothing_to_capture
 from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableChange, TableInfo
 from headwater.capture.source_url import SourceUrl
-from headwater.capture.table_choice import not_captured, nothing_to_capture
 from headwater.model.errors import HeadwaterError
 
 BEHIND_BYTES = 16 << 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.capture.postgres.connection import Database
 from headwater.capture.postgres.pgoutput import BEGIN, COMMIT
-from headwater.capture.socket_wait import is_readable
+from headwater.capture.source import is_readable
 
 BLOCK_BYTES_MAX = 8 << 20
 BLOCK_BYTES = 1 << 20

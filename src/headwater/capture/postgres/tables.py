@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from headwater.capture.postgres.connection import Database
 from headwater.capture.postgres.types import CatalogType, PgType, named_types, type_of
+from headwater.capture.replica import with_keys
 from headwater.capture.source import TableInfo
-from headwater.capture.table_choice import with_keys
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
 

@@ -151,7 +151,7 @@ def remove(
     log: LogOption = None,
 ) -> None:
     """Take everything out of a database that its capture has put there, and forget the capture; its topics stay unless told."""
-    from headwater.capture.removal import remove_capture
+    from headwater.capture.capture import remove_capture
 
     with open_existing(log) as opened:
         progress = None if url else _progress(opened, name)
