@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 import headwater
 from children import in_child
 from headwater.cli.main import main
-from headwater.log.kafka.queue.member import Member
+from headwater.log.kafka.queue.member import ShareMember
 from headwater.log.kafka.queue.share_group import ShareGroup
 from headwater.log.log import Log
 from headwater.model.errors import Closed, InvalidInput, NoAccess, SchemaMismatch, Unsupported
@@ -220,7 +220,7 @@ def test_a_broker_without_share_groups_is_named(log: Log, monkeypatch: pytest.Mo
         def close(self) -> None:
             """Nothing to leave."""
 
-    monkeypatch.setattr(Member, "_new", lambda self: Off())
+    monkeypatch.setattr(ShareMember, "_new", lambda self: Off())
     with log.queue("tasks") as queue, refused(Unsupported, "no share groups", "share.version"):
         queue.lease()
 

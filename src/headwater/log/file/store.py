@@ -59,9 +59,7 @@ from headwater.log.port.split import split_topic
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, Write, repartitioned
 from headwater.log.port.topic import Topic
 from headwater.log.queue.floor import Acked, acked_in_folder
-from headwater.log.queue.read_only_state import ReadOnlyStates
-from headwater.log.queue.removal import delete_local_queue
-from headwater.log.queue.state import LocalStates, QueueStates, local_queues
+from headwater.log.queue.state import LocalStates, QueueStates, ReadOnlyStates, delete_local_queue, local_queues
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Damaged,

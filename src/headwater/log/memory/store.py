@@ -44,8 +44,7 @@ from headwater.log.port.store import (
 )
 from headwater.log.port.topic import Topic
 from headwater.log.queue.floor import acked_in_memory
-from headwater.log.queue.removal import no_queue
-from headwater.log.queue.state import MemoryStates
+from headwater.log.queue.state import MemoryStates, no_queue
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Closed,

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
-from headwater.log.queue.event_writer import row_again
-from headwater.log.queue.headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID
+from headwater.log.queue.headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID, row_again
 from headwater.log.transaction import Transaction
 from headwater.model.errors import InvalidInput, TopicNotFound
 from headwater.model.event import Event

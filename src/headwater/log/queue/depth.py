@@ -32,7 +32,7 @@ class Depth(msgspec.Struct, frozen=True):
     dead: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class QueueEntry(msgspec.Struct, frozen=True):
     """An event that is not acknowledged, as browsing shows it; `due_us` is when it may be delivered (again)."""
 
     event: Event
@@ -41,21 +41,21 @@ class Entry(msgspec.Struct, frozen=True):
     due_us: int
 
 
-def browse(parts: Parts, *, events_max: int, now: int) -> list[Entry]:
+def browse(parts: Parts, *, events_max: int, now: int) -> list[QueueEntry]:
     """The first events that are not acknowledged, partition after partition."""
-    found: list[Entry] = []
+    found: list[QueueEntry] = []
     for part, bounds in parts:
         entries, chunks, _ = part.waiting(bounds, fresh_max=events_max - len(found))
         entries = entries[: events_max - len(found)]
         events = {event.offset: event for event in part.events_at([entry[0] for entry in entries])}
         for offset, state, deliveries, due in entries:
             if offset in events:
-                found.append(Entry(events[offset], _state(state, due, now), deliveries, due))
+                found.append(QueueEntry(events[offset], _state(state, due, now), deliveries, due))
         for chunk in chunks:
             times, skipped = delivery_times(chunk).tolist(), part.is_skipped(chunk).tolist()
             for event, due, skip in zip(to_events(chunk), times, skipped, strict=True):
                 if not skip:
-                    found.append(Entry(event, _state(READY, due, now), 0, due))
+                    found.append(QueueEntry(event, _state(READY, due, now), 0, due))
         if len(found) >= events_max:
             break
     return found[:events_max]

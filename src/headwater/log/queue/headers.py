@@ -1,4 +1,4 @@
-"""Reserved headers: how an event tells the queues what to do with it.
+"""Reserved headers: how an event tells the queues what to do with it, and how it is sent with them.
 
     _deliver_at     not before that time (microseconds since 1970, as digits)
     _delay          beside that: not before that time of the steady clock of that boot, and how long the delay was (microseconds)
@@ -17,17 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.arrow.placement import key_bytes, murmur2
-from headwater.log.port.store import Chunk, Store
+from headwater.log.arrow.placement import key_bytes, murmur2, partitions_of
+from headwater.log.arrow.rows import check_size, to_batch
+from headwater.log.port.store import Chunk, Store, Write
+from headwater.log.port.topic import Topic
 from headwater.log.queue.window import FAR_US
 from headwater.model.clock import SteadyClock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput
+from headwater.model.event import Event
+from headwater.model.position import Position
+
+if TYPE_CHECKING:
+    from headwater.log.log import Log
 
 DELIVER_AT = "_deliver_at"
 DELAY = "_delay"
@@ -63,6 +71,43 @@ def sending_headers(
     if id is not None:
         extra[ID] = id.encode("utf-8")
     return extra
+
+
+def send_event(
+    log: Log, topic: str, value: Any, *, key: Any, headers: Mapping[str, bytes], spread_by: str | None = None
+) -> Position:
+    """Appends one event and says where it stands. One without a key goes where `spread_by` hashes to."""
+    described = log.store.topic(topic)
+    row = row_of(described, key, value, headers)
+    if spread_by is not None and (described.key is None or row.get(described.key) is None):
+        # By the first number of partitions: where an id was once is where its duplicates are looked for.
+        number = int(partitions_of(pa.array([spread_by.encode("utf-8")], pa.binary()), described.partitions_first)[0])
+        batch = to_batch([row], described.schema)
+        check_size(batch, described)
+        (outcome,) = log._write([Write(described, number, batch)])[1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return Position(topic, number, outcome.start, log.store.incarnation())
+    ((number, span),) = log.append(topic, [row]).items()
+    return Position(topic, number, span.start, log.store.incarnation())
+
+
+def row_of(topic: Topic, key: Any, value: Any, headers: Mapping[str, bytes] | None) -> dict[str, Any]:
+    """A row to append; a value of None says that the key was deleted."""
+    if not topic.has_schema:
+        row = {"key": key, "value": value}
+    elif value is None:
+        row = {"_deleted": True} if topic.key is None else {topic.key: key, "_deleted": True}
+    else:
+        row = dict(value)
+        if key is not None and topic.key is not None:
+            row[topic.key] = key
+    return row | {"_headers": dict(headers)} if headers else row
+
+
+def row_again(topic: Topic, event: Event, headers: Mapping[str, bytes]) -> dict[str, Any]:
+    """An event as a row of another topic of the same columns."""
+    return row_of(topic, event.key if event.value is None or not topic.has_schema else None, event.value, headers)
 
 
 def has_headers(chunks: Sequence[Chunk]) -> bool:

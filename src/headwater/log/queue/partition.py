@@ -30,7 +30,7 @@ from headwater.log.file.segments.frame import NO_PRODUCER
 from headwater.log.port.store import Bounds, Chunk, Cursor, Store, Write
 from headwater.log.port.topic import Topic
 from headwater.log.queue.headers import Ids, delays, delivery_times, has_headers, is_for_others, key_hashes
-from headwater.log.queue.settings import Settings
+from headwater.log.queue.settings import QueueSettings
 from headwater.log.queue.state import QueueStates
 from headwater.log.queue.window import CAPACITY_MAX, FAR_US, READY, Offsets, Window
 from headwater.log.queue.work import acks_name, begin_counting, decoded, encoded
@@ -92,7 +92,7 @@ class QueuePartition:
         topic: str,
         number: int,
         group: str,
-        settings: Settings,
+        settings: QueueSettings,
         clock: Clock,
         steady: SteadyClock,
         bury: Bury,
@@ -110,8 +110,8 @@ class QueuePartition:
         self._boot_id = "" if steady.is_own else steady.boot_id()
         self._bury_events = bury
         self._acks_topic = acks_topic
-        self._fresh = Feed(store, topic, number)
-        self._again = Feed(store, topic, number)
+        self._fresh = OffsetReader(store, topic, number)
+        self._again = OffsetReader(store, topic, number)
         self._reading = threading.Lock()
         self._sequence = 0
         self._ids: Ids | None = None
@@ -367,7 +367,7 @@ class QueuePartition:
         """What units of work have acknowledged of this partition, from a place of their topic on: tokens and offsets."""
         bounds, name = self._acks_bounds(), acks_name(self._topic, self._group)
         start = max(start, bounds.first)
-        chunks = Feed(self._store, name, 0).read(start, bounds.end) if start < bounds.end else []
+        chunks = OffsetReader(self._store, name, 0).read(start, bounds.end) if start < bounds.end else []
         for chunk in chunks:
             for value in chunk.batch.column("value").to_pylist():
                 number, token, offsets = decoded(value)
@@ -515,7 +515,7 @@ class QueuePartition:
         return [Write(topic, 0, to_batch([encoded(self.number, 0, offsets.tolist())], topic.schema))]
 
 
-class Feed:
+class OffsetReader:
     """Reads one partition at rising offsets, and from another place where they do not rise."""
 
     def __init__(self, store: Store, topic: str, partition: int) -> None:

@@ -31,12 +31,10 @@ from headwater.log.disk.fork import tell_when_forked
 from headwater.log.port.split import is_held
 from headwater.log.port.store import Bounds, Waiter
 from headwater.log.port.topic import check_name
-from headwater.log.queue.acks import Acks
 from headwater.log.queue.dead_letters import DeadLetters
-from headwater.log.queue.depth import Depth, Entry, browse, count
-from headwater.log.queue.event_writer import send_event
-from headwater.log.queue.headers import sending_headers
-from headwater.log.queue.lease import Grant, Lease, by_grant, only_looked_at, too_late, was_closed
+from headwater.log.queue.depth import Depth, QueueEntry, browse, count
+from headwater.log.queue.headers import send_event, sending_headers
+from headwater.log.queue.lease import Acks, Grant, Lease, by_grant, only_looked_at, too_late, was_closed
 from headwater.log.queue.partition import Granted, QueuePartition
 from headwater.log.queue.settings import (
     Order,
@@ -273,7 +271,7 @@ class Queue:
 
     # Looking
 
-    def browse(self, *, events_max: int = 100) -> list[Entry]:
+    def browse(self, *, events_max: int = 100) -> list[QueueEntry]:
         """What is not acknowledged, without leasing any of it, partition after partition."""
         self._acks.write()
         return browse(self._all_parts(), events_max=events_max, now=self._clock())

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.log.queue.event_writer import send_event
-from headwater.log.queue.headers import CORRELATION, DEADLINE, REPLY_TO
+from headwater.log.queue.headers import CORRELATION, DEADLINE, REPLY_TO, send_event
 from headwater.log.queue.settings import check_seconds
 from headwater.model.errors import InvalidInput, TimedOut
 from headwater.model.event import Event

@@ -16,7 +16,7 @@ Order = Literal["none", "key", "sticky"]
 LEASE_S_MAX = 7 * 86_400
 
 
-class Settings(msgspec.Struct, frozen=True):
+class QueueSettings(msgspec.Struct, frozen=True):
     """What a handle asks of its queue."""
 
     lease_us: int
@@ -33,7 +33,7 @@ def to_settings(
     order: Order,
     duplicates_s: float | None,
     credit: int | None,
-) -> Settings:
+) -> QueueSettings:
     """The settings, if they make sense."""
     if not _is_number(lease_s) or not 0 < lease_s <= LEASE_S_MAX:
         raise InvalidInput(f"lease_s={lease_s!r} makes no sense.", advice="Use seconds, more than 0, at most a week.")
@@ -48,7 +48,7 @@ def to_settings(
         raise InvalidInput(f"credit={credit!r} makes no sense.", advice="Use 1 or more, or None.")
     if duplicates_s is not None and (not _is_number(duplicates_s) or duplicates_s <= 0):
         raise InvalidInput(f"duplicates_s={duplicates_s!r} makes no sense.", advice="Use seconds, more than 0.")
-    return Settings(
+    return QueueSettings(
         lease_us=round(lease_s * 1e6),
         deliveries_max=deliveries_max,
         has_keys=order != "none",
@@ -66,7 +66,7 @@ def check_agrees(made: Mapping[str, Any], *, order: str, dead: str | None) -> No
         raise InvalidInput(f"{where} has dead={made['dead']!r}.", advice="Open it so, or use another group.")
 
 
-def check_ids_are_kept(made: Mapping[str, Any], settings: Settings, *, topic: Topic) -> None:
+def check_ids_are_kept(made: Mapping[str, Any], settings: QueueSettings, *, topic: Topic) -> None:
     """Where acknowledged events are freed, the queue has to know from its first handle on how long their ids are needed."""
     known = made.get("duplicates_us") or 0
     if topic.retain == "until_acked" and (settings.duplicates_us or 0) > known:

@@ -11,6 +11,14 @@ In a local log this is the folder `queues/<group>/<topic>/`:
 A window that is about to be replaced is marked `moved` first. Whoever holds the lock and finds the mark opens the file by its
 name again; is the mark there too, the one who set it died before the rename, and it is taken away.
 
+A log that may only be read has `ReadOnlyStates`: whoever looks takes the lock of a window shared, which needs no right to write, copies
+the window and lets go. What looking puts in order (after a power loss, after a dead process, where retention has taken events) is put
+in order in the copy. A queue that nobody has opened looks as it would when it is made.
+
+A queue is removed by taking away the file `queue`: that is the decision. Its windows are removed after it, or, where the remover was
+killed, before the queue is made again. Locks stay: they are never replaced. A handle that was opened before and has leased nothing yet
+finds no `queue` when it wants to become a member; one that only looks finds its window marked as moved, and then a new one.
+
 Lock order: `lock` or one `<n>.lock`, never both, never two of them; then the locks of the log (see `file.store`).
 
 Thread-safety: may be used by many threads; a lock of the process stands before each file lock.
@@ -22,22 +30,23 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from headwater.log.disk.disk import Disk, File, Map, RealDisk
 from headwater.log.file.catalog import read_text, write_text
 from headwater.log.port.topic import Topic
-from headwater.log.queue.removal import forget_windows, in_use, was_deleted
 from headwater.log.queue.window import (
     CAPACITY_MIN,
     DELETE_IT,
     HEADER_BYTES,
     Window,
+    copied_window,
     empty_header,
     new_window,
+    opened_window,
     window_bytes,
 )
-from headwater.model.errors import Closed, Damaged
+from headwater.model.errors import Closed, Damaged, GroupInUse, GroupNotFound
 
 _KIND = "queue"
 
@@ -320,44 +329,6 @@ class LocalStates:
         self._disk.sync_folder(self._folder)
 
 
-def local_queues(disk: Disk, folder: str) -> list[dict[str, Any]]:
-    """What each queue is that stands below a folder, in the order of group and topic."""
-    found: list[dict[str, Any]] = []
-    if not disk.exists(folder):
-        return found
-    for group in sorted(disk.names(folder)):
-        for topic in sorted(disk.names(f"{folder}/{group}")):
-            with suppress(FileNotFoundError):
-                found.append(read_queue(disk, f"{folder}/{group}/{topic}/queue"))
-    return found
-
-
-def read_queue(disk: Disk, path: str) -> dict[str, Any]:
-    """What a queue is, by its file; `Damaged`, `FileNotFoundError`."""
-    try:
-        made: dict[str, Any] = read_text(disk, path, _KIND)
-    except Damaged as error:
-        raise Damaged(
-            error.what,
-            advice="Close every program that uses it, then run `headwater doctor --repair`: nothing is lost.",
-        ) from None
-    return made
-
-
-def _may_change(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether the doctor has made the file again: of what nobody knew any more, whoever opens the queue says what it is."""
-    return "restored" in found and any(found[name] != wanted[name] for name in ("order", "dead", "duplicates_us"))
-
-
-def _closed() -> Closed:
-    return Closed("The queue was closed.", advice="Open another with log.queue(…).")
-
-
-def _new_member(folder: str) -> tuple[int, str]:
-    number = int.from_bytes(os.urandom(4), "little") | 1
-    return number, f"{folder}/members/{number:08x}"
-
-
 class _Place:
     """What a handle has open for one partition."""
 
@@ -380,6 +351,88 @@ class _Place:
         if self.map is not None:
             self.map.close()
             self.map = None
+
+
+class ReadOnlyStates:
+    """The state of a queue in a folder of which nothing is written."""
+
+    threads = False
+    writable = False
+    on_disk = True
+
+    def __init__(self, disk: Disk, folder: str, *, topic: Topic, incarnation: int, has_keys: bool) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._topic = topic
+        self._incarnation = incarnation
+        self._has_keys = has_keys
+
+    def settings(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        with suppress(FileNotFoundError):
+            found = read_queue(self._disk, f"{self._folder}/queue")
+            if found["topic_id"] == wanted["topic_id"]:
+                return found
+        return wanted
+
+    @contextmanager
+    def locked(self, partition: int, *, floor: int, wait: bool = True) -> Iterator[Window | None]:
+        """A copy: nobody else has it, so there is nothing to hold or to wait for."""
+        yield self._copied(partition) or new_window(
+            capacity=CAPACITY_MIN,
+            has_keys=self._has_keys,
+            topic_id=self._topic.id,
+            floor=floor,
+            incarnation=self._incarnation,
+        )
+
+    def _copied(self, partition: int) -> Window | None:
+        """The window as it is now; None where there is none of this topic."""
+        try:
+            lock = self._disk.open(f"{self._folder}/{partition}.lock")
+        except FileNotFoundError:
+            return None
+        try:
+            lock.lock(shared=True)
+            window = copied_window(self._disk, f"{self._folder}/{partition}.window")
+        except FileNotFoundError:
+            return None
+        finally:
+            lock.unlock()
+            lock.close()
+        if window.topic_id != self._topic.id or window.has_keys != self._has_keys:
+            return None
+        if window.incarnation == self._incarnation:
+            window.check()
+        return window
+
+    def reach(self, point: str) -> None:
+        """Nothing is written, so no crash can fall between two steps."""
+
+    def close(self, member: int) -> None:
+        """Nothing is open."""
+
+    def forked(self) -> None:
+        """Nothing is open."""
+
+    # What only those ask for who change something
+
+    def grow(self, partition: int) -> Window:
+        _never()
+
+    def sync(self, partition: int) -> None:
+        _never()
+
+    def join(self) -> int:
+        _never()
+
+    def members(self) -> list[int]:
+        _never()
+
+    def dead_members(self) -> list[int]:
+        _never()
+
+    def bury_member(self, member: int) -> None:
+        _never()
 
 
 class MemoryStates:
@@ -467,3 +520,115 @@ class MemoryStates:
         return new_window(
             capacity=capacity, has_keys=self._has_keys, topic_id=self.topic.id, floor=floor, incarnation=0
         )
+
+
+def local_queues(disk: Disk, folder: str) -> list[dict[str, Any]]:
+    """What each queue is that stands below a folder, in the order of group and topic."""
+    found: list[dict[str, Any]] = []
+    if not disk.exists(folder):
+        return found
+    for group in sorted(disk.names(folder)):
+        for topic in sorted(disk.names(f"{folder}/{group}")):
+            with suppress(FileNotFoundError):
+                found.append(read_queue(disk, f"{folder}/{group}/{topic}/queue"))
+    return found
+
+
+def read_queue(disk: Disk, path: str) -> dict[str, Any]:
+    """What a queue is, by its file; `Damaged`, `FileNotFoundError`."""
+    try:
+        made: dict[str, Any] = read_text(disk, path, _KIND)
+    except Damaged as error:
+        raise Damaged(
+            error.what,
+            advice="Close every program that uses it, then run `headwater doctor --repair`: nothing is lost.",
+        ) from None
+    return made
+
+
+def delete_local_queue(disk: Disk, folder: str, group: str, topic: str) -> None:
+    """Removes the queue of a group on a topic; `GroupNotFound`, `GroupInUse` while some member lives."""
+    where = f"{folder}/{group}/{topic}"
+    if not disk.exists(f"{where}/queue"):
+        raise no_queue(group, topic)
+    lock = disk.open(f"{where}/lock", "write")
+    try:
+        lock.lock()
+        if not disk.exists(f"{where}/queue"):
+            raise no_queue(group, topic)
+        alive = _bury_the_dead(disk, f"{where}/members")
+        if alive:
+            raise in_use(alive)
+        disk.remove(f"{where}/queue")
+        disk.sync_folder(where)
+        disk.reach("removal: queue unnamed")
+        forget_windows(disk, where)
+    finally:
+        lock.unlock()
+        lock.close()
+
+
+def forget_windows(disk: Disk, folder: str) -> None:
+    """Removes the windows of a queue that is no more; nobody is a member of it."""
+    names = [name for name in disk.names(folder) if name.endswith(".window")]
+    for name in names:
+        path = f"{folder}/{name}"
+        with suppress(Damaged), opened_window(disk, path, writable=True) as window:
+            window.moved = True  # whoever has it open looks for another
+        disk.remove(path)
+        disk.reach("removal: window removed")
+    if names:
+        disk.sync_folder(folder)
+
+
+def no_queue(group: str, topic: str) -> GroupNotFound:
+    """There is nothing to remove."""
+    return GroupNotFound(
+        f"Group {group!r} has no queue on topic {topic!r}.", advice="`headwater queues list` shows those there are."
+    )
+
+
+def in_use(members: int) -> GroupInUse:
+    """Somebody works on it."""
+    return GroupInUse(
+        f"{members} consumer{'' if members == 1 else 's'} of the queue live{'s' if members == 1 else ''}.",
+        advice="Close them first: what they have leased would be delivered again by nobody.",
+    )
+
+
+def was_deleted() -> Closed:
+    """A handle outlived its queue."""
+    return Closed("The queue was deleted.", advice="Open another with log.queue(…).")
+
+
+def _may_change(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the doctor has made the file again: of what nobody knew any more, whoever opens the queue says what it is."""
+    return "restored" in found and any(found[name] != wanted[name] for name in ("order", "dead", "duplicates_us"))
+
+
+def _closed() -> Closed:
+    return Closed("The queue was closed.", advice="Open another with log.queue(…).")
+
+
+def _new_member(folder: str) -> tuple[int, str]:
+    number = int.from_bytes(os.urandom(4), "little") | 1
+    return number, f"{folder}/members/{number:08x}"
+
+
+def _bury_the_dead(disk: Disk, folder: str) -> int:
+    """Removes what dead members left; how many live."""
+    alive = 0
+    for name in disk.names(folder):
+        file = disk.open(f"{folder}/{name}", "write")
+        try:
+            if file.lock(wait=False):
+                disk.remove(f"{folder}/{name}")
+            else:
+                alive += 1
+        finally:
+            file.close()
+    return alive
+
+
+def _never() -> NoReturn:
+    raise AssertionError("a queue of a log that may only be read was about to be changed")

@@ -43,7 +43,7 @@ _COMMIT_S = 10.0
 _HUNG_S_MIN, _HUNG_AFTER_S = 10.0, 5.0
 
 
-class Batch:
+class ShareBatch:
     """Events that Kafka handed over at once: those nobody has been given yet, and all that are not settled."""
 
     __slots__ = ("deadline", "open", "token", "waiting")
@@ -55,12 +55,12 @@ class Batch:
         self.waiting: deque[Place] = deque()
 
 
-class Member:
+class ShareMember:
     """One consumer of the group."""
 
     def __init__(self, group: ShareGroup, *, clock: Clock, lease_us: int, events_max: int) -> None:
         self.lock = threading.Lock()
-        self.batch: Batch | None = None
+        self.batch: ShareBatch | None = None
         self._group = group
         self._kafka = group.cluster.kafka
         self._clock = clock
@@ -104,7 +104,7 @@ class Member:
             found = [message for message in found if message.error() is None]
         if found:
             self._has_seen = True
-            self.batch = Batch(token, acquired + self._lease_us - _ROUNDED_US)
+            self.batch = ShareBatch(token, acquired + self._lease_us - _ROUNDED_US)
         for message in errors:
             self._failed(message.error())
         return found

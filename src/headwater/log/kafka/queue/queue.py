@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 from headwater.log.arrow.events import to_events
 from headwater.log.clients.reader import Start
 from headwater.log.kafka.queue.dead_letters import KafkaDeadLetters
-from headwater.log.kafka.queue.member import ACCEPT, REJECT, RELEASE, Batch, Member, Place
+from headwater.log.kafka.queue.member import ACCEPT, REJECT, RELEASE, Place, ShareBatch, ShareMember
 from headwater.log.kafka.queue.refusals import refuse
 from headwater.log.kafka.queue.share_group import ShareGroup
 from headwater.log.kafka.reader import to_chunks
-from headwater.log.queue.depth import Depth, Entry
+from headwater.log.queue.depth import Depth, QueueEntry
 from headwater.log.queue.headers import is_for_others
 from headwater.log.queue.lease import Grant, Lease
 from headwater.log.queue.partition import QueuePartition
 from headwater.log.queue.queue import Queue
-from headwater.log.queue.settings import Order, Settings, check_lease, to_settings
+from headwater.log.queue.settings import Order, QueueSettings, check_lease, to_settings
 from headwater.model.errors import HeadwaterError, TopicNotFound
 from headwater.model.event import Event
 from headwater.model.position import Position
@@ -89,10 +89,10 @@ class KafkaQueue(Queue):
             refuse("where=")
         if deliveries_max is None:
             refuse("deliveries_max=None")
-        self._members: list[Member] = []
+        self._members: list[ShareMember] = []
         self._growing = threading.Lock()
         self._tokens = itertools.count(1)
-        self._holders: dict[int, Member] = {}
+        self._holders: dict[int, ShareMember] = {}
         super().__init__(log, topic, lease_s=lease_s, deliveries_max=deliveries_max, credit=credit, **names)
         self._topic_now = self._described
 
@@ -139,7 +139,7 @@ class KafkaQueue(Queue):
         time.sleep(max(0.0, min(wait_s, _FULL_S)))
         return []
 
-    def _free_member(self, events_max: int) -> Member | None:
+    def _free_member(self, events_max: int) -> ShareMember | None:
         """The next member that holds nothing; a new one where all hold something, until there are too many."""
         now, members = self._steady(), list(self._members)
         for _ in members:
@@ -157,7 +157,7 @@ class KafkaQueue(Queue):
             if len(self._members) >= MEMBERS_MAX:
                 return None
             self._states.prepare(self._settings)
-            member = Member(
+            member = ShareMember(
                 self._states,
                 clock=self._steady,
                 lease_us=self._settings.lease_us,
@@ -166,7 +166,7 @@ class KafkaQueue(Queue):
             self._members.append(member)
             return member
 
-    def _fill(self, member: Member, wait_s: float) -> None:
+    def _fill(self, member: ShareMember, wait_s: float) -> None:
         """Has a member wait for a batch; what is for others or was delivered too often is settled at once."""
         slice_s = _SLICE_S if len(self._members) == 1 and not member.is_settling_in(JOIN_S) else _TURN_S
         with member.lock:
@@ -185,7 +185,7 @@ class KafkaQueue(Queue):
                 if unread is not None:
                     raise unread
 
-    def _sort(self, member: Member, messages: Sequence[Any]) -> HeadwaterError | None:
+    def _sort(self, member: ShareMember, messages: Sequence[Any]) -> HeadwaterError | None:
         """Puts a batch in order; what cannot be read is given back until the brokers drop it, and the reason returned."""
         batch = member.batch
         assert batch is not None
@@ -259,7 +259,7 @@ class KafkaQueue(Queue):
                 break
         return leases
 
-    def _granted(self, batch: Batch, found: Sequence[tuple[Event, int]]) -> list[Lease]:
+    def _granted(self, batch: ShareBatch, found: Sequence[tuple[Event, int]]) -> list[Lease]:
         """Leases of events of a batch; without its member's lock, which is taken by whoever writes acknowledgements."""
         grants: dict[int, Grant] = {}
         leases = []
@@ -303,7 +303,7 @@ class KafkaQueue(Queue):
         if is_mine:
             self._leave()
 
-    def holder(self, token: int) -> Member | None:
+    def holder(self, token: int) -> ShareMember | None:
         """The member that has the batch of this token, if it has it still."""
         return self._holders.get(token)
 
@@ -318,7 +318,7 @@ class KafkaQueue(Queue):
     def recall(self, places: Iterable[Position]) -> int:
         refuse("recall")
 
-    def browse(self, *, events_max: int = 100) -> list[Entry]:
+    def browse(self, *, events_max: int = 100) -> list[QueueEntry]:
         self._check_usable()
         refuse("browse")
 
@@ -360,7 +360,7 @@ class KafkaQueue(Queue):
 class _Part(QueuePartition):
     """How leases of one partition are settled: by the member that was handed them, if it still holds that batch."""
 
-    def __init__(self, queue: KafkaQueue, number: int, settings: Settings) -> None:
+    def __init__(self, queue: KafkaQueue, number: int, settings: QueueSettings) -> None:
         super().__init__(
             queue._store,
             queue._states,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from headwater.log.kafka.catalog import FORMAT, INTERNAL, CompactedTopic
 from headwater.log.port.topic import Topic
-from headwater.log.queue.settings import Settings
+from headwater.log.queue.settings import QueueSettings
 from headwater.log.queue.window import Window
 from headwater.model.errors import InvalidInput, Unsupported
 
@@ -100,7 +100,7 @@ class ShareGroup:
             self.records.put(wanted)
         return wanted
 
-    def prepare(self, settings: Settings) -> None:
+    def prepare(self, settings: QueueSettings) -> None:
         """Sets the group right before anybody is a member; the lease of the last handle to do so counts for all of them."""
         if self._is_ready:
             return
@@ -121,7 +121,7 @@ class ShareGroup:
             if int(now[name]) >= int(value) or self._set(now, name, value, is_needed=False):
                 return
 
-    def _check_limit(self, limit: int, settings: Settings) -> None:
+    def _check_limit(self, limit: int, settings: QueueSettings) -> None:
         assert settings.deliveries_max is not None
         if settings.deliveries_max >= limit:
             raise Unsupported(
