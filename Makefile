@@ -34,8 +34,8 @@ lint: environment
 	$(BIN)/lint-imports
 
 bench: environment ## the long test tier (bench/storms.py) and every figure: writes bench/results/*.json
-	@for script in $$(grep -l '^if __name__ == "__main__"' bench/*.py); do \
-		echo "$$script"; $(BIN)/python -m bench.$$(basename $$script .py) || exit 1; \
+	@for script in $$(grep -l '^if __name__ == "__main__"' bench/*.py bench/*/__main__.py); do \
+		name=$${script%.py}; name=$$(echo $${name%/__main__} | tr / .); echo "$$name"; $(BIN)/python -m $$name || exit 1; \
 	done
 
 environment: preflight ## .venv, made from the locks

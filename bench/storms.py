@@ -41,20 +41,21 @@ class Outcome:
         return Figure(self.module, what, "tests", (Sample(passed, passed, 1, quiet=False), None), None, target)
 
 
-def modules() -> list[str]:
-    """The test modules that have a long tier, by name."""
+def modules() -> dict[str, str]:
+    """The files of the tests that have a long tier, by the names of their modules."""
     listed = _pytest("--collect-only", "-q")
-    return sorted({Path(line.partition("::")[0]).stem for line in listed.stdout.splitlines() if "::" in line})
+    files = {line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line}
+    return {Path(file).stem: file for file in sorted(files, key=lambda file: Path(file).stem)}
 
 
-def run(module: str) -> Outcome:
+def run(module: str, file: str) -> Outcome:
     """Runs the long tier of one module. A run that gives no report counts as one failed test."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headwater-storms-") as folder:
         report = Path(folder, "report.xml")
         options = ("--timeout", "0", "--numprocesses", str(PROCESSES), "--junitxml", str(report), "-q")
         try:
-            ended = _pytest(f"tests/{module}.py", *options)
+            ended = _pytest(file, *options)
             said = ended.stdout + ended.stderr
         except subprocess.TimeoutExpired:
             said = f"{module} did not end within {MODULE_S_MAX:.0f} s"
@@ -91,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [module for module in given.only if module not in known]
     if unknown:
         parser.error(f"no long tier in {', '.join(unknown)}; the modules are {', '.join(known)}")
-    chosen = given.only or known
+    chosen = given.only or list(known)
     failed: list[str] = []
     for number, module in enumerate(chosen, 1):
-        outcome = run(module)
+        outcome = run(module, known[module])
         failed += outcome.failed
         count = f"{outcome.passed} passed, {len(outcome.failed)} failed"
         print(f"{number} of {len(chosen)}: {module}: {count} in {outcome.seconds:.0f} s", flush=True)

@@ -10,24 +10,28 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).parent.parent
+
 pytest.register_assert_rewrite("headwater.testing")  # so that the contract suite, too, says what differs
 
 pytest_plugins = [
-    "marks",
-    "services",
-    "commands",
-    "spark",
-    "source_topics",
-    "log_pairs",
-    "sink_rig",
+    "tests.rigs.marks",
+    "tests.rigs.services",
+    "tests.rigs.commands",
+    "tests.rigs.spark",
+    "tests.rigs.processing.source_topics",
+    "tests.rigs.log.pairs",
+    "tests.rigs.app.sink_targets",
     "pytester",
 ]
 
+# Programs that tests start are modules of the tests, and import others.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many processes compiles everything again
 # Tests start Java by the hundred, each for seconds: the quick compiler alone takes two thirds of the time that both take, and with
 # an archive of Spark's classes (`tools/archive.py`) Spark starts with half of the processor time.
 java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-archive = Path(__file__).parent.parent / ".venv" / "spark.jsa"
+archive = ROOT / ".venv" / "spark.jsa"
 if archive.exists() and " " not in str(archive):
     java += f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
 os.environ.setdefault("JDK_JAVA_OPTIONS", java)

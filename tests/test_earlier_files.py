@@ -18,13 +18,13 @@ import pytest
 
 import headwater as hw
 
-TESTS = Path(__file__).parent
+RIGS = Path(__file__).parent / "rigs"
 EVENTS, MORE = 160, 30
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with tarfile.open(TESTS / "samples" / "before.tar.xz") as archive:
+    with tarfile.open(RIGS / "samples" / "before.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path
 
@@ -61,7 +61,7 @@ def test_an_earlier_application_goes_on(folder: Path) -> None:
         add_clicks(log)
         clicks = log.read("clicks")["id"].to_pylist()
         done = subprocess.run(
-            [sys.executable, str(TESTS / "earlier_app.py"), str(folder)], text=True, capture_output=True, timeout=240
+            [sys.executable, str(RIGS / "earlier_app.py"), str(folder)], text=True, capture_output=True, timeout=240
         )
         assert done.returncode == 0, done.stderr
         assert sorted(log.read("unique")["id"].to_pylist()) == sorted(set(clicks))

@@ -14,7 +14,7 @@ from headwater.testing.servers.kafka import KafkaServer
 
 SERVICE_TEST = """
     import pytest
-    from services import unavailable
+    from tests.rigs.services import unavailable
 
     @pytest.mark.service("kafka")
     def test_needs_kafka():
@@ -45,7 +45,7 @@ def test_a_missing_service_is_skipped_with_its_name_and_counted(
     monkeypatch.delenv("HEADWATER_SERVICES", raising=False)
     pytester.makeini("[pytest]\nmarkers =\n    service(name): service\n")
     pytester.makepyfile(SERVICE_TEST)
-    result = pytester.runpytest("-p", "services", "-rs")
+    result = pytester.runpytest("-p", "tests.rigs.services", "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*service kafka: there is no mvn"])
 
@@ -56,6 +56,6 @@ def test_a_missing_service_fails_where_services_are_required(
     monkeypatch.setenv("HEADWATER_SERVICES", "required")
     pytester.makeini("[pytest]\nmarkers =\n    service(name): service\n")
     pytester.makepyfile(SERVICE_TEST)
-    result = pytester.runpytest("-p", "services")
+    result = pytester.runpytest("-p", "tests.rigs.services")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["service kafka: there is no mvn"])

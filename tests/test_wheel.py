@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clean_install import ROOT, CleanInstall, build_wheel
+from tests.rigs.clean_install import ROOT, CleanInstall, build_wheel
 
 pytestmark = pytest.mark.slow
 

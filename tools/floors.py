@@ -13,9 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 UV = ROOT / ".venv" / "bin" / "uv"
 # At least one module for each dependency: the log, SQL, the command line, Spark, and every backend.
 TESTS = (
-    "test_model", "test_schema", "test_rows", "test_columnar", "test_log_file", "test_archive", "test_cli", "test_cli_produce",
-    "test_cli_tail", "test_export", "test_kafka", "test_spark_source", "test_operators_spark", "test_app", "test_views_stores",
-    "test_sinks", "test_capture", "test_capture_postgres", "test_capture_mysql", "test_capture_documents", "test_state_s3",
+    "log/file/test_reference_model", "model/test_schema", "log/arrow/test_rows", "processing/spark/test_columnar",
+    "log/file/test_log_file", "log/file/segments/test_archive", "cli/test_cli", "cli/commands/test_cli_produce",
+    "cli/commands/test_cli_tail", "cli/commands/test_export", "log/kafka/test_kafka",
+    "processing/source/test_spark_source", "processing/operators/test_operators_spark", "app/test_app",
+    "views/test_views_stores", "sinks/test_sinks", "capture/sqlite/test_capture_sqlite",
+    "capture/postgres/test_capture_postgres", "capture/mysql/test_capture_mysql", "capture/test_capture_documents",
+    "processing/state/test_state_s3",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Writes the matrix of docs/guarantees.md: each rule of the log's contract, and which kinds of log were seen to keep it.
 
-    pytest tests/test_contract.py tests/test_kafka.py tests/test_kafka_queue.py --junitxml /tmp/contract.xml
+    pytest tests/log/test_contract.py tests/log/kafka/test_kafka.py tests/log/kafka/queue/test_kafka_queue.py --junitxml /tmp/contract.xml
     python tools/guarantees.py /tmp/contract.xml
 
 A cell is what the run showed: `yes` when every test of the rule passed on that log, `no` when one failed, `–` when none ran, and

@@ -3,7 +3,7 @@
 Between the two stands the journal: every change since the last sync, in order. A change of bytes covers whole sectors and
 carries what they held after it; a change of length is a growth or a cut.
 
-Invariants, each of which `tests/test_simdisk.py` checks over many seeds:
+Invariants, each of which `tests/testing/simulation/test_simdisk.py` checks over many seeds:
 
 - After `sync` the platter equals the cache, unless a failed sync came between (below).
 - A power loss leaves in each sector one of the contents it has had since the last sync, each sector on its own: writes are

@@ -1,0 +1,1 @@
+"""What an application costs that has little to do."""

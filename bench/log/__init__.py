@@ -1,0 +1,1 @@
+"""The log beside Kafka, and queues beside other brokers."""

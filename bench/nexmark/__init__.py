@@ -1,0 +1,1 @@
+"""Nexmark beside Spark and Flink."""

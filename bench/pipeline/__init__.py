@@ -1,0 +1,1 @@
+"""Spark over our log beside Spark's Kafka connector."""

@@ -1,0 +1,1 @@
+"""Operators beside Spark's own state."""

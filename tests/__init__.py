@@ -1,0 +1,1 @@
+"""The tests: they mirror `src/headwater/`, and what several of them share is in `rigs/`."""
