@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -14,6 +14,8 @@ from headwater.log.clients.batch import Receipt
 from headwater.log.clients.consumer import Consumer
 from headwater.log.clients.producer import Producer
 from headwater.log.clients.reader import Reader
+from headwater.log.log import Log
+from headwater.log.port.topic import TopicSettings
 from headwater.log.queue.lease import Lease
 from headwater.log.queue.queue import Queue
 from headwater.log.transaction import Transaction
@@ -41,9 +43,9 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     hw.Log: {
         "acked_floor": "(self, topic)",
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
-        "alter_topic": "(self, name, *, schema=None, lateness=None, future_max=None, event_bytes_max=None, "
-        "retention=None, retention_bytes=None, compact=None, tombstones=None, "
-        "bytes_max=None, overload=None, archive=None, partitions=None, retain=None, buffer_bytes=None)",
+        "alter_topic": "(self, name, *, schema=UNSET, lateness=UNSET, future_max=UNSET, event_bytes_max=UNSET, "
+        "retention=UNSET, retention_bytes=UNSET, compact=UNSET, tombstones=UNSET, "
+        "bytes_max=UNSET, overload=UNSET, archive=UNSET, partitions=UNSET, retain=UNSET, buffer_bytes=UNSET)",
         "append": "(self, topic, rows, *, atomic=False)",
         "backup": "(self, to, *, on_progress=None)",
         "clock": "property",
@@ -52,8 +54,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "missed='raise', columns=None)",
         "counters": "(self)",
         "create_topic": "(self, name, schema=None, *, key=None, time=None, lateness='0 seconds', future_max='1 day', "
-        "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention='forever', retention_bytes=0, "
-        "compact=False, tombstones='1 day', bytes_max=0, overload='block', archive=None, retain='all', buffer_bytes=67108864, "
+        "partitions=4, durability=None, segment_bytes=67108864, event_bytes_max=8388608, retention=None, retention_bytes=None, "
+        "compact=False, tombstones='1 day', bytes_max=None, overload='block', archive=None, retain='all', buffer_bytes=67108864, "
         "exist_ok=False)",
         "delete_group": "(self, name)",
         "delete_queue": "(self, topic, *, group='default')",
@@ -173,6 +175,8 @@ CODES = {
     "invalid_app", "app_running", "app_failed", "not_capturable", "capture_lost",
 }  # fmt: skip
 
+NO_SETTINGS = ("name", "schema", "key", "exist_ok", "return")
+
 HEAVY = [
     "pyspark", "duckdb", "pyarrow", "numpy", "pandas", "polars", "sqlglot", "typer", "rich", "confluent_kafka", "fastapi",
     "uvicorn", "nicegui", "httpx", "psycopg", "psycopg2", "pymysqlreplication", "redis", "pika", "zmq", "tantivy",
@@ -224,6 +228,13 @@ def test_a_log_is_opened_like_this() -> None:
 def test_data_has_these_fields(kind: type) -> None:
     """And no others that do not begin with an underscore."""
     assert sorted(name for name in dir(kind) if not name.startswith("_")) == sorted(FIELDS[kind])
+
+
+def test_the_settings_of_topics_are_those_of_create_topic() -> None:
+    """`TopicSettings` gives applications the same names and types; schema and key are arguments of their own there."""
+    typed = get_type_hints(Log.create_topic, vars(sys.modules[Log.create_topic.__module__]))
+    settings = get_type_hints(TopicSettings)
+    assert settings == {name: typed[name] for name in typed if name not in NO_SETTINGS}
 
 
 def test_error_codes_are_these() -> None:

@@ -265,7 +265,7 @@ def trim(log: hw.Log, topic: str) -> None:
     log.alter_topic(topic, retention="1 millisecond")
     time.sleep(0.01)
     log.tidy(topic)
-    log.alter_topic(topic, retention="forever")
+    log.alter_topic(topic, retention=None)
     assert all(span.start for span in log.offsets(topic).values())
 
 

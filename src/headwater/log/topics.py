@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from headwater.log.arrow.placement import key_bytes
 from headwater.log.file.segments.frame import NO_TIME
@@ -21,9 +22,8 @@ from headwater.log.port.topic import (
     Topic,
     check_name,
     check_topic,
-    retention_us,
 )
-from headwater.model.clock import Clock, duration_us, time_us
+from headwater.model.clock import Clock, Duration, duration_us, time_us
 from headwater.model.errors import InvalidInput, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
@@ -49,17 +49,17 @@ class LogTopics:
         *,
         key: str | None = None,
         time: str | None = None,
-        lateness: str | timedelta = "0 seconds",
-        future_max: str | timedelta = FUTURE_MAX,
+        lateness: Duration = "0 seconds",
+        future_max: Duration = FUTURE_MAX,
         partitions: int = PARTITIONS,
         durability: Durability | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         event_bytes_max: int = EVENT_BYTES_MAX,
-        retention: str | timedelta = "forever",
-        retention_bytes: int = 0,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
         compact: bool = False,
-        tombstones: str | timedelta = TOMBSTONES,
-        bytes_max: int = 0,
+        tombstones: Duration = TOMBSTONES,
+        bytes_max: int | None = None,
         overload: Overload = "block",
         archive: str | None = None,
         retain: Retain = "all",
@@ -69,7 +69,7 @@ class LogTopics:
         """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
 
         `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
-        larger; both whole segments at a time. `compact` keeps the last event of each key, and of a deleted key its
+        larger; both whole segments at a time, and with None nothing. `compact` keeps the last event of each key, and of a deleted key its
         tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says; with
         "buffer" it takes `buffer_bytes` more, for which room is set aside on the disk. What retention
         removes goes to `archive` first, where it is still read. With `retain="until_acked"` what every queue group has
@@ -98,11 +98,11 @@ class LogTopics:
                 segment_bytes=segment_bytes,
                 event_bytes_max=event_bytes_max,
                 created=self._clock(),
-                retention_us=retention_us(retention),
-                retention_bytes=retention_bytes or None,
+                retention_us=None if retention is None else duration_us(retention),
+                retention_bytes=retention_bytes,
                 compact=compact,
                 tombstones_us=duration_us(tombstones),
-                bytes_max=bytes_max or None,
+                bytes_max=bytes_max,
                 overload=overload,
                 archive=archive,
                 retain=retain,
@@ -120,56 +120,58 @@ class LogTopics:
         self,
         name: str,
         *,
-        schema: str | pa.Schema | type | None = None,
-        lateness: str | timedelta | None = None,
-        future_max: str | timedelta | None = None,
-        event_bytes_max: int | None = None,
-        retention: str | timedelta | None = None,
-        retention_bytes: int | None = None,
-        compact: bool | None = None,
-        tombstones: str | timedelta | None = None,
-        bytes_max: int | None = None,
-        overload: Overload | None = None,
-        archive: str | None = None,
-        partitions: int | None = None,
-        retain: Retain | None = None,
-        buffer_bytes: int | None = None,
+        schema: str | pa.Schema | type | UnsetType = UNSET,
+        lateness: Duration | UnsetType = UNSET,
+        future_max: Duration | UnsetType = UNSET,
+        event_bytes_max: int | UnsetType = UNSET,
+        retention: Duration | UnsetType | None = UNSET,
+        retention_bytes: int | UnsetType | None = UNSET,
+        compact: bool | UnsetType = UNSET,
+        tombstones: Duration | UnsetType = UNSET,
+        bytes_max: int | UnsetType | None = UNSET,
+        overload: Overload | UnsetType = UNSET,
+        archive: str | UnsetType | None = UNSET,
+        partitions: int | UnsetType = UNSET,
+        retain: Retain | UnsetType = UNSET,
+        buffer_bytes: int | UnsetType = UNSET,
     ) -> Topic:
-        """Changes a topic. A schema may gain nullable columns and wider types; old events are read with nulls.
+        """Changes the settings that are given and leaves the others as they are.
 
-        `partitions` is a multiple of what the topic has; they are added while producers and consumers run, after all other
-        changes, and every key keeps its order (see docs/log.md).
-
-        `retention="forever"`, `retention_bytes=0` and `bytes_max=0` take a limit away, `archive=""` the archive.
+        A schema may gain nullable columns and wider types; old events are read with nulls. `None` removes a limit, or the
+        archive. `partitions` is a multiple of what the topic has; they are added while producers and consumers run, after all
+        other changes, and every key keeps its order (see docs/log.md).
         """
-
         plain = {
             "event_bytes_max": event_bytes_max,
+            "retention_bytes": retention_bytes,
             "compact": compact,
+            "bytes_max": bytes_max,
             "overload": overload,
+            "archive": archive,
             "retain": retain,
             "buffer_bytes": buffer_bytes,
         }
-        durations = {"lateness_us": lateness, "future_us": future_max, "tombstones_us": tombstones}
-        limits = {
-            "retention_bytes": retention_bytes,
-            "bytes_max": bytes_max,
-            "archive": archive,
-        }  # taken away by 0 or ""
-        changes: dict[str, Any] = {setting: value for setting, value in plain.items() if value is not None}
-        changes |= {setting: duration_us(value) for setting, value in durations.items() if value is not None}
-        changes |= {setting: value or None for setting, value in limits.items() if value is not None}
-        if retention is not None:
-            changes["retention_us"] = retention_us(retention)
+        durations = {
+            "lateness_us": lateness,
+            "future_us": future_max,
+            "tombstones_us": tombstones,
+            "retention_us": retention,
+        }
+        changes: dict[str, Any] = {setting: value for setting, value in plain.items() if value is not UNSET}
+        changes |= {
+            setting: None if value is None else duration_us(value)
+            for setting, value in durations.items()
+            if value is not UNSET
+        }
 
         def change(topic: Topic) -> Topic:
-            wider = {} if schema is None else {"schemas": _wider(topic, schema)}
+            wider = {} if schema is UNSET else {"schemas": _wider(topic, schema)}
             return check_topic(msgspec.structs.replace(topic, **changes, **wider))
 
-        if partitions is None:
+        if partitions is UNSET:
             return self._store.change(check_name(name), change)
         check_split(self.topic(name), partitions)
-        if changes or schema is not None:
+        if changes or schema is not UNSET:
             self._store.change(check_name(name), change)
         return self._store.split(check_name(name), partitions)
 
@@ -180,8 +182,8 @@ class LogTopics:
         *,
         key: str | None = None,
         time: str | None = None,
-        lateness: str | timedelta = "0 seconds",
-        future_max: str | timedelta = FUTURE_MAX,
+        lateness: Duration = "0 seconds",
+        future_max: Duration = FUTURE_MAX,
     ) -> Topic:
         """Gives a topic that another program made on Kafka a schema: its values are read and written as JSON objects."""
         adopt = getattr(self._store, "adopt", None)
@@ -233,7 +235,7 @@ class LogTopics:
         found = {number: self._store.reached(topic, number, offset=end) for number, end in ends.items()}
         return {number: None if time == NO_TIME else time for number, time in found.items()}
 
-    def heartbeat(self, topic: str, time: datetime | str | int, *, idle: str | timedelta = "0 seconds") -> int:
+    def heartbeat(self, topic: str, time: datetime | str | int, *, idle: Duration = "0 seconds") -> int:
         """Says that event time has come to `time` in every partition of a topic to which nothing was appended for `idle`.
 
         Whoever waits for events up to then goes on without them; what comes later and is older is late. Returns in how many

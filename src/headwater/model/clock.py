@@ -13,6 +13,9 @@ from headwater.model.errors import InvalidInput, Unsupported
 Clock = Callable[[], int]
 """Gives the present as microseconds since 1970. Injected everywhere, so that tests own time."""
 
+Duration = str | timedelta
+"""A length of time as people write it: "90 seconds", "1 hour 30 minutes", or a `timedelta`."""
+
 _UNIT_US = {
     "microsecond": 1,
     "us": 1,

@@ -172,7 +172,7 @@ class View:
         if topic.compact or any(span.start for span in held.values()):
             raise EventsMissed(
                 f"The changes of view {self.name!r} were not all kept, so its earlier states are gone.",
-                advice="Keep the topic of changes whole: without compact and with retention='forever'.",
+                advice="Keep the topic of changes whole: without compact and without retention.",
                 last=max((span.start for span in held.values()), default=0) - 1,
             )
         if is_token(moment):

@@ -57,7 +57,7 @@ def tidy(log: hw.Log, *, names: tuple[str, ...] = ("newest", "recent")) -> int:
     """Removes what goes; the limit is lifted again, since a copy has it too, and may count its bytes otherwise."""
     log.alter_topic("recent", retention_bytes=SEGMENT_BYTES // 2)
     removed = sum(log.tidy(name) for name in names)
-    log.alter_topic("recent", retention_bytes=0)
+    log.alter_topic("recent", retention_bytes=None)
     return removed
 
 

@@ -76,7 +76,7 @@ class Auction:
             log.alter_topic("bids", retention="1 millisecond")
             time.sleep(0.01)
             log.tidy("bids")
-            log.alter_topic("bids", retention="forever")
+            log.alter_topic("bids", retention=None)
 
     def run(self, *, rebuild: dict[str, Any] | None = None, **settings: Any) -> str | None:
         """What the stage failed with, if it did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from headwater.log.port.topic import Topic
 
 SCHEMA_CHARACTERS_MAX = 60
+NO_LIMIT = {"retention": "forever", "retention_bytes": 0, "bytes_max": 0, "archive": ""}
+"""How the command line says that there is none."""
 
 topics = typer.Typer(help="Create, list, show, alter and delete topics.", no_args_is_help=True)
 
@@ -58,7 +61,8 @@ Policy = Annotated[
 ]
 
 ArchiveUrl = Annotated[
-    str | None, typer.Option("--archive", metavar="URL", help="Where expired events go, such as s3://bucket/log.")
+    str | None,
+    typer.Option("--archive", metavar="URL", help='Where expired events go, such as s3://bucket/log; "" for nowhere.'),
 ]
 BufferBytes = Annotated[
     int | None, typer.Option(metavar="BYTES", help="What a partition takes above its limit with --overload buffer.")
@@ -116,9 +120,10 @@ def create(
         "retain": retain,
         "buffer_bytes": buffer_bytes,
     }
-    given = {setting: value for setting, value in settings.items() if value is not None}
     with open_or_create(log) as opened:
-        topic = opened.create_topic(name, schema, key=key, time=time, durability=durability, exist_ok=exist_ok, **given)
+        topic = opened.create_topic(
+            name, schema, key=key, time=time, durability=durability, exist_ok=exist_ok, **_given(settings)
+        )
         typer.echo(f"topic {topic.name}: {_partitions_text(topic)}, {_columns_text(topic)}")
 
 
@@ -209,6 +214,7 @@ def alter(
 ) -> None:
     """Change a topic. Columns can be added and types widened; old events are read with nulls."""
     settings: dict[str, Any] = {
+        "schema": schema,
         "lateness": lateness,
         "future_max": future_max,
         "event_bytes_max": event_bytes_max,
@@ -223,14 +229,14 @@ def alter(
         "retain": retain,
         "buffer_bytes": buffer_bytes,
     }
-    if schema is None and not add_column and all(value is None for value in settings.values()):
+    if not add_column and not _given(settings):
         raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")
     with open_existing(log) as opened:
         if add_column:
             from headwater.model.schema import to_ddl
 
-            schema = ", ".join([schema or to_ddl(opened.topic(name).schema), *add_column])
-        topic = opened.alter_topic(name, schema=schema, **settings)
+            settings["schema"] = ", ".join([schema or to_ddl(opened.topic(name).schema), *add_column])
+        topic = opened.alter_topic(name, **_given(settings))
         shown = _columns_text(topic) if partitions is None else f"{_partitions_text(topic)}, {_columns_text(topic)}"
         typer.echo(f"topic {topic.name}: {shown}")
 
@@ -343,6 +349,12 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
             cells.append("-" if row["parent"] is None else f"from {row['parent']} at {row['fence']:,}")
         table.add_row(*cells)
     print_table(table)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were named, without a limit where the word for that was."""
+    named = {setting: value for setting, value in settings.items() if value is not None}
+    return {setting: None if value == NO_LIMIT.get(setting) else value for setting, value in named.items()}
 
 
 def _print_json(value: object) -> None:

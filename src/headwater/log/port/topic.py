@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import msgspec
 import pyarrow as pa
 
-from headwater.model.clock import duration_us
+from headwater.model.clock import Duration
 from headwater.model.errors import InvalidInput, InvalidName
 
 Durability = Literal["fsync", "os"]
 Overload = Literal["block", "buffer", "drop_oldest", "reject"]
 Retain = Literal["all", "until_acked"]
+
+
+class TopicSettings(TypedDict, total=False):
+    """What a topic can be told beside its schema and key, as keyword arguments of `log.create_topic`, which has the defaults."""
+
+    time: str | None
+    lateness: Duration
+    future_max: Duration
+    partitions: int
+    durability: Durability | None
+    segment_bytes: int
+    event_bytes_max: int
+    retention: Duration | None
+    retention_bytes: int | None
+    compact: bool
+    tombstones: Duration
+    bytes_max: int | None
+    overload: Overload
+    archive: str | None
+    retain: Retain
+    buffer_bytes: int
+
 
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
@@ -105,11 +126,6 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.schemas) - 1
 
 
-def retention_us(retention: str | timedelta) -> int | None:
-    """A retention as people write it: a duration, or "forever"."""
-    return None if retention == "forever" else duration_us(retention)
-
-
 def check_name(name: object, *, of: str = "topic") -> str:
     """The name itself if a topic (or a group) may have it: letters, digits, `.`, `_` and `-`, as in Kafka."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
@@ -164,7 +180,7 @@ def check_topic(topic: Topic) -> Topic:
         if limit is not None and not _is_whole(limit, 1, 1 << 62):
             raise InvalidInput(
                 f"{setting}={limit!r} of topic {topic.name!r} would keep nothing.",
-                advice=f"Use more than zero; for no limit {'forever' if setting == 'retention' else 0!r}.",
+                advice="Use more than zero, or leave it out for no limit.",
             )
     if topic.durability not in ("fsync", "os"):
         raise InvalidInput(

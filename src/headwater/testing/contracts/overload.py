@@ -21,7 +21,7 @@ class OverloadContract(LogCase):
     def test_overload_settings_are_checked(self, log: Log) -> None:
         """A compacted topic never forgets by age, and there is no other policy."""
         assert log.create_topic("t", bytes_max=LIMIT).overload == "block"
-        assert log.alter_topic("t", bytes_max=0, overload="reject").bytes_max is None
+        assert log.alter_topic("t", bytes_max=None, overload="reject").bytes_max is None
         with refused(InvalidInput, "panic"):
             log.alter_topic("t", overload="panic")  # type: ignore[arg-type]
         with refused(InvalidInput, "drop_oldest"):

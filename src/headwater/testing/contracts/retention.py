@@ -25,7 +25,7 @@ class RetentionContract(LogCase):
         assert other.topic("orders") == topic
         other.alter_topic("orders", retention=timedelta(hours=1))
         assert (log.topic("orders").retention_us, log.topic("orders").retention_bytes) == (3_600_000_000, 1 << 30)
-        log.alter_topic("orders", retention="forever", retention_bytes=0)
+        log.alter_topic("orders", retention=None, retention_bytes=None)
         assert (other.topic("orders").retention_us, other.topic("orders").retention_bytes) == (None, None)
         with refused(InvalidInput, "retention"):
             log.alter_topic("orders", retention="0 seconds")

@@ -109,7 +109,7 @@ def test_events_are_missed_only_beyond_the_archive(tmp_path: Path) -> None:
         assert log.read("t")["n"].to_pylist() == list(range(first, 300))
         with pytest.raises(EventsMissed):
             log.reader("t", start=first - 1).poll(timeout_s=0)
-        log.alter_topic("t", archive="")
+        log.alter_topic("t", archive=None)
         assert log.offsets("t")[0].start > first
 
 
