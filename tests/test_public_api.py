@@ -47,6 +47,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "retention=UNSET, retention_bytes=UNSET, compact=UNSET, tombstones=UNSET, "
         "bytes_max=UNSET, overload=UNSET, archive=UNSET, partitions=UNSET, retain=UNSET, buffer_bytes=UNSET)",
         "append": "(self, topic, rows, *, atomic=False)",
+        "appender": "property",
         "backup": "(self, to, *, on_progress=None)",
         "clock": "property",
         "close": "(self)",

@@ -11,7 +11,7 @@ import pytest
 
 import headwater as hw
 from headwater.app.restarts import begin_again
-from headwater.log.port.stage import Stage
+from headwater.log.clients.stage import Stage
 from headwater.model.marker import Marker
 from headwater.processing.graph.graph import StageNode
 

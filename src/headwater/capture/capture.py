@@ -32,10 +32,10 @@ from headwater.capture.source_topics import CapturedTopics
 from headwater.capture.source_url import open_source
 from headwater.capture.spill import Spill
 from headwater.capture.topics import HISTORY, live_keys
+from headwater.log.clients.stage import Stage
 from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.backoff import Backoff
 from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable, NotFound
 from headwater.model.marker import Marker

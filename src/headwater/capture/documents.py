@@ -1,7 +1,7 @@
 """Documents of a database as rows of a table: what CouchDB and MongoDB have in common.
 
 A table of documents has the key `id` (the document's `_id` as text), `rev` where the database counts revisions, and then either the whole
-document as JSON in `document`, or the columns that the URL declares: `?schema=name STRING, amount DOUBLE` (`headwater.log.kafka.records`
+document as JSON in `document`, or the columns that the URL declares: `?schema=name STRING, amount DOUBLE` (`headwater.log.arrow.json_types`
 says how each type stands in JSON). Each column is the field of that name, null where the document has none; a STRING column takes
 any value, as its JSON; `document STRING` among them is the whole again. What a column cannot hold is null there, and stands as JSON in
 the event's header `misfit.<column>`: nothing stops, and nothing is lost.
@@ -29,7 +29,7 @@ from headwater.capture.source import (
     TableInfo,
     changes_schema,
 )
-from headwater.log.kafka.records import from_json_texts
+from headwater.log.arrow.json_types import from_json_texts
 from headwater.model.errors import InvalidSchema, NotCapturable, SchemaMismatch
 from headwater.model.schema import HEADERS, to_arrow_schema
 

@@ -48,8 +48,8 @@ from headwater.capture.topics import (
 )
 from headwater.log.arrow.rows import check_size, to_batch
 from headwater.log.log import Log
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.model.errors import HeadwaterError
 
 SPILL_BYTES = 128 << 20

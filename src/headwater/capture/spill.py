@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headwater.log.arrow.placement import place
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 
 
 class _Part(NamedTuple):

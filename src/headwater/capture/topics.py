@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from headwater.capture.byte_columns import Indexes
 from headwater.capture.source import BEGIN, COMMITTED, DELETE, END, READ, TRANSACTIONS_SCHEMA, TableInfo, changes_schema
+from headwater.log.arrow.json_types import json_texts
 from headwater.log.arrow.table import Newest
-from headwater.log.kafka.records import json_texts
 from headwater.log.log import Log
 from headwater.log.port.topic import Topic
 from headwater.model.errors import NotCapturable, Unsupported

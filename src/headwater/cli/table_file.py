@@ -15,8 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from headwater.log.file.catalog import topic_from_json, topic_to_json
-from headwater.log.port.topic import Topic
+from headwater.log.port.topic import Topic, topic_from_json, topic_to_json
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED, HEADERS
 

@@ -170,7 +170,7 @@ def writing_of(type_: pa.DataType) -> Writing:
 
 
 def _schema_inside(type_: pa.DataType) -> dict[str, Any]:
-    """The schema of values that are written as `headwater.log.kafka.records` writes them."""
+    """The schema of values that are written as `headwater.log.arrow.json_types` writes them."""
     is_ = pa.types
     if is_.is_list(type_):
         return {"type": "array", "items": _optional(_schema_inside(type_.value_type))}

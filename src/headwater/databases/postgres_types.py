@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from headwater.log.kafka.records import from_json_texts, json_texts
+from headwater.log.arrow.json_types import from_json_texts, json_texts
 
 _NAMES = {
     pa.bool_(): "boolean",

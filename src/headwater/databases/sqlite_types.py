@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.log.arrow.columns import values_of
-from headwater.log.kafka.records import from_json_texts, json_texts
+from headwater.log.arrow.json_types import from_json_texts, json_texts
 
 _DECIMAL = re.compile(r"TEXT_DECIMAL\((\d+),\s*(\d+)\)", re.IGNORECASE)
 _DECLARED = {

@@ -8,24 +8,21 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from headwater.log.arrow.events import joined, output_schema, to_batch_of
-from headwater.log.arrow.placement import place
-from headwater.log.arrow.rows import check_size, to_batch
 from headwater.log.arrow.table import Newest
+from headwater.log.clients.appender import Appender
 from headwater.log.clients.consumer import POLL_INTERVAL_S_MAX, CommitMode, Consumer
 from headwater.log.clients.producer import Producer
 from headwater.log.clients.progress import GroupProgress, progress_of, reset
 from headwater.log.clients.reader import Missed, Reader, Start
+from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import Disk
-from headwater.log.port.split import place_again
-from headwater.log.port.stage import Stage
-from headwater.log.port.store import Store, Write
+from headwater.log.port.store import Store
 from headwater.log.port.topic import Durability, check_name
 from headwater.log.queue.queue import Queue, open_queue
 from headwater.log.queue.request import send_request
@@ -38,9 +35,6 @@ from headwater.model.errors import (
     EventsMissed,
     GroupNotFound,
     InvalidInput,
-    Repartitioned,
-    SchemaMismatch,
-    TopicFull,
     TopicNotFound,
     Unsupported,
 )
@@ -52,10 +46,6 @@ if TYPE_CHECKING:
     from headwater.log.copies.mirror import Mirrored
 
 
-BLOCK_S = 30.0
-"""How long an append waits for room in a topic that is full; a producer waits for its `retry_s`."""
-
-_BLOCK_LOOK_S = 0.05
 _SCAN_EVENTS = 1 << 16
 _BATCH_EVENTS_MIN = 4096
 
@@ -108,7 +98,7 @@ class Log(LogTopics):
 
     def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
         super().__init__(store, durability, clock)
-        self._sticky = 0
+        self._appender = Appender(store)
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
     @property
@@ -128,7 +118,7 @@ class Log(LogTopics):
             with self.transaction() as transaction:
                 transaction.append(topic, rows)
             return {partition: span for partition, (span,) in transaction.offsets.get(topic, {}).items()}
-        writes, outcomes = self._write(self._writes(topic, rows))
+        writes, outcomes = self._appender.write(self._appender.place(topic, rows))
         stored = {w.partition: span for w, span in zip(writes, outcomes, strict=True) if isinstance(span, range)}
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -285,7 +275,7 @@ class Log(LogTopics):
 
     def stage(self, name: str) -> Stage:
         """A writer that writes each of its batches exactly once; every earlier holder of that stage is refused from now on."""
-        return Stage(self, check_name(name, of="stage"))
+        return Stage(self._appender, check_name(name, of="stage"))
 
     def stages(self) -> list[str]:
         """The names of all stages."""
@@ -424,6 +414,11 @@ class Log(LogTopics):
         return self._store
 
     @property
+    def appender(self) -> Appender:
+        """What places rows in partitions and writes them, for whatever else than `append` does so."""
+        return self._appender
+
+    @property
     def clock(self) -> Clock:
         """Gives the present as microseconds since 1970."""
         return self._clock
@@ -445,35 +440,6 @@ class Log(LogTopics):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _write(self, writes: Sequence[Write]) -> tuple[list[Write], list[range | Exception]]:
-        """Writes, waits for a while where a topic is full and says `overload="block"`, and places again what a split moved."""
-        done: list[tuple[Write, range | Exception]] = []
-        deadline = monotonic() + BLOCK_S
-        while writes:
-            outcomes = list(zip(writes, self._store.write(writes), strict=True))
-            full = [write for write, outcome in outcomes if isinstance(outcome, TopicFull) and monotonic() < deadline]
-            moved = [write for write, outcome in outcomes if isinstance(outcome, Repartitioned)]
-            again = {id(write) for write in (*full, *moved)}
-            done += [(write, outcome) for write, outcome in outcomes if id(write) not in again]
-            if full:
-                sleep(_BLOCK_LOOK_S)
-            writes = [*full, *place_again(self._store, moved)]
-        return [write for write, _ in done], [outcome for _, outcome in done]
-
-    def _writes(self, name: str, rows: Any) -> list[Write]:
-        topic = self._store.topic(check_name(name))
-        try:
-            batch = to_batch(rows, topic.schema)
-        except SchemaMismatch:
-            topic, before = self._store.refresh(name), topic
-            if topic.schema_id == before.schema_id:
-                raise
-            batch = to_batch(rows, topic.schema)
-        check_size(batch, topic)
-        self._sticky += 1
-        placement = place(batch, topic.key, topic.partitions, sticky=self._sticky)
-        return [Write(topic, partition, batch, indices) for partition, indices in placement.groups()]
 
     def _batches(
         self, topic: str, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int], *, from_first: bool

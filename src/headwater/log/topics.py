@@ -11,7 +11,6 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from headwater.log.arrow.placement import key_bytes
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.port.split import check_split
 from headwater.log.port.store import Store, TimeKind
 from headwater.log.port.topic import (
@@ -23,7 +22,7 @@ from headwater.log.port.topic import (
     check_name,
     check_topic,
 )
-from headwater.model.clock import Clock, Duration, duration_us, time_us
+from headwater.model.clock import NO_TIME, Clock, Duration, duration_us, time_us
 from headwater.model.errors import InvalidInput, TopicExists, Unsupported
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from headwater.log.clients.appender import place_again
 from headwater.log.clients.consumer import Consumer
-from headwater.log.file.commit import OffsetPart
-from headwater.log.port.split import place_again
-from headwater.log.port.store import Write
+from headwater.log.port.group import OffsetPart
+from headwater.log.port.write import Write
 from headwater.log.queue.lease import Lease, list_of_leases
 from headwater.log.queue.work import commit_work
 from headwater.model.errors import Closed, InvalidInput, LeaseExpired, Repartitioned
@@ -38,7 +38,7 @@ class Transaction:
     def append(self, topic: str, rows: Any) -> None:
         """Adds events to the transaction; nothing is written before it commits."""
         self._check_not_over()
-        self._writes += self._log._writes(topic, rows)
+        self._writes += self._log.appender.place(topic, rows)
 
     def commit_offsets(self, consumer: Consumer) -> None:
         """Commits what the consumer has handed out so far together with the appends: both happen or neither.

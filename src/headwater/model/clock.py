@@ -36,6 +36,8 @@ DURATION_US_MAX = 1 << 62
 """Some 146,000 years: a time of today and such a duration still fit into 64 bits together."""
 TIME_US_MIN, TIME_US_MAX = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999 in UTC: what Python and Spark can show."""
+NO_TIME = -(2**63)
+"""In place of a time where there is none."""
 QUEUE_TIME_US_MAX = (1 << 52) - 2 - 366 * 86_400_000_000
 """In the autumn of 2111: a lease or a delay of a year still ends within the 52 bits of a deadline."""
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.databases.connect_types import Writing, writing_of
-from headwater.log.kafka.records import from_json_texts, row_texts
+from headwater.log.arrow.json_types import from_json_texts, row_texts
 from headwater.model.errors import InvalidInput
 
 HISTORY = ".changes"

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput
 from headwater.model.marker import Marker

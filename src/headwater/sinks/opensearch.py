@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from headwater.databases.address import parse_address
 from headwater.databases.keys import plain_key_texts
-from headwater.log.kafka.records import row_texts
+from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved

@@ -7,7 +7,7 @@
 | `set` | a member of the set `<prefix><first key column>`: what the other key columns say; a key of one column must be a JSON array |
 
 The prefix is the topic's name and a colon unless told. In a hash STRING and BINARY are as they are, everything else is the JSON that
-the log writes to Kafka (`headwater.log.kafka.records`), without quotes around times, dates and decimals.
+the log writes to Kafka (`headwater.log.arrow.json_types`), without quotes around times, dates and decimals.
 
 Rows travel in pieces of a few thousand, each one call of a script: it looks at the fencing number in the ledger (the hash
 `headwater:ledger:<stage>`) and writes, and nothing else runs in between. So a writer that was overtaken changes nothing, and an older
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from headwater.databases.address import load_client, parse_address
 from headwater.databases.keys import plain_key_texts
-from headwater.log.kafka.records import row_texts
+from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, NoAccess, Unreachable
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved

@@ -1,6 +1,6 @@
 """The fields of hashes in Redis: each value of a column as the text, or the bytes, that other programs expect to find.
 
-STRING and BINARY are as they are. Everything else is as the log writes it in JSON (`headwater.log.kafka.records`): numbers, `true`, ISO
+STRING and BINARY are as they are. Everything else is as the log writes it in JSON (`headwater.log.arrow.json_types`): numbers, `true`, ISO
 8601 times, all digits of a decimal, `NaN`; nested values are JSON. What is text in JSON has no quotes here. Functions only:
 safe from any thread.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka.records import from_json_texts, row_texts
+from headwater.log.arrow.json_types import from_json_texts, row_texts
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from headwater.databases.address import load_client, parse_address
 from headwater.databases.keys import plain_key_texts
-from headwater.log.kafka.records import row_texts
+from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, NoAccess, Unreachable, Unsupported
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved

@@ -33,7 +33,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka.records import row_texts
+from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka.records import row_texts
+from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput
 from headwater.sinks.sink import Shape
 from headwater.verify.digest import Digests, LocalDigests, Sums, canonical

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.databases.address import quoted
-from headwater.log.kafka.records import json_texts
+from headwater.log.arrow.json_types import json_texts
 from headwater.sinks.sink import Shape
 
 CHUNK_DIGITS = 3

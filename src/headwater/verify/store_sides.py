@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 
 from headwater.databases.address import parse_address
 from headwater.log.arrow.columns import ARROW_ERRORS
-from headwater.log.kafka.records import from_json_texts
+from headwater.log.arrow.json_types import from_json_texts
 from headwater.model.errors import HeadwaterError, InvalidInput, NotFound, Unsupported
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.opensearch import OpenSearchSink

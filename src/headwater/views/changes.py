@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.kafka.records import json_texts
+from headwater.log.arrow.json_types import json_texts
 from headwater.views.definition import ViewDefinition
 
 KEY = "_key"

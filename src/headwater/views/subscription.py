@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.clients.reader import Start
-from headwater.log.clients.wait import wait_async
+from headwater.log.disk.wait import wait_async
 from headwater.log.log import Log
 from headwater.log.port.store import Waiter, check_not_missed
 from headwater.log.port.topic import Topic

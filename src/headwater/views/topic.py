@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.arrow.table import Newest
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.log.port.topic import Durability, Topic
 from headwater.model.errors import EventsMissed, TopicNotFound
 from headwater.model.marker import Marker
@@ -117,7 +117,7 @@ class ViewTopic:
         """Appends a difference together with what decides the swap, all of it or nothing, and only once."""
         generation = self._definition.generation
         appends = [*decision, *([(self.name, difference)] if difference.num_rows else [])]
-        stage = Stage(self._log, _stage_name(self._definition.name), gaps=True)
+        stage = Stage(self._log.appender, _stage_name(self._definition.name), gaps=True)
         stage.commit(Marker(query=_QUERY, epoch=generation, ends=generation), appends)
 
     def _with_tombstones(self, changes: pa.Table) -> pa.Table:

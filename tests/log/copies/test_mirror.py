@@ -17,7 +17,7 @@ import pytest
 import headwater as hw
 from headwater.log.copies.mirror import Mirror
 from headwater.log.copies.mirror_topic import CopiedTopic
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.errors import DiskFull, Diverged, Fenced, InvalidInput, NoAccess, TopicNotFound
 from headwater.testing import SimDisk
 from headwater.testing.crash.disk import RecordingDisk

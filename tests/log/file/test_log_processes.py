@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.log.clients import wait
+from headwater.log.disk import wait
 from headwater.log.file.upkeep.keeper import holding
 from headwater.log.log import Log
 from headwater.model.errors import Closed, Fenced

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import headwater as hw
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.log import Log
 from headwater.log.port.lateness import is_late
+from headwater.model.clock import NO_TIME
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1_000_000)

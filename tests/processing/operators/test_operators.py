@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.operators.aggregate import aggregates_of
 from headwater.processing.operators.dedupe import Dedupe
 from headwater.processing.operators.lookup import Lookup

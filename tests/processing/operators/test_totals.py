@@ -14,7 +14,7 @@ import pytest
 from crc32c import crc32c
 
 import headwater as hw
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import aggregates_of
 from headwater.processing.operators.signed_rows import SIGN, Signed

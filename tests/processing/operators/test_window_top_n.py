@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.operators.grouping import ALL, ALL_FIELD
 from headwater.processing.operators.operator import MAX_TIME, Time
 from headwater.processing.operators.panes import Panes

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import Aggregate, aggregates_of
 from headwater.processing.operators.operator import MAX_TIME, Time

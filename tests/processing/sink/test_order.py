@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.processing.sink.order import Order, Weaving, order_of
 from tests.rigs.spark import patiently
 

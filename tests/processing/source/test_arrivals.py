@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import headwater as hw
-from headwater.log.clients.wait import PollingWaiter
+from headwater.log.disk.wait import PollingWaiter
 from headwater.log.file.handles import Handles
 from headwater.log.file.store import LocalStore
 from headwater.log.log import Log

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import headwater as hw
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.operators.aggregate import aggregates_of
 from headwater.processing.operators.operator import MAX_TIME, Combining, Time
 from headwater.processing.operators.panes import Panes

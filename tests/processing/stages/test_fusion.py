@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Conflict, StorageError, Unsupported
 from headwater.processing.operators.operator import MAX_TIME, Time
 from headwater.processing.spark.hashing import hashes_of, hashes_of_values, is_hashable

@@ -13,7 +13,7 @@ import pytest
 
 import headwater as hw
 from headwater.log.arrow.placement import key_bytes, partitions_of
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import WATERMARK
 from headwater.processing.operators.operator import Time, left_out_by
 from headwater.processing.state.state import StateStore

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.operators.operator import MAX_TIME, Operator, Time
 from headwater.processing.state.runs import H1, H2
 from headwater.processing.state.state import StateStore, partition_of

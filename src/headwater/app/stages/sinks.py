@@ -17,8 +17,8 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.model.errors import InvalidApp
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
@@ -162,7 +162,7 @@ class TargetWriter:
         topic = f"{self._stage.name}.dead"
         self._log.create_topic(topic, DEAD_SCHEMA, partitions=1, exist_ok=True)
         rows = [{"topic": self._stage.inputs[0], **msgspec.structs.asdict(one)} for one in dead]
-        Stage(self._log, f"{self._name}.refused", gaps=True).commit(marker, [(topic, rows)])
+        Stage(self._log.appender, f"{self._name}.refused", gaps=True).commit(marker, [(topic, rows)])
 
 
 def picker(key: tuple[str, ...], *, of_view: bool) -> Callable[[pa.Table], pa.Table]:

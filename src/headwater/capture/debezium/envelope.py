@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from headwater.capture.source import COMMITTED, DELETE, INSERT, READ, TRUNCATE, UPDATE, TableInfo
 from headwater.databases.connect_types import Reading, reading_by_type, reading_of, row_reading
-from headwater.log.kafka.records import Records, to_columns
+from headwater.log.arrow.json_types import columns_of_texts
 from headwater.log.port.topic import Topic
 from headwater.model.errors import NotCapturable, SchemaMismatch
 
@@ -100,9 +100,8 @@ class Envelopes:
         self, shape: Shape, payloads: pa.Array, positions: pa.Array, *, partition: int, offsets: Any
     ) -> pa.Table:
         """The changes that payloads tell, by the columns of `changes_schema`; `NotCapturable`, `SchemaMismatch`."""
-        count, self._last = len(payloads), shape
-        records = Records([None] * count, payloads.to_pylist(), None)
-        read = to_columns(records, shape.payload, partition=partition, offsets=offsets)
+        self._last = shape
+        read = _read(payloads.to_pylist(), shape.payload, partition, offsets)
         op = read.column("op")
         known = pc.is_in(op, value_set=_OPS).to_numpy(zero_copy_only=False)
         if not known.all():
@@ -130,12 +129,7 @@ class Envelopes:
         like = self._last
         assert like is not None, "look() comes first"
         texts = [_payload(key) for key in keys.to_pylist()]
-        read = to_columns(
-            Records([None] * len(texts), texts, None),
-            _by(like.payload, like.row.read),
-            partition=partition,
-            offsets=offsets,
-        )
+        read = _read(texts, _by(like.payload, like.row.read), partition, offsets)
         before = pa.StructArray.from_arrays(read.columns, fields=list(like.row.read))
         count = len(keys)
         return pa.table(
@@ -290,6 +284,12 @@ def _payload_fields(row: pa.DataType, payload: dict[str, Any]) -> list[pa.Field]
         pa.field("ts_ms", pa.int64()),
         pa.field("transaction", pa.struct(transaction)),
     ]
+
+
+def _read(texts: list[bytes], topic: Topic, partition: int, offsets: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        columns_of_texts(texts, topic, partition=partition, offsets=offsets), schema=topic.schema
+    )
 
 
 def _by(topic: Topic, columns: pa.DataType) -> Topic:

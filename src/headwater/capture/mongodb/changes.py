@@ -103,7 +103,7 @@ def extended_json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as `headwater.log.kafka.records` reads it."""
+    """A value as `headwater.log.arrow.json_types` reads it."""
     if isinstance(value, Mapping):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list):

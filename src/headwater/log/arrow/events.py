@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log.arrow.rows import to_values
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput
 from headwater.model.event import Event

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from headwater.log.arrow.placement import Placement
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.model.errors import TimedOut
 from headwater.model.position import Position
 

@@ -25,12 +25,12 @@ from headwater.log.arrow.events import output_schema, to_batch_of, to_events
 from headwater.log.clients.progress import Lag, check_not_lost, lag_of
 from headwater.log.clients.reader import Missed, Reader, Start
 from headwater.log.clients.shares import Share, Shares, is_count
-from headwater.log.clients.wait import wait_async
 from headwater.log.disk.fork import tell_when_forked
-from headwater.log.file.commit import OffsetPart
+from headwater.log.disk.wait import wait_async
 from headwater.log.port.assignment import Place
-from headwater.log.port.group import LOOK_S, NO_OFFSET, Committed, Owner, Subscribed
-from headwater.log.port.store import Chunk, Store, Waiter
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.group import LOOK_S, NO_OFFSET, Committed, OffsetPart, Owner, Subscribed
+from headwater.log.port.store import Store, Waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwner, TopicNotFound, Unreachable
 from headwater.model.event import Event

@@ -31,14 +31,14 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.arrow.placement import Placement, place
+from headwater.log.clients.appender import place_again
 from headwater.log.clients.batch import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt, untraced
 from headwater.log.clients.batch_columns import to_rows, to_rows_one_by_one
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.threads import Background
-from headwater.log.file.segments.frame import Stamp
-from headwater.log.port.split import place_again
-from headwater.log.port.store import Store, Write
+from headwater.log.port.store import Store
 from headwater.log.port.topic import Topic, check_name
+from headwater.log.port.write import Stamp, Write
 from headwater.model.backoff import Backoff
 from headwater.model.errors import (
     Closed,

@@ -17,9 +17,10 @@ from typing import Literal, Self, get_args
 import pyarrow as pa
 
 from headwater.log.arrow.events import output_schema, to_batch_of, to_events
-from headwater.log.clients.wait import wait_async
+from headwater.log.disk.wait import wait_async
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.split import is_held
-from headwater.log.port.store import Bounds, Chunk, Cursor, Store, Waiter
+from headwater.log.port.store import Bounds, Cursor, Store, Waiter
 from headwater.model.clock import time_us
 from headwater.model.errors import Closed, EventsMissed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event

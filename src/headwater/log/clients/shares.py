@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from headwater.log.clients.reader import Reader, Start
 from headwater.log.port.assignment import Place
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import NO_OFFSET, Committed, Owner
 from headwater.log.port.split import is_held
-from headwater.log.port.store import Bounds, Chunk, Cursor, Store
+from headwater.log.port.store import Bounds, Cursor, Store
 from headwater.log.port.topic import Topic
 from headwater.model.errors import EventsMissed, HeadwaterError, InvalidInput
 

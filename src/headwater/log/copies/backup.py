@@ -45,7 +45,7 @@ from headwater.log.copies.manifest import (
 from headwater.log.copies.mirror import check_apart
 from headwater.log.copies.vault import Vault, file_pieces, is_folder, open_vault
 from headwater.log.disk.fence import Fence
-from headwater.log.file.catalog import read_text, topic_to_json
+from headwater.log.disk.text import read_text
 from headwater.log.file.handles import GONE
 from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
@@ -55,7 +55,7 @@ from headwater.log.file.segments.sealed import Sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.store import LocalStore
 from headwater.log.port.store import Bounds, Store
-from headwater.log.port.topic import Topic
+from headwater.log.port.topic import Topic, topic_to_json
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, Diverged, InvalidInput, LogNotFound, StorageError, Unsupported
 

@@ -1,8 +1,9 @@
 """A manifest: what a backup consists of, and what the log was at that moment.
 
-Format: a readable file (see `catalog`) of the kind `backup`, named `manifest-<time in µs, 20 digits>` in the backup's folder. It
-lists every file of the backup with its size and crc32c, and for each partition its offsets, its segments in order and the mark
-at which the last of them ends. The file is written last: a backup without a whole manifest was not finished and does not count.
+Format: a readable file (see `headwater.log.disk.text`) of the kind `backup`, named `manifest-<time in µs, 20 digits>`, in the
+backup's folder. It lists every file of the backup with its size and crc32c, and for each partition its offsets, its segments in
+order and the mark at which the last of them ends. The file is written last: a backup without a whole manifest was not finished
+and does not count.
 
 Invariant: the segments of a partition follow one another without a gap, and the last one is of frames, so that the log goes on
 from there.
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headwater.log.file.catalog import decode_text, encode_text
+from headwater.log.disk.text import decode_text, encode_text
 from headwater.log.file.partition.head import Mark
 from headwater.model.errors import Damaged
 

@@ -24,9 +24,10 @@ from crc32c import crc32c
 
 from headwater.log.arrow.columns import values_of
 from headwater.log.arrow.events import output_schema, to_batch_of
-from headwater.log.file.segments.frame import HAS_DELETED, HAS_HEADERS, Stamp, physical_schema
-from headwater.log.port.store import Bounds, Chunk, Cursor, Store, Write
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.store import Bounds, Cursor, Store
 from headwater.log.port.topic import Split, Topic
+from headwater.log.port.write import HAS_DELETED, HAS_HEADERS, Stamp, Write, physical_schema
 from headwater.model.errors import Diverged, EventsMissed, TopicExists, TopicNotFound
 from headwater.model.schema import project
 

@@ -27,13 +27,13 @@ from headwater.log.copies.mirror import check_apart
 from headwater.log.copies.vault import Vault, is_folder, make_folders, open_vault
 from headwater.log.disk.disk import Disk, File, RealDisk
 from headwater.log.disk.fence import create_fence
-from headwater.log.file.catalog import topic_from_json, write_text
+from headwater.log.disk.text import write_text
 from headwater.log.file.commit import create_commits, create_state
 from headwater.log.file.partition.head import create_head
 from headwater.log.file.recovery import INCARNATIONS_MAX
 from headwater.log.file.segments.sealed import sealed_name
 from headwater.log.file.segments.segment import segment_name
-from headwater.log.port.topic import check_name
+from headwater.log.port.topic import check_name, topic_from_json
 from headwater.model.clock import Clock, system_clock
 from headwater.model.errors import (
     Conflict,

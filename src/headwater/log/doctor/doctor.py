@@ -22,10 +22,10 @@ import msgspec
 from headwater.log.copies.vault import is_folder
 from headwater.log.disk.disk import Disk, RealDisk
 from headwater.log.disk.fence import check_fence
+from headwater.log.disk.text import read_text
 from headwater.log.doctor.archive import archive_checks
 from headwater.log.doctor.groups import group_checks
 from headwater.log.doctor.queues import queue_checks
-from headwater.log.file.catalog import read_text, topic_from_json
 from headwater.log.file.commit import CommitLog, create_commits, create_state
 from headwater.log.file.groups import group_names
 from headwater.log.file.partition.cursor import segments
@@ -43,7 +43,7 @@ from headwater.log.file.segments.sealed import Sealed, encode_sealed, sealed_nam
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.stages import stage_checks, stage_names
 from headwater.log.file.upkeep.seal import write_sealed
-from headwater.log.port.topic import Topic
+from headwater.log.port.topic import Topic, topic_from_json
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound
 
 Severity = Literal["warning", "error"]

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from headwater.log.disk.disk import Disk
-from headwater.log.file.catalog import read_text, topic_from_json, write_text
+from headwater.log.disk.text import read_text, write_text
 from headwater.log.file.partition.head import Head
 from headwater.log.file.recovery import last_boot_id, read_incarnations
-from headwater.log.port.topic import Topic
+from headwater.log.port.topic import Topic, topic_from_json
 from headwater.log.queue.window import DELAYED, DELETE_IT, READY, opened_window
 from headwater.model.errors import Damaged, HeadwaterError
 

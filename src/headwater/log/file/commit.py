@@ -47,6 +47,7 @@ from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import Disk, File
 from headwater.log.disk.slots import SlotFile, create_slot_file
 from headwater.log.file.partition.head import Mark
+from headwater.log.port.group import OffsetPart
 from headwater.model.errors import Damaged, DiskFull, FormatTooNew, Poisoned, StorageError
 
 FORMAT = 3
@@ -97,19 +98,6 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     start: int
     mark: Mark
-
-
-class OffsetPart(msgspec.Struct, frozen=True, array_like=True):
-    """An offset that a member of a group commits, and in what right: as the owner since a generation."""
-
-    group: str
-    topic: str
-    topic_id: str
-    partition: int
-    offset: int
-    incarnation: int
-    member: str
-    generation: int
 
 
 class StagePart(msgspec.Struct, frozen=True, array_like=True):

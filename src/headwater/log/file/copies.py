@@ -41,7 +41,8 @@ from headwater.log.file.upkeep.compaction import tombstones_of
 from headwater.log.file.upkeep.keeper import holding
 from headwater.log.file.upkeep.retention import give_up
 from headwater.log.file.upkeep.seal import write_sealed
-from headwater.log.port.store import Chunk, Write, check_place
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.write import Write, check_place
 from headwater.model.clock import Clock
 
 

@@ -3,7 +3,7 @@
     groups/<group>/lock             the group's lock
     groups/<group>/generation       slot file (magic "HWGENR"): the generation of the roster
     groups/<group>/deleted          there if the group was removed (see `group_removal`)
-    groups/<group>/roster           the roster (a text file as in `catalog`, but not synced)
+    groups/<group>/roster           the roster (a readable file, see `headwater.log.disk.text`, but not synced)
     groups/<group>/members/<name>   magic "HWMEMB", format u16, then a u64: when the member polled last. Locked by it while it lives
     groups/<group>/offsets/<topic>/<n>   slot file (magic "HWOFFS") with the facts `committed` and `owner` of one partition
 
@@ -33,12 +33,21 @@ from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import Disk, File
 from headwater.log.disk.gate import Gate, settled
 from headwater.log.disk.slots import SlotFile, begin_anew, create_slot_file
-from headwater.log.file.catalog import read_text
-from headwater.log.file.commit import Decision, OffsetPart
+from headwater.log.disk.text import read_text
+from headwater.log.file.commit import Decision
 from headwater.log.file.group_removal import is_marked, mark, unmark
 from headwater.log.port.assignment import Place
-from headwater.log.port.group import NO_OFFSET, Committed, Owner, Presence, Roster, SharedGroup, forget_offsets
-from headwater.log.port.group_refusals import not_owner
+from headwater.log.port.group import (
+    NO_OFFSET,
+    Committed,
+    OffsetPart,
+    Owner,
+    Presence,
+    Roster,
+    SharedGroup,
+    forget_offsets,
+    not_owner,
+)
 from headwater.model.errors import Damaged, GroupNotFound, NoAccess
 
 FORMAT = 1

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from headwater.log.disk.disk import Disk
-from headwater.log.file.catalog import read_text, topic_from_json, write_text
+from headwater.log.disk.text import read_text, write_text
 from headwater.log.file.commit import CommitLog, Decision
 from headwater.log.file.groups import recover_groups
 from headwater.log.file.partition.active import lost
@@ -41,6 +41,7 @@ from headwater.log.file.partition.partition_files import ALL, bases_of, remove_b
 from headwater.log.file.segments.frame import CONTINUES, Frame
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.stages import recover_stages
+from headwater.log.port.topic import topic_from_json
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, DiskFull, FormatTooNew, StorageError
 

@@ -36,7 +36,7 @@ from headwater.log.disk.gate import Gate, settled
 from headwater.log.disk.slots import SlotFile, create_slot_file
 from headwater.log.file.commit import Decision, StagePart
 from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.errors import Damaged, FormatTooNew
 from headwater.model.marker import Marker
 

@@ -1,11 +1,15 @@
 """The local log (`file://`): a folder on one machine's disk, shared by any number of processes without a server.
 
-    headwater            the log's id and format        topics/<name>/topic       what the topic is (see `catalog`)
+    headwater            the log's id and format        topics/<name>/topic       what the topic is (see below)
     state, commits       shared state and transactions  topics/<name>/signal      written to wake readers (see `wait`)
     commit.lock          lock of `state`                topics/<name>/<n>/…       one partition (see `partition`)
     catalog.lock         lock of the list of topics     producers/<id>            epoch of a named producer
     incarnations         what unclean stops took back   queues/<group>/<topic>/…  a queue (see `state`)
     groups/<name>/…      one group (see `groups`)  stages/<name>/…           one stage (`stages`)
+
+A topic's file, like `headwater`, is readable text with a checksum (`headwater.log.disk.text`). A topic's folder is made complete under
+a name that starts with a dot and then renamed, and renamed back to such a name before it is removed, so that a crash leaves a whole
+topic or none.
 
 Lock order: catalog, then a stage's, then the partitions' append and sync locks in the order of (topic, number), then the
 groups' locks in the order of their names, then `commit.lock`.
@@ -26,19 +30,19 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from headwater.log.clients.wait import PollingWaiter, file_waiter
 from headwater.log.disk.disk import Disk, RealDisk
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.gate import Gate
 from headwater.log.disk.parallel_calls import SideBySide
-from headwater.log.file.catalog import read_text, topic_to_json, write_text
-from headwater.log.file.commit import CommitLog, OffsetPart, StagePart, create_commits, create_state
+from headwater.log.disk.text import read_text, write_text
+from headwater.log.disk.wait import PollingWaiter, file_waiter
+from headwater.log.file.commit import CommitLog, StagePart, create_commits, create_state
 from headwater.log.file.copies import LocalCopies
 from headwater.log.file.groups import FileGroup, GroupFiles
 from headwater.log.file.handles import GONE, Handles
 from headwater.log.file.partition.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.partition.head import Appended, is_marked_deleted, mark_deleted
-from headwater.log.file.partition.heartbeats import Heartbeat, reached_by, read_heartbeats, tell_time
+from headwater.log.file.partition.heartbeats import read_heartbeats, tell_time
 from headwater.log.file.partition.partition import Partition, synced
 from headwater.log.file.partition.partition_files import create_partition
 from headwater.log.file.recovery import (
@@ -49,15 +53,17 @@ from headwater.log.file.recovery import (
     recover_log,
 )
 from headwater.log.file.segments.archive import check_archive
-from headwater.log.file.segments.frame import Payload
-from headwater.log.file.segments.payloads import payloads_of
+from headwater.log.file.segments.frame import Payload, payloads_of
+from headwater.log.file.split import split_topic
 from headwater.log.file.stages import LocalStages, StageFiles
 from headwater.log.file.transactions import Transactions, check_same_topic
 from headwater.log.file.upkeep.overload import Gauge
 from headwater.log.file.upkeep.upkeep import Upkeep
-from headwater.log.port.split import split_topic
-from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, Write, repartitioned
-from headwater.log.port.topic import Topic
+from headwater.log.port.group import OffsetPart
+from headwater.log.port.lateness import Heartbeat, reached_by
+from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
+from headwater.log.port.topic import Topic, topic_to_json
+from headwater.log.port.write import Write, repartitioned
 from headwater.log.queue.floor import Acked, acked_in_folder
 from headwater.log.queue.state import LocalStates, QueueStates, ReadOnlyStates, delete_local_queue, local_queues
 from headwater.model.clock import Clock

@@ -21,7 +21,7 @@ from functools import partial
 
 from headwater.log.disk.gate import Held, hold, leave
 from headwater.log.disk.parallel_calls import SideBySide
-from headwater.log.file.commit import CommitLog, Decision, OffsetPart, Part, StagePart
+from headwater.log.file.commit import CommitLog, Decision, Part, StagePart
 from headwater.log.file.groups import GroupFiles
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.head import sync_head
@@ -29,6 +29,7 @@ from headwater.log.file.partition.partition import Partition
 from headwater.log.file.partition.partition_files import poison_past_damage, publish_past_damage
 from headwater.log.file.segments.frame import Payload
 from headwater.log.file.stages import StageFiles
+from headwater.log.port.group import OffsetPart
 from headwater.log.port.store import Bounds
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, StorageError, TopicNotFound

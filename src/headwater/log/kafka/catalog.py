@@ -1,7 +1,7 @@
 """The catalog of a log on Kafka: what our topics are, as records of one compacted topic, `__headwater.topics`.
 
-The key of a record is a topic's name, its value what `headwater.log.file.catalog` writes into a topic's file, or nothing once the topic
-was deleted. The topic has one partition, so its records have one order.
+The key of a record is a topic's name, its value what a log in a folder writes into a topic's file
+(`topic_to_json`), or nothing once the topic was deleted. The topic has one partition, so its records have one order.
 
 Changes are made one at a time, over all processes: who changes something holds the transactional id of the catalog, which
 fences everybody who held it before; then it reads to the end, decides, and commits. A commit that comes too late is refused by
@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.log.file.catalog import topic_from_json, topic_to_json
 from headwater.log.kafka.reader import Fetcher
 from headwater.log.kafka.records import Records
 from headwater.log.kafka.writer import Parcel, Transactor
-from headwater.log.port.topic import Topic
+from headwater.log.port.topic import Topic, topic_from_json, topic_to_json
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Fenced, HeadwaterError, TopicExists, TopicNotFound, Unreachable
 from headwater.model.schema import BYTES_SCHEMA

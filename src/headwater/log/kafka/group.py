@@ -31,7 +31,6 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from headwater.log.file.commit import OffsetPart
 from headwater.log.kafka.catalog import FOREIGN
 from headwater.log.kafka.cluster import LEADER_S, keep_for_ever
 from headwater.log.kafka.errors import passing
@@ -42,11 +41,13 @@ from headwater.log.port.group import (
     Committed,
     GroupState,
     MemberProgress,
+    OffsetPart,
     Owner,
     Subscribe,
     Subscribed,
+    group_in_use,
+    not_owner,
 )
-from headwater.log.port.group_refusals import group_in_use, not_owner
 from headwater.log.port.topic import check_name
 from headwater.model.errors import (
     Closed,

@@ -28,7 +28,8 @@ import pyarrow as pa
 
 from headwater.log.kafka.cluster import BEGINNING
 from headwater.log.kafka.records import Records, to_columns
-from headwater.log.port.store import Chunk, check_not_missed
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.store import check_not_missed
 from headwater.log.port.topic import Topic
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, PositionLost, Unreachable

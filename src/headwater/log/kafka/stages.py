@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.log.kafka.catalog import INTERNAL, Catalog, CompactedTopic
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.errors import Fenced
 from headwater.model.marker import Marker
 

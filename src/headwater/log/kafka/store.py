@@ -28,8 +28,6 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.disk.fork import tell_when_forked
-from headwater.log.file.commit import OffsetPart
-from headwater.log.file.segments.frame import NO_PRODUCER
 from headwater.log.kafka.catalog import (
     INTERNAL,
     Catalog,
@@ -47,8 +45,10 @@ from headwater.log.kafka.records import to_records
 from headwater.log.kafka.refusals import KafkaRefusals, topic_settings
 from headwater.log.kafka.stages import KafkaStages
 from headwater.log.kafka.writer import Parcel, Transactor
-from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, Write, made_anew
-from headwater.log.port.topic import NAME_CHARACTERS_MAX, Topic
+from headwater.log.port.group import OffsetPart
+from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
+from headwater.log.port.topic import NAME_CHARACTERS_MAX, Topic, made_anew
+from headwater.log.port.write import NO_PRODUCER, Write
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Closed,

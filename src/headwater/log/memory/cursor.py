@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from headwater.log.port.store import Chunk, check_not_missed, made_anew
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.store import check_not_missed
+from headwater.log.port.topic import made_anew
 
 if TYPE_CHECKING:
     from headwater.log.memory.store import MemoryStore

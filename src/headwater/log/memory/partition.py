@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headwater.log.file.partition.heartbeats import Heartbeat
-from headwater.log.file.segments.frame import NO_PRODUCER, NO_TIME
-from headwater.log.port.lateness import reached_after
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.lateness import Heartbeat, reached_after
+from headwater.log.port.write import NO_PRODUCER
+from headwater.model.clock import NO_TIME
 
 
 class MemoryPartition:

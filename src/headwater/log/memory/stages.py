@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.marker import Marker
 
 

@@ -18,31 +18,18 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.arrow.placement import comparable_keys, key_bytes
-from headwater.log.file.commit import OffsetPart
-from headwater.log.file.partition.heartbeats import Heartbeat, add_heartbeat, reached_by
-from headwater.log.file.segments.frame import NO_PRODUCER, flags_of, physical_schema
 from headwater.log.memory.cursor import MemoryCursor, MemoryWaiter
 from headwater.log.memory.group import MemoryGroup
 from headwater.log.memory.partition import MemoryPartition
 from headwater.log.memory.stages import MemoryStages
-from headwater.log.port.group import Committed, Owner, commit_offsets
-from headwater.log.port.group_refusals import not_owner
-from headwater.log.port.lateness import reached_after
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.group import Committed, OffsetPart, Owner, commit_offsets, not_owner
+from headwater.log.port.lateness import Heartbeat, add_heartbeat, reached_after, reached_by
 from headwater.log.port.split import after_split, check_fences, check_split
 from headwater.log.port.stage import StageState
-from headwater.log.port.store import (
-    Bounds,
-    Chunk,
-    Cursor,
-    TimeKind,
-    Waiter,
-    Write,
-    check_not_missed,
-    check_place,
-    made_anew,
-    repartitioned,
-)
-from headwater.log.port.topic import Topic
+from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, check_not_missed
+from headwater.log.port.topic import Topic, made_anew
+from headwater.log.port.write import NO_PRODUCER, Write, check_place, flags_of, physical_schema, repartitioned
 from headwater.log.queue.floor import acked_in_memory
 from headwater.log.queue.state import MemoryStates, no_queue
 from headwater.model.clock import Clock

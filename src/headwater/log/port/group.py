@@ -37,7 +37,7 @@ from typing import Protocol
 import msgspec
 
 from headwater.log.port.assignment import Place, assign
-from headwater.log.port.group_refusals import group_in_use, not_owner
+from headwater.model.errors import GroupInUse, NotOwner
 
 LOOK_S = 0.05
 """How long a member goes without looking at who else is there."""
@@ -66,6 +66,19 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
 
     member: str = NOBODY
     generation: int = 0
+
+
+class OffsetPart(msgspec.Struct, frozen=True, array_like=True):
+    """An offset that a member of a group commits, and in what right: as the owner since a generation."""
+
+    group: str
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    incarnation: int
+    member: str
+    generation: int
 
 
 class Subscribed(msgspec.Struct, frozen=True, array_like=True):
@@ -492,3 +505,21 @@ def forget_offsets(shared: SharedGroup) -> None:
         before = shared.committed(place)
         shared.set_owner(place, Owner())
         shared.set_committed(place, Committed(transaction=before.transaction, sequence=before.sequence + 1))
+
+
+def group_in_use(group: str, pids: Iterable[int | None]) -> GroupInUse:
+    """The refusal of a reset."""
+    known = list(pids)
+    return GroupInUse(
+        f"Group {group!r} has {len(known)} members that live (processes {sorted({pid for pid in known if pid})}).",
+        advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
+    )
+
+
+def not_owner(group: str, place: Place) -> NotOwner:
+    """The refusal of a commit."""
+    return NotOwner(
+        f"Partition {place[1]} of topic {place[0]!r} does not belong to this member of group {group!r} any more.",
+        advice="It did not poll for too long, or its partitions were given to others; poll again, and what was not "
+        "committed comes again to whoever owns it now.",
+    )

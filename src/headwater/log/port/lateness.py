@@ -3,17 +3,27 @@
 An event is late when its time lies more than the topic's lateness before the greatest time that its own partition had reached before it.
 That greatest time, the running maximum, is kept with the events, so the answer is the same however they are read. A time further
 ahead of its append than the topic's `future_max` does not advance it: one clock in 2099 must not make the world late.
+
+A heartbeat says of a partition to which nobody appends that event time has passed there too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.log.file.segments.frame import NO_TIME
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
+from headwater.model.clock import NO_TIME
+
+
+class Heartbeat(NamedTuple):
+    """Event time had reached `time` before the event at `offset`."""
+
+    offset: int
+    time: int
 
 
 def maxima(chunk: Chunk, running: int) -> Any:
@@ -54,3 +64,17 @@ def times_in(chunk: Chunk) -> Any:
     """The event times of a chunk, in µs; NO_TIME of events that have none."""
     assert chunk.topic.time is not None
     return np.asarray(chunk.batch.column(chunk.topic.time).cast(pa.int64()).fill_null(NO_TIME))
+
+
+def reached_by(beats: Sequence[Heartbeat], offset: int) -> int:
+    """The greatest time that heartbeats say was reached before an offset."""
+    return max((beat.time for beat in beats if beat.offset <= offset), default=NO_TIME)
+
+
+def add_heartbeat(beats: list[Heartbeat], beat: Heartbeat) -> None:
+    """Puts one behind others, unless they say as much."""
+    if beats and beats[-1].time >= beat.time:
+        return
+    if beats and beats[-1].offset >= beat.offset:
+        beats.pop()
+    beats.append(beat)

@@ -1,4 +1,4 @@
-"""A stage: a writer that writes each of its batches exactly once, whoever dies in between.
+"""What may follow what in a stage, a writer that writes each of its batches exactly once, whoever dies in between.
 
 A batch is identified by its marker (query, epoch, where it ends in its sources). The newest marker that a stage has
 committed is stored by the very transaction that appends the batch's events; it is looked at, together with the stage's
@@ -14,18 +14,10 @@ What a marker may follow (`is_new`):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
 import msgspec
 
-from headwater.log.port.split import place_again
-from headwater.model.errors import CheckpointConflict, Fenced, Repartitioned
+from headwater.model.errors import CheckpointConflict, Fenced
 from headwater.model.marker import Marker
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
-    from headwater.log.port.store import Write
 
 Positions = dict[str, dict[int, range]]
 """Where events stand: topic, partition, offsets."""
@@ -47,60 +39,6 @@ class StageCommit(msgspec.Struct, frozen=True):
     marker: Marker | None
     written: bool
     positions: Positions
-
-
-class Stage:
-    """A stage as its newest holder sees it. Opening one takes a new fencing number: earlier holders are refused.
-
-    A holder that lives in several processes opens it in one of them, and gives its `number` to the others (not on Kafka).
-    With `gaps` epochs may be left out, as by one of many tasks that has nothing to write in each batch.
-    """
-
-    def __init__(self, log: Log, name: str, *, number: int | None = None, gaps: bool = False) -> None:
-        self.name = name
-        self._log = log
-        self._gaps = gaps
-        self.number = log.store.take_stage(name) if number is None else number
-
-    @property
-    def last(self) -> Marker | None:
-        """The newest committed marker, whoever committed it."""
-        return self._log.store.stage_state(self.name).last
-
-    @property
-    def positions(self) -> Positions:
-        """Where the events of the newest marker stand."""
-        return self._log.store.stage_state(self.name).positions
-
-    def commit(self, marker: Marker, appends: Iterable[tuple[str, Any]] = ()) -> StageCommit:
-        """Appends a batch to any topics and commits its marker: all of it or nothing, and only once.
-
-        `Fenced` where somebody has opened the stage since, `CheckpointConflict` where the marker does not follow the last.
-        """
-        named = msgspec.structs.replace(marker, stage=self.name)
-        state = self._log.store.stage_state(self.name)
-        if known := already_there(self.name, self.number, state, named, gaps=self._gaps):
-            return known
-        writes = [write for topic, rows in appends for write in self._log._writes(topic, rows)]
-        return self.commit_writes(named, writes)
-
-    def commit_writes(self, marker: Marker, writes: Sequence[Write]) -> StageCommit:
-        """`commit`, for events that were placed in their partitions before."""
-        named = marker if marker.stage == self.name else msgspec.structs.replace(marker, stage=self.name)
-        while True:
-            try:
-                return self._log.store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)
-            except Repartitioned:  # a topic was split since they were placed; nothing was written
-                writes = place_again(self._log.store, writes)
-
-    def accept_new_checkpoint(self) -> Marker | None:
-        """Forgets the last marker, so that the next batch may have any; returns it.
-
-        Its `ends` say where a new checkpoint has to begin for nothing to be lost and nothing to be written twice.
-        """
-        last = self.last
-        self._log.store.commit_stage(self.name, self.number, None, ())
-        return last
 
 
 def already_there(

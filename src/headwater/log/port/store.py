@@ -7,19 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
-import numpy as np
-import pyarrow as pa
 
-from headwater.log.file.commit import OffsetPart
-from headwater.log.file.partition.heartbeats import Heartbeat
-from headwater.log.file.segments.frame import Stamp
-from headwater.log.port.group import Group
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.group import Group, OffsetPart
+from headwater.log.port.lateness import Heartbeat
 from headwater.log.port.topic import Topic
-from headwater.model.errors import Diverged, EventsMissed, Repartitioned, TopicNotFound
+from headwater.log.port.write import Write
+from headwater.model.errors import EventsMissed
 
 if TYPE_CHECKING:
     from headwater.log.port.stage import StageCommit, StageState
@@ -27,122 +24,6 @@ if TYPE_CHECKING:
     from headwater.model.marker import Marker
 
 TimeKind = Literal["time", "appended"]
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """Some consecutive events of one partition, as a store hands them out.
-
-    `batch` holds the columns of `topic`, then `_headers` and `_deleted` where any event has them, and `_appended`
-    where `appended` is None. Offsets run from `base_offset` without gaps; or, where compaction left some, they are given
-    in `offsets`, and the chunk stands for everything from `base_offset` to `end`, though its first and last events may lie
-    further inside, or there may be none. `running` is the greatest event time of the partition before the chunk, where the store
-    knows it and the chunk is whole.
-    """
-
-    topic: Topic
-    partition: int
-    base_offset: int
-    batch: pa.RecordBatch
-    appended: int | None
-    offsets: Any = None
-    end: int = -1
-    running: int | None = None
-
-    @property
-    def end_offset(self) -> int:
-        """The offset after the last event, and after the gap that follows it."""
-        return self.base_offset + self.batch.num_rows if self.offsets is None else self.end
-
-    def all_offsets(self) -> Any:
-        """The offset of each event, as an array."""
-        if self.offsets is not None:
-            return self.offsets
-        return np.arange(self.base_offset, self.base_offset + self.batch.num_rows, dtype=np.int64)
-
-    def offset_of(self, row: int) -> int:
-        """The offset of the event in a row."""
-        return self.base_offset + row if self.offsets is None else int(self.offsets[row])
-
-    def slice(self, start: int, end: int) -> Chunk:
-        """The events with offsets from `start` to `end`."""
-        if self.offsets is None:
-            batch = self.batch.slice(start - self.base_offset, end - start)
-            return msgspec.structs.replace(self, base_offset=start, batch=batch, running=None)
-        first, last = (int(row) for row in np.searchsorted(self.offsets, (start, end)))
-        return msgspec.structs.replace(
-            self,
-            base_offset=start,
-            batch=self.batch.slice(first, last - first),
-            offsets=self.offsets[first:last],
-            end=end,
-            running=None,
-        )
-
-    def slice_events(self, events_max: int) -> Chunk:
-        """Its first events, with the gap that follows them."""
-        if self.batch.num_rows <= events_max:
-            return self
-        return self.slice(self.base_offset, self.offset_of(events_max))
-
-
-class Write(msgspec.Struct, frozen=True):
-    """Events on their way to one partition: the rows at `indices` of a batch, or all of it.
-
-    The batch has the topic's columns in order, then `_headers` and `_deleted` if any event has them. The rows are picked
-    piece by piece when they are written, so that the partitions of a large batch are prepared in parallel.
-
-    For copies of a log: `at` is the offset that the first event must get (any other is refused with `Diverged`), and `appended`
-    holds an append time for each event, in µs, to be kept instead of the store's own. Both hold for `write_atomically` too.
-    """
-
-    topic: Topic
-    partition: int
-    batch: pa.RecordBatch
-    indices: Any = None
-    stamp: Stamp = Stamp()
-    at: int | None = None
-    appended: Any = None
-
-    @property
-    def count(self) -> int:
-        """How many events."""
-        return self.batch.num_rows if self.indices is None else len(self.indices)
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Its events from the start-th to the end-th, cut where the append time to keep is another one."""
-        if self.appended is None:
-            return [(0, self.count)]
-        cuts = [0, *(np.flatnonzero(np.diff(self.appended)) + 1).tolist(), self.count]
-        return list(pairwise(cuts))
-
-    def rows(self, start: int = 0, count: int | None = None) -> pa.RecordBatch:
-        """Its events from the `start`-th on."""
-        stop = self.count if count is None else min(start + count, self.count)
-        if self.indices is None:
-            return self.batch if stop - start == self.batch.num_rows else self.batch.slice(start, stop - start)
-        return self.batch.take(pa.array(self.indices[start:stop]))
-
-
-def check_place(at: int, end: int, where: str) -> None:
-    """Refuses events that are meant for another offset than the next one; the caller holds what keeps it the next one."""
-    if at != end:
-        raise Diverged(
-            f"Events from offset {at} on were to be copied to {where}, which ends at {end}.",
-            advice="Something else writes to the copy, or another mirror did; run the mirror again to see what differs.",
-        )
-
-
-def repartitioned(topic: Topic) -> Repartitioned:
-    """The refusal of events that were placed when the topic had fewer partitions."""
-    return Repartitioned(
-        f"Topic {topic.name!r} has {topic.partitions} partitions by now, and the events were placed by another number.",
-        advice="Nothing was stored; place them again.",
-    )
-
-
-def made_anew(name: str) -> TopicNotFound:
-    """The topic that a handle knows is gone, though there is one of its name."""
-    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):

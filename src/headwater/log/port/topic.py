@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 import pyarrow as pa
 
 from headwater.model.clock import Duration
-from headwater.model.errors import InvalidInput, InvalidName
+from headwater.model.ddl import schema_from_json, schema_to_json
+from headwater.model.errors import FormatTooNew, InvalidInput, InvalidName, TopicNotFound
 
 Durability = Literal["fsync", "os"]
 Overload = Literal["block", "buffer", "drop_oldest", "reject"]
@@ -197,3 +198,30 @@ def check_topic(topic: Topic) -> Topic:
 
 def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def made_anew(name: str) -> TopicNotFound:
+    """The topic that a handle knows is gone, though there is one of its name."""
+    return TopicNotFound(f"Topic {name!r} was deleted and created again.", advice="Open another reader or producer.")
+
+
+def topic_to_json(topic: Topic) -> dict[str, Any]:
+    """The topic as its file holds it."""
+    fields = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "splits"}
+    fields["schemas"] = [schema_to_json(schema) for schema in topic.schemas]
+    if topic.splits:  # an older Headwater reads a topic that was never split, and refuses one that was
+        fields["splits"] = [{"partitions": split.partitions, "fences": list(split.fences)} for split in topic.splits]
+    return fields
+
+
+def topic_from_json(fields: dict[str, Any]) -> Topic:
+    """The topic from its file; settings it lacks have their default, and those of a later Headwater are not passed over."""
+    unknown = sorted(set(fields) - set(Topic.__struct_fields__))
+    if unknown:
+        raise FormatTooNew(
+            f"Topic {fields.get('name')!r} has settings that this Headwater does not know: {', '.join(unknown)}.",
+            advice="Upgrade Headwater.",
+        )
+    schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
+    splits = tuple(Split(split["partitions"], tuple(split["fences"])) for split in fields.get("splits", ()))
+    return Topic(**(fields | {"schemas": schemas, "splits": splits}))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.log.queue.headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID, row_again
 from headwater.log.transaction import Transaction
 from headwater.model.errors import InvalidInput, TopicNotFound

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headwater.log.disk.disk import Disk
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
 from headwater.log.queue.state import MemoryStates, local_queues
 from headwater.log.queue.window import Window, opened_window

@@ -26,8 +26,10 @@ import pyarrow.compute as pc
 
 from headwater.log.arrow.placement import key_bytes, murmur2, partitions_of
 from headwater.log.arrow.rows import check_size, to_batch
-from headwater.log.port.store import Chunk, Store, Write
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.store import Store
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.log.queue.window import FAR_US
 from headwater.model.clock import SteadyClock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput
@@ -84,7 +86,7 @@ def send_event(
         number = int(partitions_of(pa.array([spread_by.encode("utf-8")], pa.binary()), described.partitions_first)[0])
         batch = to_batch([row], described.schema)
         check_size(batch, described)
-        (outcome,) = log._write([Write(described, number, batch)])[1]
+        (outcome,) = log.appender.write([Write(described, number, batch)])[1]
         if isinstance(outcome, Exception):
             raise outcome
         return Position(topic, number, outcome.start, log.store.incarnation())

@@ -26,9 +26,10 @@ import numpy as np
 
 from headwater.log.arrow.events import to_events
 from headwater.log.arrow.rows import to_batch
-from headwater.log.file.segments.frame import NO_PRODUCER
-from headwater.log.port.store import Bounds, Chunk, Cursor, Store, Write
+from headwater.log.port.chunk import Chunk
+from headwater.log.port.store import Bounds, Cursor, Store
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import NO_PRODUCER, Write
 from headwater.log.queue.headers import Ids, delays, delivery_times, has_headers, is_for_others, key_hashes
 from headwater.log.queue.settings import QueueSettings
 from headwater.log.queue.state import QueueStates

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from headwater.log.clients.reader import Start
-from headwater.log.clients.wait import wait_async
 from headwater.log.disk.fork import tell_when_forked
+from headwater.log.disk.wait import wait_async
 from headwater.log.port.split import is_held
 from headwater.log.port.store import Bounds, Waiter
 from headwater.log.port.topic import check_name

@@ -2,7 +2,7 @@
 
 In a local log this is the folder `queues/<group>/<topic>/`:
 
-    queue             what the queue is (text, see `catalog`): group, topic, order, the topic of its dead letters
+    queue             what the queue is (text, see `headwater.log.disk.text`): group, topic, order, the topic of its dead letters
     lock              lock of the members' folder and of `queue`
     members/<id>      held locked by each handle that takes leases: where the lock is free, the member is dead
     <n>.lock          lock of the partition's window; never replaced
@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from headwater.log.disk.disk import Disk, File, Map, RealDisk
-from headwater.log.file.catalog import read_text, write_text
+from headwater.log.disk.text import read_text, write_text
 from headwater.log.port.topic import Topic
 from headwater.log.queue.window import (
     CAPACITY_MIN,

@@ -21,9 +21,9 @@ import numpy as np
 
 from headwater.log.arrow.rows import to_batch
 from headwater.log.disk.gate import Held, hold, leave
-from headwater.log.file.commit import OffsetPart
-from headwater.log.port.store import Write
+from headwater.log.port.group import OffsetPart
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.log.queue.lease import Lease
 from headwater.log.queue.state import QueueStates
 from headwater.log.queue.window import Window

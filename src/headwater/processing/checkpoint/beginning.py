@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headwater.log.disk.disk import RealDisk
-from headwater.log.file.catalog import read_text, write_text
+from headwater.log.disk.text import read_text, write_text
 from headwater.log.log import Log
 from headwater.processing.checkpoint.marker import planned
 from headwater.processing.checkpoint.offsets import At, Offsets, to_json

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import BEAT, WATERMARK
 from headwater.processing.source.planned_rows import FetchingReader
 from headwater.processing.spark.errors import crossing

@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, DoubleType, FloatType, StructType
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.hashing import hashes_of_values, is_hashable

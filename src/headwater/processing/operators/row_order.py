@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import TimestampType
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.operator import note_time
 from headwater.processing.state.runs import H1, H2

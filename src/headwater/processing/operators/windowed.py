@@ -20,8 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headwater.log.file.segments.frame import NO_TIME
-from headwater.model.clock import duration_us
+from headwater.model.clock import NO_TIME, duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.operators.grouping import ALL, Groups, keyed, with_all

@@ -19,8 +19,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import RealDisk
-from headwater.log.port.stage import Stage, StageCommit
+from headwater.log.port.stage import StageCommit
 from headwater.log.port.topic import Topic
 from headwater.model.marker import Marker
 from headwater.processing.checkpoint.marker import marker_of
@@ -51,7 +52,7 @@ class FrameWriter:
         self._log = log_for_writing(log_url)
         self._is_local = is_local(self._log)
         number = take_number(self._log, stage) if self._is_local else None
-        self._stage = Stage(self._log, stage, number=number)
+        self._stage = Stage(self._log.appender, stage, number=number)
         self._topic = topic
         self._checkpoint = checkpoint
         self._url = log_url

@@ -28,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.log.file.segments.frame import NO_TIME
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
+from headwater.model.clock import NO_TIME
 
 Order = Literal["tasks", "keys", "times"]
 Array = Any

@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
 from headwater.model.marker import Marker
@@ -133,7 +133,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         self.reach("sink: all staged")
         number = max((message.number for message in staged), default=0) or newest_number(log, self.stage)
-        stage = Stage(log, self.stage, number=number)
+        stage = Stage(log.appender, self.stage, number=number)
         self.reach("sink: committing")
         commit_staged(log, stage, log.store.refresh(self.topic), self._marker(batch_id), staged)
         self.reach("sink: committed")

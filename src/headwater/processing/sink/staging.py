@@ -39,12 +39,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from headwater.log.arrow.placement import place
 from headwater.log.arrow.rows import check_size, to_batch
+from headwater.log.clients.stage import Stage
 from headwater.log.file.store import LocalStore
 from headwater.log.kafka.stages import KafkaStages
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage, StageCommit
-from headwater.log.port.store import Write
+from headwater.log.port.stage import StageCommit
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Write
 from headwater.model.errors import Fenced, Unsupported
 from headwater.model.marker import Marker
 from headwater.processing.sink.order import Order, Weaving
@@ -164,7 +165,7 @@ def write_task(
     leaves its epoch out.
     """
     assert isinstance(log.store, KafkaStages)
-    holder = Stage(log, stage, number=log.store.held_stage(stage), gaps=True)
+    holder = Stage(log.appender, stage, number=log.store.held_stage(stage), gaps=True)
     fetched = [batch for batch in batches if batch.num_rows]
     if fetched:
         rows = pa.Table.from_batches(fetched)
@@ -191,7 +192,7 @@ def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
             yield Write(topic, partition, batch)
     else:
         for batch in batches:
-            yield from log._writes(topic.name, batch)
+            yield from log.appender.place(topic.name, batch)
 
 
 def _kept_in_file(log: Log, stage: Stage, batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

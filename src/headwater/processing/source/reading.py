@@ -21,12 +21,12 @@ from pyspark.sql.datasource import InputPartition
 
 from headwater.log.arrow.events import joined, output_schema, to_batch_of
 from headwater.log.arrow.table import Newest
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import reached_after
-from headwater.log.port.store import Chunk
 from headwater.log.port.topic import Topic
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
 from headwater.processing.source.condition import Condition, Filter

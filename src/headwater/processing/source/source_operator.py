@@ -32,7 +32,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from headwater.log.arrow.placement import key_bytes, partitions_of
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Unsupported
 from headwater.processing.checkpoint.marker import query_of
 from headwater.processing.checkpoint.offsets import VERSION, WATERMARK, Offsets

@@ -30,9 +30,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.port.split import is_held
 from headwater.log.port.topic import Topic
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import HeadwaterError
 from headwater.processing.checkpoint.offsets import (
     EVENTS,

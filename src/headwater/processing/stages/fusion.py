@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from headwater.log.disk.disk import RealDisk
-from headwater.log.file.catalog import read_text, write_text
+from headwater.log.disk.text import read_text, write_text
 from headwater.model.errors import Conflict
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.grouping import ALL

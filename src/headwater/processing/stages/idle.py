@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.log import Log
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import HeadwaterError
 from headwater.processing.checkpoint.offsets import At
 from headwater.processing.source.reading import is_local

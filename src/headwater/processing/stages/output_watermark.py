@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.log import Log
+from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.marker import committed, ends_of
 from headwater.processing.checkpoint.offsets import BEAT, WATERMARK, places_of
 from headwater.processing.source.reading import is_local

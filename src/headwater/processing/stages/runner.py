@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
 from headwater.processing.checkpoint.beginning import note_beginning

@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from headwater.log.file.segments.frame import NO_TIME
-from headwater.model.clock import system_clock
+from headwater.model.clock import NO_TIME, system_clock
 from headwater.model.errors import AppFailed
 from headwater.model.url import without_password
 from headwater.processing.checkpoint.offsets import BEAT, EVENTS, REACHED, VERSION, WATERMARK

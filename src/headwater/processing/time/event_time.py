@@ -30,9 +30,9 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import is_late, maxima, times_in
-from headwater.log.port.store import Chunk
+from headwater.model.clock import NO_TIME
 
 LATE, REACHED, PASSED = "_late", "_reached", "_watermark"
 FIELDS = {

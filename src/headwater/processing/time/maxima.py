@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import At
 
 _BEAT = ".beat"

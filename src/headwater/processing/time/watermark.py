@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.log import Log
 from headwater.log.port.topic import Topic
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import HeadwaterError
 from headwater.processing.checkpoint.offsets import At
 from headwater.processing.spark.log_cache import log_for_writing

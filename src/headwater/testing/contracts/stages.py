@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
-from headwater.log.port.stage import Stage
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, InvalidName, SchemaMismatch, TopicNotFound
 from headwater.model.marker import Marker
 from headwater.testing.contracts.case import LogCase, OpenLog, events_of, refused, values_of
@@ -142,7 +142,7 @@ class StageContract(LogCase):
     @pytest.mark.usefixtures("topics")
     def test_epochs_may_be_left_out_where_that_is_said(self, log: Log) -> None:
         """By a task that has nothing to write in each batch; everything else stays refused."""
-        stage = Stage(log, "s", gaps=True)
+        stage = Stage(log.appender, "s", gaps=True)
         assert stage.commit(marker(2), [("b", rows(2))]).written
         assert stage.commit(marker(5), [("b", rows(5))]).written
         assert not stage.commit(marker(5), [("b", rows(5))]).written

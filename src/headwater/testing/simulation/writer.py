@@ -13,10 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.log.clients.producer import Producer
-from headwater.log.file.segments.frame import Stamp
 from headwater.log.log import Log
-from headwater.log.port.store import Write
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import Stamp, Write
 from headwater.model.errors import Fenced, SchemaConflict, TopicExists, TopicNotFound
 from headwater.testing.oracle import KEYS, LENGTHS, NEVER, Batch, Place, Source, Violation
 from headwater.testing.simulation.reader import View, read_temporary

@@ -15,8 +15,9 @@ import pytest
 import headwater as hw
 from headwater.log.disk.disk import RealDisk
 from headwater.log.file.partition import heartbeats
-from headwater.log.file.partition.heartbeats import FILE, Heartbeat, read_heartbeats
+from headwater.log.file.partition.heartbeats import FILE, read_heartbeats
 from headwater.log.log import Log
+from headwater.log.port.lateness import Heartbeat
 from headwater.model.errors import FormatTooNew, InvalidInput, NoAccess
 from headwater.testing.crash.points import heartbeat_points
 

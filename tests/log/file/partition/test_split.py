@@ -15,7 +15,7 @@ import pytest
 import headwater as hw
 from headwater.log.doctor.doctor import examine
 from headwater.log.kafka.refusals import KafkaRefusals
-from headwater.log.port.store import Write
+from headwater.log.port.write import Write
 from headwater.model.errors import Damaged, Diverged, TopicNotFound, Unsupported
 from headwater.testing import SimDisk
 from headwater.testing.contracts.case import events_of

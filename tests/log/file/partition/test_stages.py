@@ -11,10 +11,11 @@ from random import Random
 import pytest
 
 import headwater as hw
+from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import RealDisk
 from headwater.log.doctor.doctor import examine
 from headwater.log.file import commit
-from headwater.log.port.stage import Stage, check_query
+from headwater.log.port.stage import check_query
 from headwater.model.errors import CheckpointConflict, Damaged, Fenced
 from headwater.testing import Crashed, SimDisk
 from headwater.testing.contracts.case import refused, values_of
@@ -216,7 +217,7 @@ def test_a_batch_that_was_placed_before_its_topic_was_split_is_placed_again(tmp_
     with hw.open_log("memory://" if kind == "memory" else str(tmp_path / "log")) as log:
         log.create_topic("t", "k STRING", key="k", partitions=2)
         rows = [{"k": f"k{number}"} for number in range(40)]
-        writes = log._writes("t", rows)
+        writes = log.appender.place("t", rows)
         log.alter_topic("t", partitions=6)
         stage = log.stage("app.s")
         assert stage.commit_writes(hw.Marker(query="q", epoch=0), writes).written

@@ -92,7 +92,7 @@ def test_sealed_segments_expire_as_frames_do(tmp_path: Path) -> None:
 
 def test_a_topic_file_from_before_retention_is_kept_for_ever(tmp_path: Path) -> None:
     """Its settings have a default."""
-    from headwater.log.file.catalog import read_text, write_text
+    from headwater.log.disk.text import read_text, write_text
 
     with open_log(str(tmp_path)) as log:
         filled(log, 3)

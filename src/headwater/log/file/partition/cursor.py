@@ -18,12 +18,14 @@ from headwater.log.disk.disk import Disk
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.archive import Archive, ArchivedSegment
-from headwater.log.file.segments.frame import NO_TIME, damaged
+from headwater.log.file.segments.frame import damaged
 from headwater.log.file.segments.sealed import Sealed
 from headwater.log.file.segments.segment import Segment
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import reached_after
-from headwater.log.port.store import Chunk, TimeKind, check_not_missed
+from headwater.log.port.store import TimeKind, check_not_missed
 from headwater.log.port.topic import Topic
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged, EventsMissed, TopicNotFound
 
 _LOOKS_MAX = 5

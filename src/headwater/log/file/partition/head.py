@@ -25,7 +25,8 @@ import msgspec
 
 from headwater.log.disk.disk import Disk
 from headwater.log.disk.slots import SlotFile, create_slot_file
-from headwater.log.file.segments.frame import NO_TIME, Frame
+from headwater.log.file.segments.frame import Frame
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged
 
 FORMAT = 1

@@ -16,16 +16,15 @@ none. When the file has grown, the last of each offset is kept, and of those bel
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
 
 from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import Disk, File
-from headwater.log.file.segments.frame import NO_TIME
+from headwater.log.port.lateness import Heartbeat, add_heartbeat, reached_by
 from headwater.model.errors import FormatTooNew
 
 if TYPE_CHECKING:
@@ -40,13 +39,6 @@ _BEGIN = struct.Struct("<6sH")
 _MAGIC = b"HWBEAT"
 _PAIR = struct.Struct("<qq")
 _RECORD = np.dtype([("offset", "<i8"), ("time", "<i8"), ("crc", "<u4"), ("zero", "<u4")])
-
-
-class Heartbeat(NamedTuple):
-    """Event time had reached `time` before the event at `offset`."""
-
-    offset: int
-    time: int
 
 
 def read_heartbeats(disk: Disk, folder: str) -> list[Heartbeat]:
@@ -98,20 +90,6 @@ def _write(disk: Disk, folder: str, beat: Heartbeat, *, first: int) -> None:
         disk.sync_folder(folder)
     if end >= REWRITE_BYTES:
         _rewrite(disk, folder, beat, first)
-
-
-def reached_by(beats: Sequence[Heartbeat], offset: int) -> int:
-    """The greatest time that heartbeats say was reached before an offset."""
-    return max((beat.time for beat in beats if beat.offset <= offset), default=NO_TIME)
-
-
-def add_heartbeat(beats: list[Heartbeat], beat: Heartbeat) -> None:
-    """Puts one behind others, unless they say as much."""
-    if beats and beats[-1].time >= beat.time:
-        return
-    if beats and beats[-1].offset >= beat.offset:
-        beats.pop()
-    beats.append(beat)
 
 
 def _rewrite(disk: Disk, folder: str, beat: Heartbeat, first: int) -> None:

@@ -28,12 +28,13 @@ from headwater.log.file.partition.head import Appended, Head, Mark
 from headwater.log.file.partition.partition_files import remove_begun
 from headwater.log.file.partition.sequences import Sequences
 from headwater.log.file.segments import frame as frames
-from headwater.log.file.segments.frame import NO_PRODUCER, Payload, Stamp
+from headwater.log.file.segments.frame import Payload
 from headwater.log.file.segments.index import Index
 from headwater.log.file.segments.sealed import sealed_name
 from headwater.log.file.segments.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
-from headwater.log.port.store import Bounds, check_place, repartitioned
+from headwater.log.port.store import Bounds
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import NO_PRODUCER, Stamp, check_place, repartitioned
 from headwater.model.clock import Clock
 from headwater.model.errors import Fenced, HeadwaterError, Poisoned, SequenceGap, StorageError, TopicNotFound
 

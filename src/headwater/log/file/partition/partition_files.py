@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 
 from headwater.log.disk.disk import Disk
 from headwater.log.file.partition.head import Head, Mark, create_head
-from headwater.log.file.segments.frame import NO_TIME
 from headwater.log.file.segments.segment import Segment, SegmentHeader, create_segment
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged
 
 ALL = -1

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from headwater.log.disk.disk import Disk
 from headwater.log.file.partition.active import lost
 from headwater.log.file.partition.head import Mark
-from headwater.log.file.segments.frame import NO_PRODUCER, Payload
+from headwater.log.file.segments.frame import Payload
 from headwater.log.file.segments.segment import ProducerSequence, Segment, recent_producers, segment_name
+from headwater.log.port.write import NO_PRODUCER
 
 
 class Sequences:

@@ -30,10 +30,11 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headwater.log.disk.disk import RealDisk
-from headwater.log.file.segments.frame import NO_TIME, flags_of, physical_schema
 from headwater.log.file.segments.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import flags_of, physical_schema
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, StorageError
 from headwater.model.schema import project
 from headwater.model.url import check_secret, said_of, without_password

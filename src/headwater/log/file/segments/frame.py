@@ -25,7 +25,7 @@ in the next frame: a batch too large for one frame is recovered whole or not at 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -34,16 +34,14 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headwater.log.arrow.columns import extremes
+from headwater.log.port.write import Stamp, Write, flags_of, physical_schema
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged
-from headwater.model.schema import DELETED, HEADERS
 
-NO_TIME = -(2**63)
-NO_PRODUCER = bytes(16)
 HEADER_BYTES = 128
-HAS_HEADERS = 1
-HAS_DELETED = 2
 CONTINUES = 4
-
+FRAME_EVENTS_MAX = 65_536
+FRAME_BYTES_MAX = 16 << 20
 
 _MAGIC = b"HWF1"
 _ALIGNMENT = 64
@@ -89,18 +87,6 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         return stride_of(self.payload_bytes)
 
 
-class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """Whose batch it is: a producer's id and epoch, and the sequence numbers of its first and last event.
-
-    A stamp whose last sequence number is already stored marks a retry, and the batch is not stored again.
-    """
-
-    producer: bytes = NO_PRODUCER
-    epoch: int = 0
-    sequence_first: int = 0
-    sequence_last: int = 0
-
-
 class Payload(msgspec.Struct, frozen=True):
     """A batch made ready outside every lock: serialised, summed, its times looked at.
 
@@ -126,19 +112,25 @@ class Payload(msgspec.Struct, frozen=True):
         return stride_of(self.size)
 
 
-def physical_schema(schema: pa.Schema, flags: int) -> pa.Schema:
-    """The columns a frame holds: the topic's own, then those the frame's flags announce."""
-    if flags & HAS_HEADERS:
-        schema = schema.append(HEADERS)
-    if flags & HAS_DELETED:
-        schema = schema.append(DELETED)
-    return schema
-
-
-def flags_of(batch: pa.RecordBatch) -> int:
-    """Which optional columns a batch carries."""
-    names = batch.schema.names
-    return (HAS_HEADERS if "_headers" in names else 0) | (HAS_DELETED if "_deleted" in names else 0)
+def payloads_of(write: Write) -> Iterator[Payload]:
+    """The events cut into frames of a size that is good to read, all with the batch's stamp."""
+    rows = 1
+    if write.batch.num_rows > 1:
+        size = pa.ipc.get_record_batch_size(write.batch)
+        rows = min(FRAME_EVENTS_MAX, max(1, FRAME_BYTES_MAX * write.batch.num_rows // size))
+    for start, end in write.runs():
+        for first in range(start, end, rows):
+            count = min(rows, end - first)
+            yield prepare(
+                write.rows(first, count),
+                schema=write.topic.schema,
+                schema_id=write.topic.schema_id,
+                time_column=write.topic.time,
+                stamp=write.stamp,
+                continues=first + count < write.count,
+                at=None if write.at is None else write.at + first,
+                appended=None if write.appended is None else int(write.appended[first]),
+            )
 
 
 def prepare(

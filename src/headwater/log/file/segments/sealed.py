@@ -31,8 +31,10 @@ from crc32c import crc32c
 
 from headwater.log.disk.disk import Disk
 from headwater.log.file.segments import frame as frames
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import flags_of, physical_schema
+from headwater.model.clock import NO_TIME
 from headwater.model.errors import Damaged, FormatTooNew
 from headwater.model.schema import project
 
@@ -242,7 +244,7 @@ def encode_sealed(pieces: Iterable[Piece], *, topic: Topic, compacted: Compacted
     groups = list(_regroup(pieces))
     flags = 0
     for group in groups:
-        flags |= frames.flags_of(group.chunk.batch)
+        flags |= flags_of(group.chunk.batch)
     whole = _file_schema(topic.schema, flags, is_compacted=compacted is not None)
     batches = [_complete(group.chunk, whole) for group in groups]
     blank = _START + b"." * len(base64.b64encode(bytes(_table_bytes(len(groups), is_compacted=compacted is not None))))
@@ -322,7 +324,7 @@ def _with_appended(chunk: Chunk) -> pa.RecordBatch:
 
 
 def _file_schema(schema: pa.Schema, flags: int, *, is_compacted: bool) -> pa.Schema:
-    schema = frames.physical_schema(schema, flags).append(APPENDED_FIELD)
+    schema = physical_schema(schema, flags).append(APPENDED_FIELD)
     return schema.append(OFFSET_FIELD) if is_compacted else schema
 
 
@@ -368,7 +370,7 @@ def _entry(
 
 
 def _or_none(time: int | None) -> int:
-    return frames.NO_TIME if time is None else time
+    return NO_TIME if time is None else time
 
 
 def _table_bytes(batches: int, *, is_compacted: bool) -> int:

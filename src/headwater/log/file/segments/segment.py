@@ -29,8 +29,9 @@ from headwater.log.disk.disk import Disk, File
 from headwater.log.file.segments import frame as frames
 from headwater.log.file.segments.frame import Frame
 from headwater.log.file.segments.index import Index, build_index, load_index, save_index
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
+from headwater.log.port.write import NO_PRODUCER, physical_schema
 from headwater.model.errors import FormatTooNew, StorageError
 from headwater.model.schema import project
 
@@ -179,7 +180,7 @@ class Segment:
             if not frames.has_intact_header(self._bytes, position):
                 raise frames.damaged(self.path, position, "a frame's header")
             size, base, count, appended, producer, epoch, last = _SKIM.unpack_from(self._bytes, position)
-            if producer != frames.NO_PRODUCER:
+            if producer != NO_PRODUCER:
                 found[producer] = ProducerSequence(epoch, last, base + count, appended)
             position += frames.stride_of(size)
         return found
@@ -220,7 +221,7 @@ class Segment:
         schema = topic.schemas[frame.schema_id]
         batch = frames.load(frame, self._view, position, schema=schema, path=self.path)
         if frame.schema_id != topic.schema_id:
-            batch = project(batch, frames.physical_schema(topic.schema, frame.flags))
+            batch = project(batch, physical_schema(topic.schema, frame.flags))
         chunk = Chunk(topic, partition, frame.base_offset, batch, frame.appended, running=frame.running_before)
         return chunk, position + frame.stride
 

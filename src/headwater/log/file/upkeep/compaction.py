@@ -36,7 +36,7 @@ from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.sealed import Compacted, Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.file.upkeep.seal import seal_partition, write_sealed
-from headwater.log.port.store import Chunk
+from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
 
 DIRTY_SHARE_MIN = 0.5

@@ -1,8 +1,6 @@
-"""The catalog: the topics of a local log, one folder each, with a readable file that says what the topic is.
+"""A readable file with a checksum: a first line `headwater <kind> <format> <crc32c of the rest, hex>`, then JSON.
 
-`topics/<name>/topic` is text: a first line `headwater topic <format> <crc32c of the rest, hex>`, then JSON. It is replaced
-whole (written beside, synced, renamed). A topic's folder is made complete under a name that starts with a dot and then
-renamed, and renamed back to such a name before it is removed, so that a crash leaves a whole topic or none.
+It is replaced whole (written beside, synced, renamed).
 """
 
 from __future__ import annotations
@@ -15,33 +13,9 @@ from crc32c import crc32c
 
 from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import Disk
-from headwater.log.port.topic import Split, Topic
-from headwater.model.ddl import schema_from_json, schema_to_json
 from headwater.model.errors import Damaged, FormatTooNew
 
 FORMAT = 1
-
-
-def topic_to_json(topic: Topic) -> dict[str, Any]:
-    """The topic as its file holds it."""
-    fields = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "splits"}
-    fields["schemas"] = [schema_to_json(schema) for schema in topic.schemas]
-    if topic.splits:  # an older Headwater reads a topic that was never split, and refuses one that was
-        fields["splits"] = [{"partitions": split.partitions, "fences": list(split.fences)} for split in topic.splits]
-    return fields
-
-
-def topic_from_json(fields: dict[str, Any]) -> Topic:
-    """The topic from its file; settings it lacks have their default, and those of a later Headwater are not passed over."""
-    unknown = sorted(set(fields) - set(Topic.__struct_fields__))
-    if unknown:
-        raise FormatTooNew(
-            f"Topic {fields.get('name')!r} has settings that this Headwater does not know: {', '.join(unknown)}.",
-            advice="Upgrade Headwater.",
-        )
-    schemas = tuple(schema_from_json(schema) for schema in fields["schemas"])
-    splits = tuple(Split(split["partitions"], tuple(split["fences"])) for split in fields.get("splits", ()))
-    return Topic(**(fields | {"schemas": schemas, "splits": splits}))
 
 
 def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
