@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from bench.harness import Figure, Options, Target, main, measure
 from bench.pipeline.rig import Rig
-from headwater.app.stages.sinks import EVENTS_MAX, LOG_COLUMNS, TargetWriter
+from headwater.app.outputs.sinks import EVENTS_MAX, LOG_COLUMNS, TargetWriter
 from headwater.model.schema import to_arrow_schema
 from headwater.processing.graph.graph import StageNode
 from headwater.sinks.sink import Shape

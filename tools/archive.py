@@ -42,7 +42,7 @@ def train() -> None:
     from pyspark.sql import functions as F
 
     import headwater as hw
-    from headwater.processing.spark.session import make_session
+    from headwater.processing.source.spark_source import make_session
 
     def copied(clicks: DataFrame) -> DataFrame:
         return clicks.where("id % 2 = 0")

@@ -25,7 +25,7 @@ from examples.nexmark.generate import batches, create
 from examples.nexmark.native import NATIVE
 from examples.nexmark.ours import QUERIES
 from examples.nexmark.topics import LATENESS, TIME, TOPICS
-from headwater.processing.stages.poison import Skips
+from headwater.processing.stages.skips import Skips
 from headwater.testing.servers import ServerError
 
 SEED = 7
@@ -97,10 +97,10 @@ class NexmarkRig(StateRig):
         with ExitStack() as stack:
             launch = app._launch()
             stack.callback(launch.close)
-            runner = launch.start()
-            stack.callback(runner.stop)
-            plan = runner.stages[0].plan
-            result = runner.inputs.result(plan, Skips(self.folder / "skips.json"))
+            supervisor = launch.start()
+            stack.callback(supervisor.stop)
+            plan = supervisor.stages[0].plan
+            result = supervisor.inputs.result(plan, Skips(self.folder / "skips.json"))
             # An operator inside a source looks for its query's checkpoint.
             return self._batches_s(result.writeStream.format("noop").outputMode(query.mode), Path(plan.checkpoint))
 

@@ -21,7 +21,8 @@ import headwater as hw
 from bench.harness import Options, scratch
 from bench.log.kafka_side import KafkaSide, kafka_side
 from bench.pipeline.events import create, fill
-from headwater.processing.spark.session import SETTINGS, make_session, stop_session
+from headwater.processing.source.spark_source import make_session
+from headwater.processing.spark.session import SETTINGS, stop_session
 from headwater.testing.servers import maven
 
 TOPIC = "events"

@@ -15,7 +15,7 @@ import pyarrow as pa
 from bench.harness import Figure, Options, Target, measure, scratch
 from bench.processes import run_together
 from bench.state.rig import PARTITIONS
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import StateStore, TableSpec, partition_of
 
 KEYS = (10_000, 100_000, 1_000_000, 10_000_000)

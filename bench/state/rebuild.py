@@ -23,7 +23,8 @@ from bench.processes import run_together
 from bench.state.growth import CHANGED
 from bench.state.rig import PARTITIONS
 from headwater.model.url import inside
-from headwater.processing.spark.session import make_session, stop_session
+from headwater.processing.source.spark_source import make_session
+from headwater.processing.spark.session import stop_session
 from headwater.testing.servers.s3 import S3Server
 
 KEYS, KEYS_QUICK = 1_000_000, 100_000

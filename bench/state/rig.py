@@ -22,10 +22,10 @@ from bench.harness import Options
 from bench.pipeline.events import KEY, SCHEMA, TIME, USERS, make_events
 from bench.pipeline.rig import CORES, TOPIC, Rig
 from headwater.processing.operators.beats import NAME as BEATS
-from headwater.processing.operators.operator import Building, Input, Time, building, operate
+from headwater.processing.operators.operator import Input, OperatorContext, Time, operate, operator_context
 from headwater.processing.stages.fusion import Fusion, Origin, placed_by
 from headwater.processing.stages.status import StageStatus
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 PARTITIONS = 4
@@ -49,8 +49,10 @@ class StateRig(Rig):
         pace = tempfile.mkdtemp(dir=self.folder)
         options = {"pace": pace, "partitions": str(PARTITIONS)}
         beats = self.spark.readStream.format(BEATS).options(**options).load()
-        stage = Building(tempfile.mkdtemp(dir=self.folder), partitions=PARTITIONS, beats=lambda: beats, tasks=CORES)
-        with building(stage):
+        stage = OperatorContext(
+            tempfile.mkdtemp(dir=self.folder), partitions=PARTITIONS, beats=lambda: beats, tasks=CORES
+        )
+        with operator_context(stage):
             result = function(*(self.stream(url, topic, columns, pace=pace) for topic, columns in topics.items()))
         return result.writeStream.format("noop")
 
@@ -88,7 +90,7 @@ class StateRig(Rig):
         fusion = Fusion(
             origins, checkpoint=str(checkpoint), wanted=[uid], make=lambda given: load.options(**given).load()
         )
-        with building(Building(state, partitions=PARTITIONS, beats=lambda: frame, fusion=fusion)):
+        with operator_context(OperatorContext(state, partitions=PARTITIONS, beats=lambda: frame, fusion=fusion)):
             result = function(*frames.values())
         assert fusion.found, "the operator is not inside the source"
         return result.writeStream.format("noop"), checkpoint

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.processing.operators.operator import Input, Operator, Time, operate
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import H1, H2, Keys
+from headwater.processing.state.sorted_runs import H1, H2, Keys
 from headwater.processing.state.state import State, TableSpec
 
 try:

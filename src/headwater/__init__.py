@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headwater.processing.operators.top_n import top_n as top_n
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
-    from headwater.processing.source.source import register as register
+    from headwater.processing.source.spark_source import register as register
     from headwater.processing.time.true_time import true_time as true_time
     from headwater.views.view import View as View
     from headwater.views.view import open_view as open_view
@@ -46,7 +46,7 @@ _HOMES = {
     "lookup": "headwater.processing.operators.lookup",
     "open_log": "headwater.log.log",
     "open_view": "headwater.views.view",
-    "register": "headwater.processing.source.source",
+    "register": "headwater.processing.source.spark_source",
     "restore_log": "headwater.log.copies.restore",
     "sliding": "headwater.processing.operators.sliding",
     "top_n": "headwater.processing.operators.top_n",

@@ -169,7 +169,7 @@ def test_another_schema_is_refused_with_stage_and_line_and_more_columns_are_take
 
 def test_a_batch_that_never_succeeds_ends_with_a_sentence(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own code fails on columns that were promised and do not come. Nothing is written; the corrected function goes on there."""
-    monkeypatch.setattr("headwater.processing.stages.runner.RETRIES_MAX", 1)
+    monkeypatch.setattr("headwater.processing.stages.supervisor.RETRIES_MAX", 1)
     place.append(0, 5)
 
     def lying(batches: Iterator[Any]) -> Iterator[Any]:

@@ -180,7 +180,8 @@ import sys
 from pathlib import Path
 
 from headwater.model.errors import HeadwaterError
-from headwater.processing.spark.session import make_session, stop_session
+from headwater.processing.source.spark_source import make_session
+from headwater.processing.spark.session import stop_session
 from headwater.processing.spark.workers import check_workers
 
 master, python, bare, shared, conf = *sys.argv[1:5], dict(word.split("=") for word in sys.argv[5:])

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.processing.stages.failure import is_about_data
-from headwater.processing.stages.runner import OVERTAKEN_MAX
+from headwater.processing.stages.supervisor import OVERTAKEN_MAX
 from tests.rigs.waiting import wait_until
 
 TASK_FAILURES_MAX = 4

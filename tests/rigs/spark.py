@@ -12,7 +12,8 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.processing.spark.session import make_session, stop_session
+from headwater.processing.source.spark_source import make_session
+from headwater.processing.spark.session import stop_session
 
 STARTS_MAX = 5
 ROOT = Path(__file__).parents[2]

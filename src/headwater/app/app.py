@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.app.declaration import captured_node, check_settings
 from headwater.app.launch import Launch, Settings, check_partitions
+from headwater.app.outputs.sinks import EVENTS_MAX, LOG_COLUMNS, partitioned, redirected
+from headwater.app.outputs.transactions import transactional
 from headwater.app.restarts import Restart
-from headwater.app.run import Running, Watch
-from headwater.app.stages.sinks import EVENTS_MAX, LOG_COLUMNS, partitioned, redirected
-from headwater.app.stages.transactions import transactional
+from headwater.app.run import AppRun, Watch
 from headwater.log.log import open_log
 from headwater.log.port.topic import check_name
 from headwater.model.clock import duration_us
@@ -101,7 +101,7 @@ class App:
         self._views_url = views if views is not None else f"sqlite:///{self._beside('views.db')}"
         self._idle_us = duration_us(idle)
         self._functions: dict[Callable[..., Any], StageNode] = {}
-        self._running: Running | None = None
+        self._running: AppRun | None = None
         self.views = Views(self)
 
     @property
@@ -392,8 +392,8 @@ class App:
         """What each stage does now, or did when the application last ran; None where it never did."""
         return self._running.status() if self._running is not None else read_status(self.state)
 
-    def _run(self, watch: Watch | None) -> Running:
-        return Running(self._launch(), name=self.name, log=self.log_url, state=self.state, watch=watch)
+    def _run(self, watch: Watch | None) -> AppRun:
+        return AppRun(self._launch(), name=self.name, log=self.log_url, state=self.state, watch=watch)
 
     def _launch(self) -> Launch:
         settings = Settings(

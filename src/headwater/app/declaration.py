@@ -20,7 +20,7 @@ from headwater.sinks.sink import is_target
 from headwater.views.changes import CHANGES_KEY
 
 if TYPE_CHECKING:
-    from headwater.processing.stages.analysis import Analysed
+    from headwater.processing.stages.analysis import StageAnalysis
 
 _GIVEN = ("self", "name", "schema", "exist_ok")
 """What an application gives by itself where it makes a topic."""
@@ -84,7 +84,7 @@ def writes_topic(stage: StageNode) -> bool:
     return stage.kind != "view" and not is_folder(stage.to) and not is_target(stage.to)
 
 
-def make_output(log: Log, stage: StageNode, analysed: Analysed) -> None:
+def make_output(log: Log, stage: StageNode, analysed: StageAnalysis) -> None:
     """The topic of a stage's result is made; one that is there takes the new columns, or the stage is refused.
 
     A copy has the key of what it copies, unless another was named: what comes of one row keeps its order. A topic that is there is taken

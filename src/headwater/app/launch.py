@@ -22,10 +22,10 @@ import msgspec
 import pyarrow as pa
 
 from headwater.app.declaration import captured_table, make_declared, make_output, writes_topic
+from headwater.app.outputs.sinks import TargetWriter, check_partitioned, shape_of
+from headwater.app.outputs.transactions import TransactionWriter
+from headwater.app.outputs.views import Attempt, ViewStages, generation_name
 from headwater.app.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
-from headwater.app.stages.sinks import TargetWriter, check_partitioned, shape_of
-from headwater.app.stages.transactions import TransactionWriter
-from headwater.app.stages.views import Attempt, ViewStages, generation_name
 from headwater.capture.supervisor import SupervisedCaptures
 from headwater.capture.topics import TIME
 from headwater.log.log import Log, open_log
@@ -43,10 +43,11 @@ from headwater.sinks.sink import is_target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.processing.stages.analysis import Analysed, Analysis, Facts
+    from headwater.processing.stages.analysis import Analysis, StageAnalysis, TopicFacts
     from headwater.processing.stages.rebuild import Rebuild
-    from headwater.processing.stages.runner import Plan, Runner
-    from headwater.processing.stages.runner import Write as WriteBatch
+    from headwater.processing.stages.stage_plan import StagePlan
+    from headwater.processing.stages.stage_plan import Write as WriteBatch
+    from headwater.processing.stages.supervisor import Supervisor
 
 SPARK_LOG = "spark.log"
 STATE_PARTITIONS_MAX = 1_000
@@ -100,10 +101,10 @@ class Launch:
 
     def start(
         self, *, accept: Mapping[str, Restart] | None = None, rebuild: Mapping[str, Rebuild] | None = None
-    ) -> Runner:
+    ) -> Supervisor:
         """Makes what is missing and returns the stages, ready to run."""
         check_spark("An application")
-        from headwater.processing.stages.runner import Runner
+        from headwater.processing.stages.supervisor import Supervisor
 
         self._graph.check_names({**(accept or {}), **(rebuild or {})})
         accept = checked_restarts(accept or {})
@@ -132,14 +133,14 @@ class Launch:
         for stage in stages:
             plans.append(self._plan(log, views, stage, analysed[stage.name], analysis, accept.get(stage.name)))
         views.sweep()
-        runner = Runner(spark, log, self._graph, plans, state=settings.state, idle_us=settings.idle_us)
-        self._rebuild(runner, plans, rebuild or {})
-        return runner
+        supervisor = Supervisor(spark, log, self._graph, plans, state=settings.state, idle_us=settings.idle_us)
+        self._rebuild(supervisor, plans, rebuild or {})
+        return supervisor
 
-    def look(self, runner: Runner, attempt: Attempt) -> None:
+    def look(self, supervisor: Supervisor, attempt: Attempt) -> None:
         """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
         if self._views is not None:
-            self._views.look(runner, attempt)
+            self._views.look(supervisor, attempt)
 
     def close(self) -> None:
         """Frees everything, Spark too where it was started here."""
@@ -150,12 +151,12 @@ class Launch:
 
     # Parts
 
-    def _rebuild(self, runner: Runner, plans: Sequence[Plan], wanted: Mapping[str, Rebuild]) -> None:
+    def _rebuild(self, supervisor: Supervisor, plans: Sequence[StagePlan], wanted: Mapping[str, Rebuild]) -> None:
         from headwater.processing.stages.rebuild import rebuild
 
         for plan in plans:
             if plan.stage.name in wanted:
-                self._notes.append(rebuild(runner, plan, wanted[plan.stage.name], folder=self._settings.state))
+                self._notes.append(rebuild(supervisor, plan, wanted[plan.stage.name], folder=self._settings.state))
 
     def _take_lock(self) -> None:
         state = self._settings.state
@@ -181,9 +182,9 @@ class Launch:
         self._closing.append(lock.close)
 
     def _session(self, *, keep_log: bool) -> SparkSession:
-        from headwater.processing.source.source import register
+        from headwater.processing.source.spark_source import make_session, register
         from headwater.processing.spark.java import keep_quiet
-        from headwater.processing.spark.session import check_reachable, listen, make_session, stop_session
+        from headwater.processing.spark.session import check_reachable, listen, stop_session
 
         settings = self._settings
         if self._given_spark is not None:
@@ -221,12 +222,12 @@ class Launch:
 
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
         from headwater.processing.spark.session import is_folder_log
-        from headwater.processing.stages.analysis import Analysis, Facts
+        from headwater.processing.stages.analysis import Analysis, TopicFacts
         from headwater.processing.stages.fusion import placed_by
 
         captured = {} if log is not None and self.captures.are_open else self.captures.schemas()
 
-        def facts(topic: str) -> Facts:
+        def facts(topic: str) -> TopicFacts:
             node = self._graph.topics.get(topic)
             is_table = node is not None and node.is_table
             writer = self._graph.writer_of(topic)
@@ -235,18 +236,18 @@ class Launch:
                 of_view = writer is not None and writer.kind == "view"
                 schema = _followed(found, writer, analysis.stages[writer.name]) if writer and of_view else found.schema
                 placed, roots = placed_by(schema, found.key), found.partitions_first
-                return Facts(schema, found.time, found.lateness_us, is_table, placed, found.schema_id, roots)
+                return TopicFacts(schema, found.time, found.lateness_us, is_table, placed, found.schema_id, roots)
             if node is not None and node.source is not None:
-                return Facts(captured[topic], TIME, 0, is_table)
+                return TopicFacts(captured[topic], TIME, 0, is_table)
             if node is None or node.schema is None:
                 assert writer is not None
-                return Facts(_changes_of(writer, analysis.stages[writer.name]))
+                return TopicFacts(_changes_of(writer, analysis.stages[writer.name]))
             lateness = duration_us(node.settings.get("lateness", "0 seconds"))
             placed, roots = (
                 placed_by(node.schema, node.settings.get("key")),
                 node.settings.get("partitions", PARTITIONS),
             )
-            return Facts(node.schema, node.settings.get("time"), lateness, is_table, placed, roots=roots)
+            return TopicFacts(node.schema, node.settings.get("time"), lateness, is_table, placed, roots=roots)
 
         analysis = Analysis(spark, self._graph, facts, is_local=is_folder_log(self._settings.log))
         return analysis
@@ -256,11 +257,11 @@ class Launch:
         log: Log,
         views: ViewStages,
         stage: StageNode,
-        analysed: Analysed,
+        analysed: StageAnalysis,
         analysis: Analysis,
         restart: Restart | None,
-    ) -> Plan:
-        from headwater.processing.stages.runner import Plan
+    ) -> StagePlan:
+        from headwater.processing.stages.stage_plan import StagePlan
         from headwater.processing.state.files import StateFolder
 
         view = views.plan(stage, analysed) if stage.kind == "view" else None
@@ -274,7 +275,7 @@ class Launch:
             self._notes.append(begin_again(log, stage, named, restart, checkpoint=checkpoint, starts=starts))
             StateFolder(operators).remove_all()
         check = partial(check_checkpoint, log, stage, named, checkpoint)
-        return Plan(
+        return StagePlan(
             stage=stage,
             analysed=analysed,
             facts=analysis.inputs(stage),
@@ -297,13 +298,15 @@ class Launch:
         """
         return stage.kind == "sink" and stage.capture is None and self._graph.writer_of(stage.inputs[0]) is None
 
-    def _plan_anew(self, log: Log, views: ViewStages, stage: StageNode, analysis: Analysis) -> Plan:
+    def _plan_anew(self, log: Log, views: ViewStages, stage: StageNode, analysis: Analysis) -> StagePlan:
         """The plan of a stage whose topic has other columns by now."""
         analysed = analysis.run_one(stage)
         make_output(log, stage, analysed)
         return self._plan(log, views, stage, analysed, analysis, None)
 
-    def _writer(self, log: Log, stage: StageNode, analysed: Analysed, path: str) -> Callable[[], WriteBatch] | None:
+    def _writer(
+        self, log: Log, stage: StageNode, analysed: StageAnalysis, path: str
+    ) -> Callable[[], WriteBatch] | None:
         """What writes the batches of a stage in the driver, made anew for each run of its query.
 
         A run that ended in an error may have lost its transaction: on Kafka whoever holds a stage cannot go on then, only open it again.
@@ -347,7 +350,7 @@ class Launch:
         return None
 
     def _target_writer(
-        self, log: Log, stage: StageNode, analysed: Analysed, name: str, checkpoint: str
+        self, log: Log, stage: StageNode, analysed: StageAnalysis, name: str, checkpoint: str
     ) -> TargetWriter:
         (topic,) = stage.inputs
         writer = self._graph.writer_of(topic)
@@ -368,14 +371,14 @@ class Launch:
         return made
 
 
-def _changes_of(stage: StageNode, analysed: Analysed) -> pa.Schema:
+def _changes_of(stage: StageNode, analysed: StageAnalysis) -> pa.Schema:
     from headwater.views.changes import changes_schema
     from headwater.views.definition import define_view
 
     return changes_schema(define_view(stage.name, analysed.schema, key=stage.key, mode=stage.mode))
 
 
-def _followed(topic: Topic, view: StageNode, analysed: Analysed) -> pa.Schema:
+def _followed(topic: Topic, view: StageNode, analysed: StageAnalysis) -> pa.Schema:
     """The columns of a view's topic once it holds what the view's code gives now; `InvalidApp` where it cannot."""
     from headwater.views.definition import define_view
     from headwater.views.topic import shared_schema
@@ -390,7 +393,7 @@ def _followed(topic: Topic, view: StageNode, analysed: Analysed) -> pa.Schema:
         ) from None
 
 
-def _notes(stage: StageNode, analysed: Analysed) -> list[str]:
+def _notes(stage: StageNode, analysed: StageAnalysis) -> list[str]:
     reads = "; ".join(f"{topic}: {', '.join(columns)}" for topic, columns in analysed.columns.items())
     state = f"keeps state ({', '.join(analysed.stateful)})" if analysed.stateful else "keeps no state"
     fused = [

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headwater.app.stages.sinks import ledger_of
+from headwater.app.outputs.sinks import ledger_of
 from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log
@@ -26,7 +26,7 @@ from headwater.sinks.files import FileSink
 from headwater.sinks.sink import Sink, is_target
 
 if TYPE_CHECKING:
-    from headwater.processing.stages.analysis import Analysed
+    from headwater.processing.stages.analysis import StageAnalysis
 
 Restart = Literal["marker", "earliest", "latest"]
 """Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
@@ -41,7 +41,7 @@ def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
     return {name: known[start] for name, start in given.items()}
 
 
-def check_restart(stage: StageNode, analysed: Analysed, restart: Restart) -> None:
+def check_restart(stage: StageNode, analysed: StageAnalysis, restart: Restart) -> None:
     """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
     if analysed.stateful and restart != "earliest":
         raise InvalidApp(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from headwater.app.launch import Launch
+from headwater.app.outputs.views import Attempt
 from headwater.app.restarts import Restart
-from headwater.app.stages.views import Attempt
 from headwater.app.troubles import Troubles
 from headwater.capture.progress import CaptureStatus
 from headwater.model.clock import system_clock
@@ -24,7 +24,7 @@ from headwater.processing.stages.status import AppStatus, StageState, StageStatu
 
 if TYPE_CHECKING:
     from headwater.processing.stages.rebuild import Rebuild
-    from headwater.processing.stages.runner import Runner
+    from headwater.processing.stages.supervisor import Supervisor
 
 Watch = Callable[[AppStatus], None]
 """Called while an application runs, every second or so, with its status."""
@@ -33,7 +33,7 @@ _REPORT_S = 1.0
 _JOIN_S = 0.5
 
 
-class Running:
+class AppRun:
     """An application that runs: its launch, its stages, and the status that others read."""
 
     def __init__(self, launch: Launch, *, name: str, log: str, state: Path, watch: Watch | None = None) -> None:
@@ -45,37 +45,37 @@ class Running:
         self._reported = 0.0
         self._troubles = Troubles()
         self._thread: threading.Thread | None = None
-        self._runner: Runner | None = None
+        self._supervisor: Supervisor | None = None
 
     @property
-    def runner(self) -> Runner:
+    def supervisor(self) -> Supervisor:
         """Its stages, once it was started."""
-        assert self._runner is not None
-        return self._runner
+        assert self._supervisor is not None
+        return self._supervisor
 
     def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
         """Makes what is missing; stages do not run yet."""
         with _told_when_spark_is_gone():
-            self._runner = self._launch.start(accept=accept, rebuild=rebuild)
+            self._supervisor = self._launch.start(accept=accept, rebuild=rebuild)
 
     def run_to_the_end(self) -> None:
         """Captured tables, then stages, over what is there at this moment; what fails beside the stages ends it."""
         self._launch.captures.catch_up()
         with _told_when_spark_is_gone():
-            self.runner.run_to_the_end(on_look=partial(self._look, _at_once))
+            self.supervisor.run_to_the_end(on_look=partial(self._look, _at_once))
 
     def supervise(self) -> None:
         """Starts the captures and the stages and looks after them until they end; what fails beside the stages is tried again."""
         with _told_when_spark_is_gone():
             self._start()
-            self.runner.supervise(on_look=partial(self._look, self._troubles.attempt))
+            self.supervisor.supervise(on_look=partial(self._look, self._troubles.attempt))
 
     def supervise_in_background(self) -> None:
         """The same, with a thread that looks after them."""
         self._start()
         look = partial(self._look, self._troubles.attempt)
         self._thread = threading.Thread(
-            target=self.runner.supervise, kwargs={"on_look": look}, name="headwater-app", daemon=True
+            target=self.supervisor.supervise, kwargs={"on_look": look}, name="headwater-app", daemon=True
         )
         self._thread.start()
 
@@ -86,13 +86,13 @@ class Running:
         """
         try:
             self._launch.captures.stop()
-            if self._runner is not None:
-                self._runner.ask_to_stop()
+            if self._supervisor is not None:
+                self._supervisor.ask_to_stop()
                 while self._thread is not None and self._thread.is_alive():
-                    self._runner.ask_to_stop()
+                    self._supervisor.ask_to_stop()
                     self._thread.join(_JOIN_S)
                 with _told_when_spark_is_gone():
-                    self._runner.stop()
+                    self._supervisor.stop()
                 self._troubles = Troubles()
                 self._report(self._troubles.attempt)
         finally:
@@ -100,7 +100,9 @@ class Running:
 
     def status(self) -> AppStatus:
         """How it is at this moment: a copy, which does not change any more."""
-        stages: list[StageStatus] = [] if self._runner is None else [replace(each) for each in self._runner.statuses]
+        stages: list[StageStatus] = (
+            [] if self._supervisor is None else [replace(each) for each in self._supervisor.statuses]
+        )
         stages = [*map(capture_status, self._launch.captures.statuses()), *stages]
         return AppStatus(
             name=self._name,
@@ -114,11 +116,11 @@ class Running:
 
     def _start(self) -> None:
         self._launch.captures.start()
-        self.runner.start()
+        self.supervisor.start()
 
     def _look(self, attempt: Attempt) -> None:
         """To be called often while stages run."""
-        self._launch.look(self.runner, attempt)
+        self._launch.look(self.supervisor, attempt)
         if time.monotonic() - self._reported >= _REPORT_S:
             self._report(attempt)
 

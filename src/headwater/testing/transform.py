@@ -23,8 +23,9 @@ def transform(function: Callable[..., Any], /, **inputs: Any) -> list[dict[str, 
     module defines travels to Spark's workers with it.
     """
     check_spark("transform")
+    from headwater.processing.source.spark_source import make_session
     from headwater.processing.spark.serialization import ship_by_value
-    from headwater.processing.spark.session import active_session, make_session
+    from headwater.processing.spark.session import active_session
 
     if function.__module__ in sys.modules:
         ship_by_value(sys.modules[function.__module__])

@@ -11,7 +11,7 @@ import pytest
 from headwater.app.app import App
 from headwater.processing.stages.status import AppStatus
 from headwater.processing.state.files import StateFolder
-from headwater.processing.state.runs import AT, H1, H2
+from headwater.processing.state.sorted_runs import AT, H1, H2
 from headwater.processing.state.state import StateStore, TableSpec
 from tests.rigs.commands import Command, refused
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 import headwater as hw
 from headwater.log.kafka.store import KafkaStore
 from headwater.model.errors import CheckpointConflict, Fenced
-from headwater.processing.sink.order import Order
+from headwater.processing.sink.batch_order import Order
 from headwater.testing.contracts.case import OpenLog, refused, values_of
 from headwater.testing.contracts.stages import StageContract, marker, rows
 from headwater.testing.servers.kafka import KafkaServer

@@ -16,7 +16,7 @@ from headwater.processing.operators.dedupe import Dedupe
 from headwater.processing.operators.lookup import Lookup
 from headwater.processing.operators.operator import _Side, _task
 from headwater.processing.operators.sliding import Sliding
-from headwater.processing.operators.top_n import TopN
+from headwater.processing.operators.top_n import TopOfEvents
 from tests.rigs.processing.operator_runs import UTC_US, cut, delay, in_time, run_batches, seeds, shuffled, table_of
 
 SECOND = 1_000_000
@@ -145,7 +145,7 @@ def test_the_best_rows_of_each_key_are_kept(tmp_path: Path, seed: int) -> None:
     random.shuffle(events)
     n = random.randint(1, 5)
     batches, watermarks = cut(random, events, SCHEMA, ["id"], at="at", lateness_us=1000 * SECOND)
-    given = run_batches(TopN(SCHEMA, n, ["v DESC"], ["id"]), random, tmp_path, batches, watermarks)
+    given = run_batches(TopOfEvents(SCHEMA, n, ["v DESC"], ["id"]), random, tmp_path, batches, watermarks)
     table = {(row["id"], row["rank"]): micros(row) for row in given}
     expected = {}
     for key in {event["id"] for event in events}:

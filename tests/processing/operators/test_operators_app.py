@@ -17,7 +17,7 @@ import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
 from headwater.processing.graph.table import Table
-from headwater.processing.operators.operator import Building, Input, Operator, building
+from headwater.processing.operators.operator import Input, Operator, OperatorContext, operator_context
 from headwater.testing import transform
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -178,7 +178,7 @@ def test_a_state_depends_on_what_it_has_in_it(
     def fingerprint(schema: str, lateness: str) -> str:
         frame = spark.readStream.schema(schema).json(str(tmp_path)).withWatermark("at", lateness)
         prints = Prints()
-        with building(Building("", partitions=1, beats=lambda: frame, fusion=prints)):
+        with operator_context(OperatorContext("", partitions=1, beats=lambda: frame, fusion=prints)):
             operate(frame)
         [found] = prints.found
         return found

@@ -17,7 +17,7 @@ import headwater as hw
 from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import aggregates_of
-from headwater.processing.operators.signed_rows import SIGN, Signed
+from headwater.processing.operators.signed_rows import SIGN, SignedRows
 from headwater.processing.operators.top_n import TopOfTable
 from headwater.processing.operators.totals import KINDS, Totals, used_columns
 from headwater.testing import transform
@@ -150,7 +150,7 @@ def signed_batches(random: Random, folder: Path, changes: list[Row], *, at: str 
     else:
         rows = shuffled(random, changes, at="at", lateness_us=50 * SECOND)
         batches, watermarks = cut(random, rows, SCHEMA, ["id"], at="at", lateness_us=50 * SECOND)
-    operator = Signed(SCHEMA, ["id"], at)
+    operator = SignedRows(SCHEMA, ["id"], at)
     return [
         pa.Table.from_pylist(given, operator.schema)
         for given in run_each(operator, random, folder, batches, watermarks)
@@ -169,7 +169,7 @@ def test_of_changes_with_one_time_the_last_counts(tmp_path: Path, seed: int) -> 
     random.shuffle(changes)
     schema = pa.schema([("id", pa.string()), ("v", pa.int64()), ("at", UTC_US), ("_deleted", pa.bool_())])
     batches, watermarks = cut(random, changes, schema, ["id"], at="at", lateness_us=100 * SECOND)
-    given = run_batches(Signed(schema, ["id"], "at"), random, tmp_path, batches, watermarks)
+    given = run_batches(SignedRows(schema, ["id"], "at"), random, tmp_path, batches, watermarks)
     table: Counter[int] = Counter()
     for row in given:
         table[row["v"]] += row[SIGN]
@@ -251,7 +251,7 @@ def test_two_rows_of_one_key_in_a_batch_are_refused_without_a_time(tmp_path: Pat
     rows = [drawn(Random(1), 1) | {"id": "k1"}, drawn(Random(2), 2) | {"id": "k1"}]
     batch = [table_of(rows, SCHEMA, "at", ["id"])]
     with pytest.raises(InvalidInput, match=r"two rows of the key id='k1'"):
-        list(run_each(Signed(SCHEMA, ["id"], None), Random(1), tmp_path, [batch], [0]))
+        list(run_each(SignedRows(SCHEMA, ["id"], None), Random(1), tmp_path, [batch], [0]))
 
 
 def test_a_sum_beyond_64_bits_is_refused_not_wrapped(tmp_path: Path) -> None:

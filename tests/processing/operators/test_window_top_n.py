@@ -17,9 +17,9 @@ from headwater.processing.operators.operator import MAX_TIME, Time
 from headwater.processing.operators.panes import Panes
 from headwater.processing.operators.ranking import Ranking
 from headwater.processing.operators.sql import ask
-from headwater.processing.operators.top_n import TopN, ordered
+from headwater.processing.operators.top_n import TopOfEvents, ordered
 from headwater.processing.operators.window_top_n import TopOfWindows
-from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.sorted_runs import H1, H2
 from headwater.processing.state.state import State, StateTable
 from tests.rigs.processing.operator_runs import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled
 
@@ -114,7 +114,7 @@ def test_the_best_rows_of_each_window_are_given(tmp_path: Path, ties: bool, seed
 def test_the_best_rows_of_keys_are_among_those_of_pieces(tmp_path: Path, seed: int) -> None:
     """Of rows that were combined before, `top_n` keeps the same list."""
     random = Random(seed)
-    operator, rows = TopN(SCHEMA, random.randint(1, 3), ["v DESC", "w"], ["id"]), drawn(random)
+    operator, rows = TopOfEvents(SCHEMA, random.randint(1, 3), ["v DESC", "w"], ["id"]), drawn(random)
     batches, watermarks = cut(random, rows, SCHEMA, ["id"], at="at", lateness_us=1000 * SECOND)
     combined = [[pieces(operator, batch, NO_TIME, random, ["id"])] for (batch,) in batches]
     tables = []

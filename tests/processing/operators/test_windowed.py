@@ -23,7 +23,7 @@ from headwater.processing.operators.partials import KINDS
 from headwater.processing.operators.session_windows import Sessions
 from headwater.processing.operators.window_top_n import TopOfWindows
 from headwater.processing.operators.windowed import Windowed
-from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.sorted_runs import H1, H2
 from headwater.processing.state.state import State, StateStore, StateTable
 from tests.rigs.processing.operator_runs import UTC_US, cut, hashed, in_time, run_batches, seeds, shuffled, table_of
 

@@ -28,9 +28,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import headwater as hw
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NotFound, SchemaConflict, Unsupported
 from headwater.processing.checkpoint.marker import marker_of
-from headwater.processing.sink import sink
+from headwater.processing.sink import spark_sink
 from headwater.processing.sink.frame_writer import FrameWriter
-from headwater.processing.sink.sink import BatchWriter, StreamWriter, Task
+from headwater.processing.sink.spark_sink import BatchWriter, SinkTask, StreamWriter
 from headwater.testing.contracts.case import refused
 from tests.rigs.children import Child, Gate
 from tests.rigs.processing.spark_writers import SinkSource, counted, kill_session, order, start_driver
@@ -38,7 +38,7 @@ from tests.rigs.processing.spark_writers import SinkSource, counted, kill_sessio
 pytestmark = pytest.mark.timeout(600)
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("k", StringType())])
-STEPS = re.findall(r'self\.reach\("(sink: [^"]+)"\)', Path(sink.__file__).read_text())
+STEPS = re.findall(r'self\.reach\("(sink: [^"]+)"\)', Path(spark_sink.__file__).read_text())
 LOG_STEPS = [
     "transaction: staged",
     "transaction: synced",
@@ -286,8 +286,8 @@ def test_a_batch_is_visible_in_one_moment(spark: SparkSession, tmp_path: Path) -
 class _RunWriter(StreamWriter):
     """A task's writer outside of Spark."""
 
-    def task(self) -> Task:
-        return Task(self.name, self.epoch, 0)
+    def task(self) -> SinkTask:
+        return SinkTask(self.name, self.epoch, 0)
 
 
 def run_writer(folder: Path, name: str, *, epoch: int = 0) -> _RunWriter:

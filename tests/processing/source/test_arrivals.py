@@ -21,10 +21,10 @@ from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
 from headwater.processing.source import arrivals
 from headwater.processing.source.arrivals import Arrivals
-from headwater.processing.source.load import Query
-from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.load import Load
+from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import StreamReader
-from headwater.processing.stages.runner import is_in_a_batch
+from headwater.processing.stages.supervisor import is_in_a_batch
 
 NEVER_S = 3600.0
 SCHEMA = "id BIGINT, at TIMESTAMP"
@@ -129,7 +129,7 @@ class Asked:
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
         given = {"log": url, "topic": "orders", "startingOffsets": "earliest", "awaits": "orders,returns", **options}
-        self.reader = StreamReader(Query(given, HeadwaterSource(given).schema(), "stream"))
+        self.reader = StreamReader(Load(given, HeadwaterSource(given).schema(), "stream"))
         self.waits: list[bool] = []
         monkeypatch.setattr(Arrivals, "wait", lambda _, is_idle: self.waits.append(is_idle))
 

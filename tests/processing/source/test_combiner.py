@@ -21,9 +21,9 @@ from headwater.processing.operators.session_windows import Sessions
 from headwater.processing.operators.window_top_n import TopOfWindows
 from headwater.processing.operators.windowed import Windowed
 from headwater.processing.source import combiner as module
-from headwater.processing.source.combiner import Combined
-from headwater.processing.source.operator_input import Side, to_option
-from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.combiner import Combiner
+from headwater.processing.source.operator_input import OperatorInput, to_option
+from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import StreamReader
 from headwater.processing.state.state import State, StateTable
 from headwater.processing.time.event_time import FIELDS, LATE
@@ -58,11 +58,11 @@ def reader_of(folder: Path, operator: Combining, where: str | None = None) -> St
     """A source with the operator's first step in it."""
     read = pa.schema([*TIMED, FIELDS[LATE]])
     options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
-    side = Side(
+    side = OperatorInput(
         TOPIC, read, {**options, "columns": ",".join(read.names)}, TIMED, TIMED.names, ["lot"],
         time="at", where=where, late_rows=str(folder / "late"),
     )  # fmt: skip
-    source = HeadwaterSource({**options, "operator": to_option(Combined(operator, side))})
+    source = HeadwaterSource({**options, "operator": to_option(Combiner(operator, side))})
     return source.streamReader(source.schema())
 
 

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headwater.processing.checkpoint.offsets import VERSION
-from headwater.processing.source.prefetch import Ahead
+from headwater.processing.source.prefetch import Prefetch
 from headwater.processing.source.stream import StreamReader
 from tests.rigs.processing.fused_runs import TOPIC, FusedRun, bids, make_log, rows_of
 
 
 def test_what_was_begun_is_given_once() -> None:
-    ahead, asked = Ahead[int](), []
+    ahead, asked = Prefetch[int](), []
     ahead.begin("a", lambda: asked.append("a") or 1)
     assert ahead.take("a") == 1
     assert ahead.take("a") is None
@@ -26,7 +26,7 @@ def test_what_was_begun_is_given_once() -> None:
 
 
 def test_an_error_comes_when_it_is_asked_for() -> None:
-    ahead = Ahead[int]()
+    ahead = Prefetch[int]()
     ahead.begin("a", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         ahead.take("a")
@@ -35,7 +35,7 @@ def test_an_error_comes_when_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("then", ["take", "begin"])
 def test_nothing_is_begun_beside_what_nobody_asked_for(then: str) -> None:
-    ahead, goes_on, ended = Ahead[int](), Event(), list[str]()
+    ahead, goes_on, ended = Prefetch[int](), Event(), list[str]()
     ahead.begin("a", lambda: goes_on.wait(0.2) or ended.append("a") or 1 // 0)
     if then == "take":
         assert ahead.take("b") is None

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.source.pushdown import Where, condition_above
+from headwater.processing.source.pushdown import PushedFilter, condition_above
 from headwater.processing.spark.plans import kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -91,7 +91,7 @@ def asked(frame: DataFrame, condition: str) -> str | None:
 
 def let_through(where: str) -> set[int]:
     (rows,) = ROWS.combine_chunks().to_batches()
-    return set(rows.filter(Where(where).mask(rows)).column("row").to_pylist())
+    return set(rows.filter(PushedFilter(where).mask(rows)).column("row").to_pylist())
 
 
 @pytest.mark.parametrize("condition", UNDERSTOOD)

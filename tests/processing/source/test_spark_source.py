@@ -23,7 +23,7 @@ from pyspark.sql.streaming import StreamingQuery
 import headwater as hw
 from headwater.log.log import Log
 from headwater.model.errors import EventsMissed, InvalidInput, TopicNotFound
-from headwater.processing.spark.errors import told
+from headwater.processing.spark.errors import our_error_in
 from tests.rigs.spark import patiently
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -181,7 +181,7 @@ def test_columns_filter_and_table_are_read_at_the_source(spark: SparkSession, lo
 
 
 def test_what_is_refused_is_told_in_our_sentence(spark: SparkSession, tmp_path: Path) -> None:
-    """A wrong option when the frame is made, and events that are gone while a stream runs: no traceback, and `told` finds it."""
+    """A wrong option when the frame is made, and events that are gone while a stream runs: no traceback, and `our_error_in` finds it."""
     log = hw.open_log(tmp_path / "log")
     log.create_topic("t", "n BIGINT", partitions=1, segment_bytes=4096, retention_bytes=8192)
     for option, kind, words in [
@@ -211,7 +211,7 @@ def assert_told(error: PySparkException, kind: type[hw.HeadwaterError], words: s
     first_lines = "\n".join(str(error).splitlines()[:2])
     assert words in first_lines, error
     assert "Traceback" not in str(error)
-    ours = told(error)
+    ours = our_error_in(error)
     assert type(ours) is kind
     assert str(ours).startswith(words)
 

@@ -22,8 +22,8 @@ from headwater.model.errors import (
 )
 from headwater.processing.checkpoint.offsets import Offsets, cut, share
 from headwater.processing.source.load import TASK_EVENTS_MIN
-from headwater.processing.source.reading import Range
-from headwater.processing.source.source import HeadwaterSource
+from headwater.processing.source.reading import OffsetRange
+from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import FETCH_BYTES_MAX, StreamReader
 from tests.rigs.processing.source_topics import NOON, Topics
 
@@ -249,7 +249,7 @@ def test_large_ranges_are_cut_where_more_tasks_are_wanted(topics: Topics) -> Non
     topics.add(100)
     reader = topics.batch(minPartitions="8")
     ranges = reader.partitions()
-    assert all(isinstance(wanted, Range) for wanted in ranges)
+    assert all(isinstance(wanted, OffsetRange) for wanted in ranges)
     assert 7 <= len(ranges) <= 9
     assert topics.amounts(reader) == list(range(100))
     assert len(topics.batch().partitions()) == 2

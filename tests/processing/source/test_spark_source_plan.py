@@ -18,10 +18,10 @@ from headwater.model.errors import (
     TopicNotFound,
     Unsupported,
 )
-from headwater.processing.source.load import Query
+from headwater.processing.source.load import Load
 from headwater.processing.source.options import NAMES, read_options
-from headwater.processing.source.source import BatchReader, HeadwaterSource, RemoteSource
-from headwater.processing.spark.errors import told
+from headwater.processing.source.spark_source import BatchReader, HeadwaterSource, RemoteSource
+from headwater.processing.spark.errors import our_error_in
 from tests.rigs.processing.source_topics import NOON, Topics
 
 ALL = ReadAllAvailable()
@@ -152,14 +152,14 @@ def test_a_schema_of_the_users_must_fit_the_topic(topics: Topics) -> None:
     topics.add(3)
     given = {"log": topics.url, "topic": "orders"}
     fits = StructType([StructField("amount", LongType())])
-    reader = BatchReader(Query(given, fits, "batch"))
+    reader = BatchReader(Load(given, fits, "batch"))
     assert topics.amounts(reader) == [0, 1, 2]
     for schema, words in [
         (StructType([StructField("id", LongType())]), "has id as STRING"),
         (StructType([StructField("price", LongType())]), "has no column price"),
     ]:
         with pytest.raises(SchemaConflict, match=words):
-            BatchReader(Query(given, schema, "batch")).partitions()
+            BatchReader(Load(given, schema, "batch")).partitions()
 
 
 def test_deleted_events_are_left_out_unless_they_are_asked_for(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_filter_that_is_none_is_refused_with_the_place(topics: Topics, conditi
 
 def test_an_error_of_ours_is_found_in_what_spark_raises() -> None:
     text = "[PYTHON_ERROR] Failed: headwater.model.errors.TopicNotFound: There is no topic 'x'. Topics here: y.\n SQLSTATE: 38000"
-    error = told(RuntimeError(text))
+    error = our_error_in(RuntimeError(text))
     assert type(error) is TopicNotFound
     assert str(error) == "There is no topic 'x'. Topics here: y."
-    assert told(RuntimeError("java.lang.OutOfMemoryError")) is None
+    assert our_error_in(RuntimeError("java.lang.OutOfMemoryError")) is None

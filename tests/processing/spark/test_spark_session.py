@@ -24,16 +24,16 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.operators.beats import BeatsSource
-from headwater.processing.source.source import HeadwaterSource, RemoteSource, register
+from headwater.processing.source.spark_source import HeadwaterSource, RemoteSource, make_session, register
 from headwater.processing.spark import local_files
 from headwater.processing.spark import worker_daemon as daemon
-from headwater.processing.spark.session import check_java, check_reachable, listen, make_session
+from headwater.processing.spark.session import check_java, check_reachable, listen
 from headwater.processing.spark.worker_python import worker_python
 from tests.rigs.spark import patiently
 
 PROGRAM = """
 import headwater as hw
-from headwater.processing.spark.session import make_session
+from headwater.processing.source.spark_source import make_session
 with hw.open_log("log") as log:
     log.create_topic("t", "n BIGINT", partitions=1)
     log.append("t", [{"n": n} for n in range(10)])

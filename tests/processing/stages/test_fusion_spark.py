@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
-from headwater.processing.stages.analysis import Analysis, Facts
+from headwater.processing.stages.analysis import Analysis, TopicFacts
 from headwater.processing.state.listing import find_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -168,10 +168,10 @@ def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark:
     assert "ranked has its rows combined inside the source of bids" in app.plan()
     assert "together runs inside the source of bids and people" in app.plan()
 
-    def facts(topic: str) -> Facts:
+    def facts(topic: str) -> TopicFacts:
         node = app.graph.topics[topic]
         assert node.schema is not None
-        return Facts(node.schema, node.settings.get("time"), is_table=node.is_table)
+        return TopicFacts(node.schema, node.settings.get("time"), is_table=node.is_table)
 
     elsewhere = Analysis(spark, app.graph, facts, is_local=False).run()
     assert {uid: why for stage in elsewhere.values() for uid, why in stage.apart.items()} == dict.fromkeys(

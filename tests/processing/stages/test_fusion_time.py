@@ -17,7 +17,7 @@ from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import WATERMARK
 from headwater.processing.operators.operator import Time, left_out_by
 from headwater.processing.state.state import StateStore
-from headwater.processing.time.event_time import FIELDS, LATE, PASSED
+from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, LATE
 from headwater.processing.time.late_rows import LateRows
 from headwater.processing.time.late_rows import apart as apart_from_source
 from headwater.processing.time.watermark import tell_empty
@@ -163,8 +163,8 @@ def test_what_an_operator_leaves_out_by_a_time_of_its_own_is_counted(tmp_path: P
     assert left_out_by(operator, [rows], Time(NO_TIME, 20)) == 1
     assert left_out_by(operator, [rows.drop_columns("t")], Time(10, 20)) == 0, "of combined rows"
     told = LateRows(str(tmp_path))
-    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
-    told.tell_at((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    told.tell((apart_from_source("dedupe-1"), 0), 4, 5, 3)
+    told.tell((apart_from_source("dedupe-1"), 0), 4, 5, 3)
     assert told.take({(apart_from_source("dedupe-1"), 0): (0, 4)}) == 0, "of a batch that is not done"
     assert told.take({(apart_from_source("dedupe-1"), 0): (0, 5)}) == 3
     assert told.take({(apart_from_source("dedupe-1"), 0): (0, 9)}) == 0
@@ -237,7 +237,9 @@ def apart(run: FusedRun, folder: Path) -> list[list[Row]]:
     store = StateStore(
         str(folder / "apart"), uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=operator.tables
     )
-    nothing = pa.schema([field.with_nullable(True) for field in [*TIMED, FIELDS[LATE], FIELDS[PASSED]]]).empty_table()
+    nothing = pa.schema(
+        [field.with_nullable(True) for field in [*TIMED, FIELDS[LATE], FIELDS[BATCH_WATERMARK]]]
+    ).empty_table()
     found, start = list[list[Row]](), run.plain().initialOffset()
     for epoch, end in enumerate(run.planned()):
         reader = run.plain()

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from headwater.model.errors import Closed
-from headwater.processing.stages.open_batches import Writing
+from headwater.processing.stages.open_batches import OpenBatches
 
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 
 import headwater as hw
-from headwater.app.stages.sinks import TargetWriter
+from headwater.app.outputs.sinks import TargetWriter
 
 def reach(writer, step):
     Path(step.removeprefix("sink: ")).touch()
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def test_the_end_waits_for_batches_and_lets_none_begin() -> None:
-    writing, begun, go_on, done = Writing(), threading.Event(), threading.Event(), list[str]()
+    writing, begun, go_on, done = OpenBatches(), threading.Event(), threading.Event(), list[str]()
 
     def write() -> None:
         with writing.batch():
@@ -69,14 +69,14 @@ def test_the_end_waits_for_batches_and_lets_none_begin() -> None:
 
 
 def test_a_batch_that_fails_is_not_waited_for() -> None:
-    writing = Writing()
+    writing = OpenBatches()
     with pytest.raises(ZeroDivisionError), writing.batch():
         raise ZeroDivisionError
     writing.end(10)
 
 
 def test_the_end_does_not_wait_for_ever() -> None:
-    writing = Writing()
+    writing = OpenBatches()
     with writing.batch():
         writing.end(0.01)
 

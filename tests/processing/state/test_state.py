@@ -18,8 +18,8 @@ import pytest
 
 from headwater.model.errors import Conflict, Damaged, FormatTooNew, InvalidInput, KeyTooLarge, StorageError, Unsupported
 from headwater.processing.state import files as state_files
-from headwater.processing.state import runs
-from headwater.processing.state.runs import AT, H1, H2, Found, Keys, column, tidied
+from headwater.processing.state import sorted_runs
+from headwater.processing.state.sorted_runs import AT, H1, H2, Found, Keys, column, tidied
 from headwater.processing.state.state import State, StateStore, TableSpec, check_uid, fingerprint_of
 
 VALUE = [pa.field("v", pa.int64())]
@@ -95,8 +95,8 @@ def test_tables_equal_plain_python_through_versions_and_repeated_batches(
     Files are mapped or read.
     """
     if seed % 3:
-        monkeypatch.setattr(runs, "PART_BYTES", 300)
-        monkeypatch.setattr(runs, "SMALL_ROWS", 10)
+        monkeypatch.setattr(sorted_runs, "PART_BYTES", 300)
+        monkeypatch.setattr(sorted_runs, "SMALL_ROWS", 10)
     if seed % 2:
         monkeypatch.setattr(state_files, "_MAPPED_BYTES_MIN", 0)
     random, model, until, partitions = Random(seed), Model(), 0, 1
@@ -273,7 +273,7 @@ def test_file_systems_that_cannot_be_mapped_serve_as_well(tmp_path: Path, monkey
         return arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem()), url.removeprefix("far://")
 
     monkeypatch.setattr(state_files, "_file_system", elsewhere)
-    monkeypatch.setattr(runs, "PART_BYTES", 300)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 300)
     filled("far://there", 8)
     loaded = [store_in("far://there", partition=number, partitions=2).load(7) for number in range(2)]
     assert sum(state["last"].rows().num_rows for state in loaded) == 47
@@ -318,7 +318,7 @@ def test_rows_are_numbered_and_ordered_by_their_keys(keys: int) -> None:
     found = Keys.of(pa.table({H1: h1, H2: h2}))
     distinct, expected = np.unique(number, return_inverse=True)
     assert (found.row == expected).all() and (found.h2 == distinct).all() and (h2[found.one] == distinct).all()
-    order = runs.order_by(found.row)
+    order = sorted_runs.order_by(found.row)
     assert (order == np.argsort(number, kind="stable")).all()
 
 
@@ -342,7 +342,7 @@ def test_a_state_larger_than_memory_is_found_in_and_merged(tmp_path: Path) -> No
 
 def most_allocated(folder: str) -> int:
     """How many bytes Arrow and NumPy hold at most, while many small batches change a large state."""
-    runs.PART_BYTES, runs.SMALL_ROWS = 1 << 17, 5_000  # type: ignore[misc]
+    sorted_runs.PART_BYTES, sorted_runs.SMALL_ROWS = 1 << 17, 5_000  # type: ignore[misc]
     specs, random = {"last": TableSpec("keyed", [pa.field("v", pa.string())])}, np.random.default_rng(1)
     store = StateStore(folder, uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=specs)
     for epoch in range(70):
@@ -360,7 +360,7 @@ def most_allocated(folder: str) -> int:
 
 def test_a_key_that_explodes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of a key are in one part, however many; what no task could hold is refused with what to do."""
-    monkeypatch.setattr(runs, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 1 << 16)
     store = store_in(tmp_path)
     state = store.load(-1)
     one = np.full(1_000_000, 7)
@@ -369,12 +369,12 @@ def test_a_key_that_explodes_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     store.save(state, 0)
     keys = Keys.of(pa.table({H1: one[:1], H2: one[:1]}))
     assert store_in(tmp_path).load(0)["all"].find(keys)[0].num_rows == 1_000_000
-    monkeypatch.setattr(runs, "FOUND_BYTES_MAX", 10 << 20)
+    monkeypatch.setattr(sorted_runs, "FOUND_BYTES_MAX", 10 << 20)
     with pytest.raises(KeyTooLarge, match=r"one key alone has 1,000,000 rows.*finer key or a shorter time"):
         store_in(tmp_path).load(0)["all"].find(keys)
-    runs.check_fits([pa.table({"v": np.arange(1_000_000)})])
+    sorted_runs.check_fits([pa.table({"v": np.arange(1_000_000)})])
     with pytest.raises(KeyTooLarge, match=r"brings 0.0 GB of rows.*events_max="):
-        runs.check_fits([pa.table({"v": np.arange(1_000_000)})] * 2)
+        sorted_runs.check_fits([pa.table({"v": np.arange(1_000_000)})] * 2)
 
 
 def test_fingerprints_differ() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.processing.state import runs
-from headwater.processing.state.runs import AT, H1, H2, Keys, column
+from headwater.processing.state import sorted_runs
+from headwater.processing.state.sorted_runs import AT, H1, H2, Keys, column
 from headwater.processing.state.state import StateStore, TableSpec, partition_of
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ def hash_of(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def run(folder: str, seed: int) -> None:
     """Counts batch after batch from the one behind the last that was done, and says of each that it is."""
-    runs.PART_BYTES, runs.SMALL_ROWS = 1000, 50  # type: ignore[misc]
+    sorted_runs.PART_BYTES, sorted_runs.SMALL_ROWS = 1000, 50  # type: ignore[misc]
     done = Path(folder, "done")
     for epoch in range(int(done.read_text()) + 1 if done.exists() else 0, EPOCHS):
         h1, h2 = hash_of(np.array(batch_of(seed, epoch), np.int64))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.app.stages.transactions import TransactionWriter
+from headwater.app.outputs.transactions import TransactionWriter
 from headwater.testing.app_test import processes_of
 from tests.rigs.capture.bank import TABLES, Bank, State, seen_in
 from tests.rigs.children import dies_at

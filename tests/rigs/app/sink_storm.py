@@ -24,7 +24,7 @@ import pyarrow.dataset
 import pytest
 
 import headwater.sinks
-from headwater.app.stages.sinks import TargetWriter
+from headwater.app.outputs.sinks import TargetWriter
 from headwater.log.log import open_log
 from headwater.processing.graph.graph import StageNode
 from headwater.sinks import newest_rows as newest

@@ -43,7 +43,7 @@ _TASK = "frame: task staged"
 
 def sink_steps() -> list[str]:
     """The steps of Spark's own sink, from a task that begins to everything swept; in Python workers."""
-    return _steps("headwater.processing.sink", "sink.py")
+    return _steps("headwater.processing.sink", "spark_sink.py")
 
 
 def task_steps() -> list[str]:
@@ -128,7 +128,7 @@ def install() -> None:
                 "headwater.app.launch": patch_launch,
                 "headwater.log.disk.disk": lambda module: setattr(module.RealDisk, "reach", reach),
                 "headwater.sinks.files": lambda module: setattr(module.FileSink, "reach", reach),
-                "headwater.processing.sink.sink": patch_sink,
+                "headwater.processing.sink.spark_sink": patch_sink,
                 "headwater.views.maintainer": patch_views,
             }
         ),

@@ -29,13 +29,13 @@ from headwater.processing.operators.panes import Panes
 from headwater.processing.operators.partials import KINDS as WINDOWED_KINDS
 from headwater.processing.operators.session_windows import Sessions
 from headwater.processing.operators.sliding import Sliding
-from headwater.processing.operators.top_n import TopN
+from headwater.processing.operators.top_n import TopOfEvents
 from headwater.processing.operators.totals import KINDS, Totals
 from headwater.processing.operators.window_top_n import TopOfWindows
 from headwater.processing.operators.windowed import Windowed
-from headwater.processing.source.operator_input import Side, to_option
-from headwater.processing.source.source import HeadwaterSource
-from headwater.processing.source.source_operator import Fused
+from headwater.processing.source.operator_input import OperatorInput, to_option
+from headwater.processing.source.source_operator import FusedOperator
+from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import StreamReader
 from headwater.processing.time.event_time import FIELDS, LATE
 from headwater.processing.time.late_rows import LateRows
@@ -63,14 +63,14 @@ class Work(NamedTuple):
         """The columns of the topic."""
         return SCHEMA if self.time is None else TIMED
 
-    def side(self, options: dict[str, str], late_rows: str) -> Side:
+    def side(self, options: dict[str, str], late_rows: str) -> OperatorInput:
         """The input as it is read."""
         read = {source: field.with_name(source) for source, field in zip(self.columns, self.schema, strict=True)}
         if self.time is not None:
             read |= {self.time.name: self.time, LATE: FIELDS[LATE]}
         options = {**options, "columns": ",".join(read)}
         time = None if self.time is None else self.time.name
-        return Side(
+        return OperatorInput(
             TOPIC, pa.schema(list(read.values())), options, self.schema, self.columns, self.key, "who", time,
             late_rows=late_rows,
         )  # fmt: skip
@@ -85,7 +85,7 @@ def totals() -> Work:
 
 def best() -> Work:
     """The two best of each who."""
-    return Work(TopN(SCHEMA, 2, ["price DESC"], ["who"]), SCHEMA, SCHEMA.names, ["who"])
+    return Work(TopOfEvents(SCHEMA, 2, ["price DESC"], ["who"]), SCHEMA, SCHEMA.names, ["who"])
 
 
 def best_in_time() -> Work:
@@ -147,7 +147,7 @@ class FusedRun:
         (checkpoint / "metadata").write_text('{"id": "q"}')
         options = {"log": str(folder / "log"), "topic": TOPIC, "startingOffsets": "earliest"}
         side = work.side(options, str(folder / "late"))
-        fused = Fused(work.operator, [side], roots, str(folder / "state"), "op", "f", str(checkpoint))
+        fused = FusedOperator(work.operator, [side], roots, str(folder / "state"), "op", "f", str(checkpoint))
         self.folder = folder
         (folder / "given").mkdir(exist_ok=True)
         shutil.rmtree(folder / "late", ignore_errors=True)

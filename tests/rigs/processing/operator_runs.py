@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from headwater.model.clock import NO_TIME
 from headwater.processing.operators.operator import MAX_TIME, Operator, Time
-from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.sorted_runs import H1, H2
 from headwater.processing.state.state import StateStore, partition_of
 
 SEEDS_CHECK, SEEDS, SEEDS_BENCH = 4, 30, 300

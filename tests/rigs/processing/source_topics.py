@@ -12,7 +12,7 @@ import pytest
 
 import headwater as hw
 from headwater.log.log import Log
-from headwater.processing.source.source import BatchReader, HeadwaterSource
+from headwater.processing.source.spark_source import BatchReader, HeadwaterSource
 from headwater.processing.source.stream import StreamReader
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

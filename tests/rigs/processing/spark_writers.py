@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, open_log
-from headwater.processing.sink.sink import BatchWriter, StreamWriter
+from headwater.processing.sink.spark_sink import BatchWriter, StreamWriter
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

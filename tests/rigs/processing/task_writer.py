@@ -20,8 +20,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 import headwater as hw
 from headwater.log.kafka.cluster import Cluster
 from headwater.log.log import Log
-from headwater.processing.sink.order import Order
-from headwater.processing.sink.sink import StreamWriter, Task
+from headwater.processing.sink.batch_order import Order
+from headwater.processing.sink.spark_sink import SinkTask, StreamWriter
 
 EPOCHS = 3
 TASKS = 2
@@ -32,12 +32,12 @@ class _TaskWriter(StreamWriter):
     """A task's writer outside of Spark."""
 
     given: Log
-    place: Task
+    place: SinkTask
 
     def log(self) -> Log:
         return self.given
 
-    def task(self) -> Task:
+    def task(self) -> SinkTask:
         return self.place
 
 
@@ -62,7 +62,7 @@ def write_batch(
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "metadata").write_text('{"id":"q"}')
     (checkpoint / "offsets" / str(epoch)).write_text(f'v1\n{{}}\n{{"end":{epoch}}}')
-    _TaskWriter.given, _TaskWriter.place = log, Task("run", epoch, number)
+    _TaskWriter.given, _TaskWriter.place = log, SinkTask("run", epoch, number)
     options = {"log": log.url, "topic": "b", "stage": "s", "checkpointLocation": str(checkpoint)}
     writer = _TaskWriter(options if order is None else {**options, "order": order}, schema)
     writer.commit([writer.write(iter([batch]))], epoch)

@@ -44,7 +44,7 @@ At = tuple[str, int]
 """A partition: its topic and its number."""
 
 
-class Read(NamedTuple):
+class TopicVersion(NamedTuple):
     """What the offsets of a topic belong to: its id, and the number of the schema it was read with."""
 
     id: str
@@ -55,7 +55,7 @@ class Offsets(msgspec.Struct, frozen=True):
     """The next offset of each partition, and what they belong to."""
 
     places: Mapping[At, int]
-    topics: Mapping[str, Read]
+    topics: Mapping[str, TopicVersion]
     incarnation: int = 0
     more: Mapping[str, Any] = {}
 
@@ -76,7 +76,7 @@ class Offsets(msgspec.Struct, frozen=True):
             if not name.startswith(".")
             for number, offset in partitions.items()
         }
-        topics = {name: Read(read["id"], read["schema"]) for name, read in kept.get(".topics", {}).items()}
+        topics = {name: TopicVersion(read["id"], read["schema"]) for name, read in kept.get(".topics", {}).items()}
         known = (".incarnation", ".topics")
         more = {key: value for key, value in kept.items() if key.startswith(".") and key not in known}
         return cls(places, topics, kept.get(".incarnation", 0), more)

@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 
 from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import BEAT, WATERMARK
-from headwater.processing.source.planned_rows import FetchingReader
 from headwater.processing.spark.errors import crossing
+from headwater.processing.spark.planned_rows import PlannedRowsReader
 from headwater.processing.spark.types import to_arrow, to_spark
 
 NAME = "headwater_beats"
@@ -78,7 +78,7 @@ class Beat(InputPartition):
         self.before, self.until = before, until
 
 
-class BeatsReader(FetchingReader, SupportsTriggerAvailableNow):
+class BeatsReader(PlannedRowsReader, SupportsTriggerAvailableNow):
     """Reads beats."""
 
     def __init__(self, pace: str, partitions: int, schema: pa.Schema) -> None:

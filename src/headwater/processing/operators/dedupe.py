@@ -21,7 +21,7 @@ from headwater.model.clock import duration_us
 from headwater.processing.operators.operator import Input, Time, in_log_order, operate
 from headwater.processing.operators.row_order import Ranks, in_fixed_order, time_column, times_of
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 _SEEN = "seen"

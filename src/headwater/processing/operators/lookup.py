@@ -25,7 +25,7 @@ from headwater.processing.graph.table import Table
 from headwater.processing.operators.operator import Input, Time, in_log_order, operate
 from headwater.processing.operators.row_order import in_fixed_order, time_column, times_of
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import AT, H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import AT, H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 How = Literal["left", "inner"]

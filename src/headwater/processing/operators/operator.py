@@ -35,7 +35,7 @@ from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.hashing import hashes_of_values, is_hashable
 from headwater.processing.spark.plans import SHUFFLING, STATELESS, children, kind, nodes
 from headwater.processing.spark.types import to_arrow, to_spark
-from headwater.processing.state.runs import H1, H2, check_fits, column
+from headwater.processing.state.sorted_runs import H1, H2, check_fits, column
 from headwater.processing.state.state import (
     State,
     StateStore,
@@ -108,7 +108,7 @@ class Input(NamedTuple):
     key: Sequence[str]
 
 
-class Fuses(Protocol):
+class OperatorFusion(Protocol):
     """What puts operators into sources (see `fusion`)."""
 
     def fuse(
@@ -120,7 +120,7 @@ class Fuses(Protocol):
         """The inputs of an operator that is made here, combined in their source where that is possible."""
 
 
-class Building:
+class OperatorContext:
     """A stage whose function is being called: where its operators keep their state, where beats come from, and what fuses operators."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Building:
         partitions: int,
         beats: Callable[[], DataFrame],
         tasks: int | None = None,
-        fusion: Fuses | None = None,
+        fusion: OperatorFusion | None = None,
         late_rows: str | None = None,
         late_by_window: bool = False,
     ) -> None:
@@ -163,11 +163,11 @@ class Building:
         return uid
 
 
-_building: ContextVar[Building | None] = ContextVar("building", default=None)
+_building: ContextVar[OperatorContext | None] = ContextVar("building", default=None)
 
 
 @contextmanager
-def building(stage: Building) -> Iterator[Building]:
+def operator_context(stage: OperatorContext) -> Iterator[OperatorContext]:
     """Operators that are made inside belong to this stage."""
     token = _building.set(stage)
     try:
@@ -432,7 +432,7 @@ def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, p
     result = operator.process(state, inputs, time)
     if kept.late_rows is not None:
         count = left_out_by(operator, inputs, time)
-        LateRows(kept.late_rows).tell_at((apart(kept.uid), partition), epoch, epoch + 1, count)
+        LateRows(kept.late_rows).tell((apart(kept.uid), partition), epoch, epoch + 1, count)
     store.save(state, epoch, watermark=time.until if time.until > NO_TIME else None)
     return result
 

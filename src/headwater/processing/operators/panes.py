@@ -19,7 +19,7 @@ import pyarrow as pa
 from headwater.model.clock import duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.operator import MAX_TIME, Time
-from headwater.processing.state.runs import AT, MIN_TIME, column
+from headwater.processing.state.sorted_runs import AT, MIN_TIME, column
 from headwater.processing.state.state import StateTable
 
 PANE = "_pane"

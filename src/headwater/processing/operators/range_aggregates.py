@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.processing.operators.aggregate import Aggregate
-from headwater.processing.state.runs import order_by
+from headwater.processing.state.sorted_runs import order_by
 
 SEEN_MAX = 32
 """So many rows may a row see on average."""

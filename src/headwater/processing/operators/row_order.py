@@ -18,7 +18,7 @@ from pyspark.sql.types import TimestampType
 from headwater.model.clock import NO_TIME
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.operator import note_time
-from headwater.processing.state.runs import H1, H2
+from headwater.processing.state.sorted_runs import H1, H2
 from headwater.processing.time.event_time import MARK
 
 

@@ -25,7 +25,7 @@ from headwater.processing.operators.operator import Time
 from headwater.processing.operators.panes import END, MOMENT, START, WINDOW_FIELDS, Panes
 from headwater.processing.operators.partials import Partials
 from headwater.processing.operators.row_order import in_time
-from headwater.processing.state.runs import AT, H1, H2, MIN_TIME, Keys, column
+from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 FIRST, LAST = "_first", "_last"

@@ -25,7 +25,7 @@ from headwater.model.schema import DELETED
 from headwater.processing.operators.operator import Input, Time, in_log_order, operate
 from headwater.processing.operators.row_order import flags, in_fixed_order
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 SIGN = "_sign"
@@ -46,7 +46,7 @@ def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str 
             f"There is no column {at!r} with times (TIMESTAMP).",
             advice=f"Name another with at=, or {OFFSET!r}, which the stage has with log_columns=[{OFFSET!r}].",
         )
-    operator = Signed(to_arrow(df.schema), names, at, in_log_order=in_log_order(df))
+    operator = SignedRows(to_arrow(df.schema), names, at, in_log_order=in_log_order(df))
     return operate(operator, [Input(df, names)], uid=None if uid is None else f"{uid}.rows")
 
 
@@ -61,7 +61,7 @@ def check_facts(df: DataFrame, *, at: str | None) -> None:
         raise InvalidInput("at= says which row of a key is the later one.", advice="Say with key= what the key is.")
 
 
-class Signed:
+class SignedRows:
     """The operator."""
 
     name = "signed"

@@ -25,7 +25,7 @@ from headwater.processing.operators.range_aggregates import aggregated
 from headwater.processing.operators.row_order import time_column, times_of
 from headwater.processing.operators.sql import ask
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import AT, H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import AT, H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 _WAITING, _PASSED = "waiting", "passed"

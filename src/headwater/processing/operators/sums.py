@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.processing.operators.aggregate import Aggregate
-from headwater.processing.state.runs import Keys, column
+from headwater.processing.state.sorted_runs import Keys, column
 
 Array = Any
 """A NumPy array."""
 
 
-class Kept(NamedTuple):
+class GroupNumbers(NamedTuple):
     """An array of numbers, one for each group, some of which may be missing."""
 
     values: Array
     is_null: Array | None = None
 
-    def differs(self, other: Kept) -> Array:
+    def differs(self, other: GroupNumbers) -> Array:
         """Where one is not as the other."""
         mine, others = self._nulls(), other._nulls()
         return (mine != others) | ((self.values != other.values) & ~mine & ~others)
@@ -39,7 +39,7 @@ class Kept(NamedTuple):
         return np.zeros(len(self.values), bool) if self.is_null is None else self.is_null
 
 
-class Given(NamedTuple):
+class GroupedRows(NamedTuple):
     """What a batch brings: for each row its group, whether it comes or goes (None where all come), and the columns that are used."""
 
     keys: Keys
@@ -50,7 +50,11 @@ class Given(NamedTuple):
 
 
 def aggregated(
-    given: Given, known: pa.Table, fields: Sequence[pa.Field], aggregates: Sequence[Aggregate], used: Sequence[str]
+    given: GroupedRows,
+    known: pa.Table,
+    fields: Sequence[pa.Field],
+    aggregates: Sequence[Aggregate],
+    used: Sequence[str],
 ) -> pa.Table | None:
     """For each group the `fields` that are kept, the aggregates `a0` …, and whether they are others than before; None for SQL.
 
@@ -79,7 +83,7 @@ def aggregated(
     return pa.table({**columns, "changed": pa.array(np.where(was_there, differs, now["rows"].values > 0))})
 
 
-def _counts(given: Given, known: pa.Table) -> tuple[dict[str, Kept], dict[str, Kept]]:
+def _counts(given: GroupedRows, known: pa.Table) -> tuple[dict[str, GroupNumbers], dict[str, GroupNumbers]]:
     """How many rows there are, and how many distinct values."""
     count, place = len(given.keys), column(known, "k")
     gains = {"rows": np.bincount(given.keys.row, weights=given.sign, minlength=count).astype(np.int64)}
@@ -88,18 +92,18 @@ def _counts(given: Given, known: pa.Table) -> tuple[dict[str, Kept], dict[str, K
     for name, gain in gains.items():
         was = np.zeros(count, np.int64)
         was[place] = column(known, name)
-        now[name], before[name] = Kept(was + gain), Kept(was)
+        now[name], before[name] = GroupNumbers(was + gain), GroupNumbers(was)
     return now, before
 
 
 class _Column:
     """A column that is summed."""
 
-    def __init__(self, given: Given, values: pa.ChunkedArray, known: pa.Table, number: int) -> None:
+    def __init__(self, given: GroupedRows, values: pa.ChunkedArray, known: pa.Table, number: int) -> None:
         self._given, self._column, self._known, self._at = given, values, known, number
         self._count, self._place = len(given.keys), column(known, "k")
 
-    def computed(self, names: set[str]) -> tuple[dict[str, Kept], dict[str, Kept]] | None:
+    def computed(self, names: set[str]) -> tuple[dict[str, GroupNumbers], dict[str, GroupNumbers]] | None:
         """What is kept of it after the batch, and before it."""
         kind, at = self._column.type, self._at
         is_whole = bool(pa.types.is_signed_integer(kind))
@@ -113,7 +117,7 @@ class _Column:
             return None
         was = self._before(f"n{at}", np.int64)
         n = was.values + np.bincount(row, weights=sign, minlength=self._count).astype(np.int64)
-        now, before = {f"n{at}": Kept(n)}, {f"n{at}": was}
+        now, before = {f"n{at}": GroupNumbers(n)}, {f"n{at}": was}
         if f"s{at}" in names:
             sums = self._summed(row, values if sign is None else values * sign, is_whole=is_whole)
             if sums is None:
@@ -127,7 +131,7 @@ class _Column:
                 now[name], before[name] = self._ended(end, do, row, values), end
         return now, before
 
-    def _summed(self, row: Array, values: Array, *, is_whole: bool) -> tuple[Kept, Kept] | None:
+    def _summed(self, row: Array, values: Array, *, is_whole: bool) -> tuple[GroupNumbers, GroupNumbers] | None:
         try:
             was = self._before(f"s{self._at}", np.int64 if is_whole else np.float64, nothing=0)
         except pa.ArrowInvalid:  # more than 64 bits
@@ -135,13 +139,13 @@ class _Column:
         sums = was.values.copy()
         if not is_whole:
             sums += np.bincount(row, weights=values, minlength=self._count)
-            return None if bool(np.isnan(was.values).any()) else (Kept(sums), was)
+            return None if bool(np.isnan(was.values).any()) else (GroupNumbers(sums), was)
         if _most(values) * len(values) + _most(sums) >= 2**62:
             return None
         np.add.at(sums, row, values)
-        return Kept(sums), was
+        return GroupNumbers(sums), was
 
-    def _ended(self, was: Kept, do: Any, row: Array, values: Array) -> Kept:
+    def _ended(self, was: GroupNumbers, do: Any, row: Array, values: Array) -> GroupNumbers:
         """The least or the greatest of each group."""
         assert was.is_null is not None
         ends = was.values.copy()
@@ -149,9 +153,9 @@ class _Column:
         ends[row[is_first[row]]] = values[is_first[row]]  # any of them, to begin with
         do.at(ends, row, values)
         is_first[row] = False
-        return Kept(ends, is_first)
+        return GroupNumbers(ends, is_first)
 
-    def _before(self, name: str, kind: Any, *, nothing: int | None = None) -> Kept:
+    def _before(self, name: str, kind: Any, *, nothing: int | None = None) -> GroupNumbers:
         """What was kept; groups that are new have nothing."""
         found = self._known.column(name)
         is_there = found.is_valid().to_numpy()
@@ -160,7 +164,7 @@ class _Column:
         values[self._place[is_there]] = numbers
         is_null[self._place[is_there]] = False
         is_count = nothing is not None or name.startswith("n")
-        return Kept(values, None if is_count else is_null)
+        return GroupNumbers(values, None if is_count else is_null)
 
 
 def _most(values: Array) -> int:
@@ -180,8 +184,8 @@ def _result(each: Aggregate, at: int, aggregates: Sequence[Aggregate], used: Seq
     if each.kind in ("min", "max"):
         return lambda kept: kept[f"{each.kind}{number}"]
 
-    def show(kept: Mapping[str, Kept]) -> Kept:
+    def show(kept: Mapping[str, GroupNumbers]) -> GroupNumbers:
         n, s = kept[f"n{number}"].values, kept[f"s{number}"].values
-        return Kept(s if each.kind == "sum" else s / np.maximum(n, 1), n <= 0)
+        return GroupNumbers(s if each.kind == "sum" else s / np.maximum(n, 1), n <= 0)
 
     return show

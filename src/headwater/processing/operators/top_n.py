@@ -31,7 +31,7 @@ from headwater.processing.operators.signed_rows import SIGN, check_facts, signed
 from headwater.processing.operators.sql import ask
 from headwater.processing.operators.window_top_n import RANK, TopOfWindows
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
 _BEST, _ROWS = "best", "rows"
@@ -73,7 +73,7 @@ def top_n(
     _check_no_windows(group, every, ties=ties)
     if key is None:
         check_facts(df, at=at)
-        return operate(TopN(to_arrow(df.schema), n, orders, group), [Input(df, group)], uid=uid)
+        return operate(TopOfEvents(to_arrow(df.schema), n, orders, group), [Input(df, group)], uid=uid)
     rows = signed(df, key, at=at, uid=uid)
     return operate(TopOfTable(to_arrow(rows.schema), n, orders), [Input(rows, group)], uid=uid)
 
@@ -101,7 +101,7 @@ def _check_no_windows(group: Sequence[str], every: object, *, ties: bool) -> Non
         )
 
 
-class TopN:
+class TopOfEvents:
     """The operator over facts."""
 
     name = "top_n"

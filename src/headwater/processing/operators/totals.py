@@ -26,9 +26,9 @@ from headwater.processing.operators.aggregate import Aggregate, Wanted, aggregat
 from headwater.processing.operators.operator import Input, Time, hashed_parts, hashes, operate
 from headwater.processing.operators.signed_rows import SIGN, check_facts, signed
 from headwater.processing.operators.sql import ask
-from headwater.processing.operators.sums import Given, aggregated
+from headwater.processing.operators.sums import GroupedRows, aggregated
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import H1, H2, Keys, column
+from headwater.processing.state.sorted_runs import H1, H2, Keys, column
 from headwater.processing.state.state import OWNER, State, TableSpec
 
 KINDS = ("count", "sum", "avg", "min", "max", "distinct")
@@ -96,7 +96,7 @@ class Totals:
         found, number = state[_TOTALS].find(keys)
         known = pa.table({"k": pa.array(number), **{field.name: found.column(field.name) for field in self._fields}})
         values = [rows.column(f"v{at}") for at in range(len(self._used))]
-        given = Given(keys, sign, values, self._first_seen(state, rows, keys, sign))
+        given = GroupedRows(keys, sign, values, self._first_seen(state, rows, keys, sign))
         now = aggregated(given, known, self._fields, self._aggregates, self._used)
         if now is None:
             now = self._asked(given, known)
@@ -139,7 +139,7 @@ class Totals:
         state[_SEEN].put(put.filter(pa.array((after != before) & (after > 0))))
         state[_SEEN].remove(keys.only((after <= 0) & (before > 0)))
 
-    def _asked(self, brought: Given, known: pa.Table) -> pa.Table:
+    def _asked(self, brought: GroupedRows, known: pa.Table) -> pa.Table:
         """For each group, in order: the new sums, the aggregates `a0` …, and whether they are others than before; by SQL."""
         import duckdb
 

@@ -18,7 +18,7 @@ from headwater.processing.operators.operator import Time
 from headwater.processing.operators.panes import END, WINDOW_FIELDS, Panes
 from headwater.processing.operators.ranking import Ranking
 from headwater.processing.operators.row_order import in_time
-from headwater.processing.state.runs import AT, H1, H2, Keys, column, in_order
+from headwater.processing.state.sorted_runs import AT, H1, H2, Keys, column, in_order
 from headwater.processing.state.state import State, TableSpec
 
 RANK = "rank"

@@ -30,7 +30,7 @@ from headwater.processing.operators.partials import KINDS, Partials
 from headwater.processing.operators.row_order import in_time, time_column
 from headwater.processing.operators.session_windows import Sessions
 from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.runs import AT, H1, H2, Keys, column, in_order
+from headwater.processing.state.sorted_runs import AT, H1, H2, Keys, column, in_order
 from headwater.processing.state.state import State, TableSpec
 from headwater.processing.time.event_time import MARK
 

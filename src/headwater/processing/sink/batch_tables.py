@@ -28,7 +28,7 @@ _PATH = "path STRING"
 Pick = Callable[[pa.Table], pa.Table]
 
 
-class Leaving:
+class BatchTables:
     """How the batches of one query come to the driver; `pick` is what tasks do to their rows."""
 
     def __init__(self, folder: Path, checkpoint: str, pick: Pick) -> None:

@@ -26,8 +26,8 @@ from headwater.log.port.topic import Topic
 from headwater.model.marker import Marker
 from headwater.processing.checkpoint.marker import marker_of
 from headwater.processing.checkpoint.offsets import count_between
-from headwater.processing.sink.order import Order, Weaving
-from headwater.processing.sink.staging import Staged, commit_staged, stage_rows, sweep, take_number
+from headwater.processing.sink.batch_order import BatchOrder, Order
+from headwater.processing.sink.staging import StagedRows, commit_staged, stage_rows, sweep, take_number
 from headwater.processing.source.reading import is_local
 from headwater.processing.spark.driver_rows import rows_of
 from headwater.processing.spark.log_cache import log_for_writing
@@ -79,7 +79,7 @@ class FrameWriter:
         if topic.time is None:
             return rows_of(df)
         rows = rows_of(df.withColumn(_TASK, F.spark_partition_id()))
-        weaving = Weaving(topic, self._order, now_us=self._log.clock())
+        weaving = BatchOrder(topic, self._order, now_us=self._log.clock())
         return weaving.rows(rows.drop_columns(_TASK), rows.column(_TASK).to_numpy())
 
     def _commit_staged(self, df: DataFrame, marker: Marker) -> StageCommit:
@@ -87,7 +87,7 @@ class FrameWriter:
         rows = df.mapInArrow(_stager(self._url, stage.name, stage.number, target), _MESSAGE).collect()
         disk = RealDisk()
         disk.reach("frame: all staged")
-        messages: list[Staged] = [pickle.loads(row.message) for row in rows]
+        messages: list[StagedRows] = [pickle.loads(row.message) for row in rows]
         done = commit_staged(self._log, stage, target, marker, messages, order=self._order)
         disk.reach("frame: committed")
         sweep(self._log, stage.name, stage.number)

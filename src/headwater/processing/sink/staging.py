@@ -48,7 +48,7 @@ from headwater.log.port.topic import Topic
 from headwater.log.port.write import Write
 from headwater.model.errors import Fenced, Unsupported
 from headwater.model.marker import Marker
-from headwater.processing.sink.order import Order, Weaving
+from headwater.processing.sink.batch_order import BatchOrder, Order
 
 INLINE_BYTES_MAX = 256 << 10
 PIECE_ROWS = 65_536
@@ -58,7 +58,7 @@ BATCH = ".batch-"
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What one task staged: the partition of each batch in its stream, and for which state of the topic that was right."""
 
     number: int
@@ -105,9 +105,9 @@ def take_number(log: Log, stage: str) -> int:
     return number
 
 
-def stage_rows(log: Log, stage: str, number: int, topic: Topic, batches: Iterable[pa.RecordBatch]) -> Staged:
+def stage_rows(log: Log, stage: str, number: int, topic: Topic, batches: Iterable[pa.RecordBatch]) -> StagedRows:
     """Stages the rows of one task."""
-    staged = Staged(number, topic.id, topic.schema_id, topic.partitions, [])
+    staged = StagedRows(number, topic.id, topic.schema_id, topic.partitions, [])
     pieces: list[tuple[int, pa.RecordBatch]] = []
     size, writer = 0, None
     try:
@@ -137,13 +137,13 @@ def stage_rows(log: Log, stage: str, number: int, topic: Topic, batches: Iterabl
 
 
 def commit_staged(
-    log: Log, stage: Stage, topic: Topic, marker: Marker, messages: Sequence[Staged], *, order: Order | None = None
+    log: Log, stage: Stage, topic: Topic, marker: Marker, messages: Sequence[StagedRows], *, order: Order | None = None
 ) -> StageCommit:
     """Appends what the tasks of a batch have staged with the batch's marker: once; with `order` woven by it."""
     tasks = (writes_of(log, topic, staged) for staged in messages)
     if order is None:
         return stage.commit_writes(marker, [write for writes in tasks for write in writes])
-    weaving = Weaving(topic, order, now_us=log.clock())
+    weaving = BatchOrder(topic, order, now_us=log.clock())
     keep = partial(_kept_in_file, log, stage) if any(staged.path for staged in messages) else list
     return stage.commit_writes(marker, weaving.writes(tasks, keep))
 
@@ -170,12 +170,12 @@ def write_task(
     if fetched:
         rows = pa.Table.from_batches(fetched)
         if order is not None:
-            rows = Weaving(log.topic(topic), order, now_us=log.clock()).rows(rows, np.zeros(rows.num_rows, np.int64))
+            rows = BatchOrder(log.topic(topic), order, now_us=log.clock()).rows(rows, np.zeros(rows.num_rows, np.int64))
         holder.commit(marker, [(topic, rows)])
     return WriterCommitMessage()
 
 
-def writes_of(log: Log, topic: Topic, staged: Staged) -> Iterator[Write]:
+def writes_of(log: Log, topic: Topic, staged: StagedRows) -> Iterator[Write]:
     """What a task staged, as it is appended; placed anew where the topic has changed since."""
     if staged.path is None and staged.data is None:
         return
@@ -227,7 +227,7 @@ def sweep_batches(log: Log, done: str) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_staged(messages: Iterable[Staged | None]) -> None:
+def remove_staged(messages: Iterable[StagedRows | None]) -> None:
     """Removes the files of some tasks."""
     for staged in messages:
         if staged is not None and staged.path is not None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from headwater.processing.operators.operator import Combining
-from headwater.processing.source.operator_input import Side
-from headwater.processing.source.reading import Range
+from headwater.processing.source.operator_input import OperatorInput
+from headwater.processing.source.reading import OffsetRange
 from headwater.processing.spark.types import to_spark
 
 COMBINED_ROWS = 1 << 20
@@ -23,14 +23,14 @@ COMBINED_ROWS = 1 << 20
 BATCH_ROWS = 65_536
 
 
-class Combined(NamedTuple):
+class Combiner(NamedTuple):
     """An operator, of which a source does the first step."""
 
     operator: Combining
-    side: Side
+    side: OperatorInput
 
     @property
-    def sides(self) -> Sequence[Side]:
+    def sides(self) -> Sequence[OperatorInput]:
         """What is read."""
         return (self.side,)
 
@@ -45,7 +45,7 @@ class Combined(NamedTuple):
         return self.side.time is not None
 
     def give(
-        self, ranges: Sequence[Range], read: Callable[[Range], Iterable[pa.RecordBatch]], schema: pa.Schema
+        self, ranges: Sequence[OffsetRange], read: Callable[[OffsetRange], Iterable[pa.RecordBatch]], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """What is left of the rows of ranges, as `schema` has it."""
         for wanted in ranges:

@@ -17,28 +17,28 @@ from headwater.log.log import Log
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import SchemaConflict
 from headwater.processing.checkpoint.offsets import Offsets, cut
-from headwater.processing.source.combiner import Combined
+from headwater.processing.source.combiner import Combiner
 from headwater.processing.source.operator_input import from_option
 from headwater.processing.source.options import Options, Use, read_options
-from headwater.processing.source.pushdown import Where
+from headwater.processing.source.pushdown import PushedFilter
 from headwater.processing.source.reading import (
-    Passing,
-    Range,
-    Ranges,
-    Selection,
-    Whole,
+    OffsetRange,
+    OffsetRanges,
+    RowSelection,
+    TableSnapshot,
+    WatermarkOnly,
     is_local,
+    read_in_time_order,
     read_ranges,
-    read_whole,
-    read_woven,
+    read_snapshot,
 )
-from headwater.processing.source.source_operator import Fused, Root, Roots
-from headwater.processing.source.topics import Subscription
+from headwater.processing.source.source_operator import FusedOperator, Root, Roots
+from headwater.processing.source.topic_subscription import TopicSubscription
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.log_cache import log_for_reading
 from headwater.processing.spark.session import check_reachable
 from headwater.processing.spark.types import to_arrow, to_spark
-from headwater.processing.time.event_time import FIELDS, PASSED, REACHED, Rule, telling_row
+from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, REACHED, LatenessRule, watermark_row
 from headwater.processing.time.late_rows import LateRows
 from headwater.processing.time.maxima import Maxima
 
@@ -46,7 +46,7 @@ TASK_EVENTS_MIN = 1_000
 """So many events, or fewer, of a micro-batch are read by one task."""
 
 
-class Query:
+class Load:
     """What one `load()` reads."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType, use: Use, master: str = "local") -> None:
@@ -56,7 +56,7 @@ class Query:
         self._master = master
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Query, (self._given, self._schema, self._use, self._master))
+        return (Load, (self._given, self._schema, self._use, self._master))
 
     @cached_property
     def options(self) -> Options:
@@ -77,25 +77,25 @@ class Query:
         return list(self._gives.names)
 
     @cached_property
-    def inside(self) -> Fused | Combined | None:
+    def inside(self) -> FusedOperator | Combiner | None:
         """What works on what is read, if anything does."""
         return None if self.options.operator is None else from_option(self.options.operator)
 
     @cached_property
-    def sides(self) -> Mapping[str, Query]:
+    def sides(self) -> Mapping[str, Load]:
         """How the topics of what works inside are read; otherwise nothing."""
         sides = () if self.inside is None else self.inside.sides
-        return {side.topic: Query(side.options, to_spark(side.read), self._use, self._master) for side in sides}
+        return {side.topic: Load(side.options, to_spark(side.read), self._use, self._master) for side in sides}
 
     @property
-    def fused(self) -> Fused | None:
+    def fused(self) -> FusedOperator | None:
         """The operator that works on what is read, if that is one with a state."""
-        return self.inside if isinstance(self.inside, Fused) else None
+        return self.inside if isinstance(self.inside, FusedOperator) else None
 
     @property
     def has_watermark(self) -> bool:
         """Whether what is made of its rows depends on a watermark."""
-        return PASSED in self.names or (self.inside is not None and self.inside.has_time)
+        return BATCH_WATERMARK in self.names or (self.inside is not None and self.inside.has_time)
 
     @cached_property
     def _gives(self) -> pa.Schema:
@@ -103,12 +103,12 @@ class Query:
         return to_arrow(self._schema)
 
     @cached_property
-    def subscription(self) -> Subscription:
+    def subscription(self) -> TopicSubscription:
         """The topics that it reads."""
-        return Subscription(log_for_reading(self.options.log), self.options)
+        return TopicSubscription(log_for_reading(self.options.log), self.options)
 
     @cached_property
-    def checked(self) -> Subscription:
+    def checked(self) -> TopicSubscription:
         """The same, when the columns fit into the types of the DataFrame; a user may have given its schema."""
         if self.inside is not None:
             for side in self.sides.values():
@@ -127,7 +127,7 @@ class Query:
                 )
         return self.subscription
 
-    def tasks(self, ranges: Sequence[Range]) -> list[InputPartition]:
+    def tasks(self, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
         """The tasks of a micro-batch: `split`, and few events of a log in a folder in one task.
 
         A task costs its fixed time in the JVM and in two Python processes, more than reading a thousand events does; with one
@@ -135,10 +135,10 @@ class Query:
         and each commits what it writes, so there they stay as they are.
         """
         if len(ranges) > 1 and self.options.partitions_min == 1 and self.is_small(ranges):
-            return [Ranges(ranges)]
+            return [OffsetRanges(ranges)]
         return self.split(ranges)
 
-    def roots(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[InputPartition]:
+    def roots(self, ranges: Sequence[OffsetRange], before: Offsets, after: Offsets) -> list[InputPartition]:
         """The tasks of a micro-batch with an operator: one for each root, or one for them all."""
         assert self.fused is not None
         found = self.fused.tasks(ranges, before, after)
@@ -154,12 +154,12 @@ class Query:
         """Whether a column of the DataFrame has columns or elements of its own."""
         return any(pa.types.is_nested(field.type) for field in self._gives)
 
-    def is_small(self, ranges: Sequence[Range]) -> bool:
+    def is_small(self, ranges: Sequence[OffsetRange]) -> bool:
         """Whether these are few events of a log in a folder."""
         few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
         return few and is_local(log_for_reading(self.options.log))
 
-    def split(self, ranges: Sequence[Range]) -> list[InputPartition]:
+    def split(self, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
         """The ranges, the large ones cut until there are about `minPartitions` of them; not where one goes on by what was before it."""
         if self.maxima is not None:
             return list(ranges)
@@ -173,46 +173,46 @@ class Query:
     def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         with crossing():
-            if isinstance(wanted, (Range, Ranges)):
-                ranges = wanted.ranges if isinstance(wanted, Ranges) else (wanted,)
-                if isinstance(self.inside, Combined):
+            if isinstance(wanted, (OffsetRange, OffsetRanges)):
+                ranges = wanted.ranges if isinstance(wanted, OffsetRanges) else (wanted,)
+                if isinstance(self.inside, Combiner):
                     yield from self.inside.give(ranges, self._rows_of_side, self._gives)
                 else:
-                    yield from self._woven_rows(ranges) if isinstance(wanted, Ranges) else self.rows(ranges)
-            elif isinstance(wanted, Passing):
-                yield telling_row(self._gives, wanted.watermark)
+                    yield from self._woven_rows(ranges) if isinstance(wanted, OffsetRanges) else self.rows(ranges)
+            elif isinstance(wanted, WatermarkOnly):
+                yield watermark_row(self._gives, wanted.watermark)
             elif isinstance(wanted, (Root, Roots)):
                 assert self.fused is not None
                 roots = wanted.roots if isinstance(wanted, Roots) else (wanted,)
                 yield from self.fused.give(roots, lambda topic, ranges: self.sides[topic].rows(ranges), self._gives)
-            elif isinstance(wanted, Whole):
-                yield from read_whole(wanted, log_for_reading(self.options.log), self._selection)
+            elif isinstance(wanted, TableSnapshot):
+                yield from read_snapshot(wanted, log_for_reading(self.options.log), self._selection)
 
-    def rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    def rows(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """The rows of ranges, one after the other."""
         return read_ranges(ranges, log_for_reading(self.options.log), self._selection)
 
-    def _rows_of_side(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+    def _rows_of_side(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         return self.sides[wanted.topic].rows((wanted,))
 
-    def _woven_rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    def _woven_rows(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         """The rows of ranges, as event time went on."""
         if not any(wanted.has_time for wanted in ranges) or REACHED in self._gives.names:
             return self.rows(ranges)
-        return read_woven(ranges, log_for_reading(self.options.log), self._weaving)
+        return read_in_time_order(ranges, log_for_reading(self.options.log), self._weaving)
 
     @cached_property
-    def _selection(self) -> Selection:
+    def _selection(self) -> RowSelection:
         return self._selecting(self._gives)
 
     @cached_property
-    def _weaving(self) -> Selection:
+    def _weaving(self) -> RowSelection:
         return self._selecting(self._gives.append(FIELDS[REACHED]))
 
-    def _selecting(self, schema: pa.Schema) -> Selection:
+    def _selecting(self, schema: pa.Schema) -> RowSelection:
         options = self.options
-        where = None if options.where is None else Where(options.where)
+        where = None if options.where is None else PushedFilter(options.where)
         condition = self.subscription.condition()
-        tell = None if options.late_rows is None else LateRows(options.late_rows).tell
-        rule = Rule(options.lateness_us, options.late_until, options.late_window)
-        return Selection(schema, condition, where, rule=rule, maxima=self.maxima, tell_late=tell)
+        late_rows = None if options.late_rows is None else LateRows(options.late_rows)
+        rule = LatenessRule(options.lateness_us, options.late_until, options.late_window)
+        return RowSelection(schema, condition, where, rule=rule, maxima=self.maxima, late_rows=late_rows)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.processing.source.pushdown import Where
-from headwater.processing.source.reading import Range
+from headwater.processing.source.pushdown import PushedFilter
+from headwater.processing.source.reading import OffsetRange
 from headwater.processing.spark.serialization import pickled
 from headwater.processing.time.event_time import leave_out_late
 from headwater.processing.time.late_rows import LateRows
@@ -28,7 +28,7 @@ TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
 """The log's column that has the time of deletions, too."""
 
 
-class Side(NamedTuple):
+class OperatorInput(NamedTuple):
     """What is read, and what it becomes."""
 
     topic: str
@@ -62,17 +62,17 @@ class Side(NamedTuple):
             times = pc.coalesce(rows.column(self.deleted_at), rows.column(TIME.name))
             rows = rows.set_column(rows.schema.get_field_index(self.deleted_at), self.deleted_at, times)
         if self.where is not None:
-            rows = rows.filter(Where(self.where).mask(rows))
+            rows = rows.filter(PushedFilter(self.where).mask(rows))
         return rows, late
 
     def named(self, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
         """The columns of the operator's input."""
         return {name: rows.column(source) for name, source in zip(self.schema.names, self.columns, strict=True)}
 
-    def tell(self, wanted: Range, late: int) -> None:
+    def tell(self, wanted: OffsetRange, late: int) -> None:
         """So many rows of a range were late."""
         if self.late_rows is not None:
-            LateRows(self.late_rows).tell(wanted, late)
+            LateRows(self.late_rows).tell(wanted.at, wanted.start, wanted.end, late)
 
 
 def to_option(inside: Any) -> str:

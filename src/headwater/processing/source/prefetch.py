@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 Found = TypeVar("Found")
 
 
-class Ahead(Generic[Found]):
+class Prefetch(Generic[Found]):
     """One thing at a time that somebody will ask for."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from headwater.processing.spark.plans import kind, sequence
 
-Asked = list[Any]
+ConditionTree = list[Any]
 """A condition: its kind, then what it is asked of."""
 
 _COMPARED: dict[str, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
@@ -50,11 +50,11 @@ _TYPES = {*_NUMBERS, "string", "boolean", "timestamp"}
 
 def condition_above(above: Sequence[Any]) -> str | None:
     """What the nodes above an input, the nearest last, ask of each of its rows before anything else; None for nothing."""
-    found: Asked | None = None
+    found: ConditionTree | None = None
     for node in reversed(above):
         match kind(node):
             case "Filter":
-                for each in filter(None, map(asked, _split(node.condition()))):
+                for each in filter(None, map(condition_tree, _split(node.condition()))):
                     found = each if found is None else ["And", found, each]
             case "Project" if all(kind(each) == "AttributeReference" for each in sequence(node.projectList())):
                 pass
@@ -65,24 +65,24 @@ def condition_above(above: Sequence[Any]) -> str | None:
     return None if found is None else text_of(found)
 
 
-def text_of(asked: Asked) -> str:
+def text_of(tree: ConditionTree) -> str:
     """A condition as an option of a source."""
-    return msgspec.json.encode(asked).decode()
+    return msgspec.json.encode(tree).decode()
 
 
-class Where:
+class PushedFilter:
     """What `condition_above` has found, in a source."""
 
     def __init__(self, text: str) -> None:
-        self._asked: Asked = msgspec.json.decode(text)
+        self._asked: ConditionTree = msgspec.json.decode(text)
 
     def mask(self, batch: pa.RecordBatch | pa.Table) -> Any:
         """For each row whether it is let through."""
         return _answer(self._asked, batch)
 
 
-def _answer(asked: Asked, batch: pa.RecordBatch | pa.Table) -> Any:
-    name, *of = asked
+def _answer(tree: ConditionTree, batch: pa.RecordBatch | pa.Table) -> Any:
+    name, *of = tree
     if name in _JOINED:
         return _JOINED[name](*(_answer(each, batch) for each in of))
     if name == "Not":
@@ -98,7 +98,7 @@ def _answer(asked: Asked, batch: pa.RecordBatch | pa.Table) -> Any:
     return _COMPARED[name](values, pa.scalar(of[1], values.type))
 
 
-def _values(of: Asked, batch: pa.RecordBatch | pa.Table) -> Any:
+def _values(of: ConditionTree, batch: pa.RecordBatch | pa.Table) -> Any:
     """A column, or what is left of it when it is divided; times are numbers."""
     name, *rest = of
     column = batch.column(name)
@@ -118,14 +118,14 @@ def _split(condition: Any) -> Iterator[Any]:
         yield condition
 
 
-def asked(expression: Any) -> Asked | None:
+def condition_tree(expression: Any) -> ConditionTree | None:
     """A condition of Spark's; None where it may mean something else here."""
     name = kind(expression)
     if name in _JOINED:
-        sides = [asked(expression.left()), asked(expression.right())]
+        sides = [condition_tree(expression.left()), condition_tree(expression.right())]
         return None if None in sides else [name, *sides]
     if name == "Not":
-        child = asked(expression.child())
+        child = condition_tree(expression.child())
         return None if child is None else [name, child]
     if name in ("IsNull", "IsNotNull"):
         column = _column(expression.child())
@@ -138,7 +138,7 @@ def asked(expression: Any) -> Asked | None:
     return _compared(name, expression.left(), expression.right()) if name in _COMPARED else None
 
 
-def _compared(name: str, left: Any, right: Any) -> Asked | None:
+def _compared(name: str, left: Any, right: Any) -> ConditionTree | None:
     if left.foldable():
         name, left, right = _TURNED.get(name, name), right, left
     times, value = _times(left), _decimal(right)
@@ -150,7 +150,7 @@ def _compared(name: str, left: Any, right: Any) -> Asked | None:
     return None if column is None or constant is None else [name, column, constant]
 
 
-def _times(expression: Any) -> tuple[Asked, Fraction] | None:
+def _times(expression: Any) -> tuple[ConditionTree, Fraction] | None:
     """A column of whole numbers, and the positive decimal that it is multiplied by, where no digit of the product is lost."""
     product = expression.child() if kind(expression) == "Cast" else expression
     if kind(product) != "Multiply":
@@ -179,7 +179,7 @@ def _decimal(expression: Any) -> Decimal | None:
     return None if value is None else Decimal(str(value.toString()))
 
 
-def _column(expression: Any) -> Asked | None:
+def _column(expression: Any) -> ConditionTree | None:
     if kind(expression) == "Remainder" and _type(expression) in _NUMBERS:
         of, by = _column(expression.left()), _constant(expression.right())
         return [*of, by] if of is not None and len(of) == 1 and isinstance(by, int) and by > 0 else None

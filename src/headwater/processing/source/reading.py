@@ -11,7 +11,7 @@ same rows in the same order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -29,11 +29,13 @@ from headwater.log.port.topic import Topic
 from headwater.model.clock import NO_TIME
 from headwater.model.errors import EventsMissed, PositionLost
 from headwater.model.schema import DELETED
+from headwater.processing.checkpoint.offsets import At
 from headwater.processing.source.condition import Condition, Filter
-from headwater.processing.source.pushdown import Where
-from headwater.processing.source.topics import missed
+from headwater.processing.source.pushdown import PushedFilter
+from headwater.processing.source.topic_subscription import missed
 from headwater.processing.spark.types import conform
-from headwater.processing.time.event_time import FIELDS, LATE, REACHED, Rule, column_of, late_among
+from headwater.processing.time.event_time import FIELDS, LATE, REACHED, LatenessRule, column_of, late_among
+from headwater.processing.time.late_rows import LateRows
 from headwater.processing.time.maxima import Maxima
 
 BATCH_ROWS = 65_536
@@ -41,7 +43,7 @@ BATCH_ROWS_MIN = 32_768
 BATCH_BYTES_MIN = 32 << 20
 
 
-class Range(InputPartition):
+class OffsetRange(InputPartition):
     """The events of a partition from `start` up to, and not with, `end`; `watermark` is that of their batch, `passed` of the one before."""
 
     def __init__(
@@ -62,7 +64,12 @@ class Range(InputPartition):
         self.has_time = topic.time is not None
         self.watermark = self.passed = NO_TIME
 
-    def part(self, start: int, end: int) -> Range:
+    @property
+    def at(self) -> At:
+        """Its partition."""
+        return self.topic, self.partition
+
+    def part(self, start: int, end: int) -> OffsetRange:
         """A part of it."""
         part = copy.copy(self)
         part.start, part.end = start, end
@@ -72,24 +79,24 @@ class Range(InputPartition):
         return f"{self.topic}/{self.partition} {self.start}..{self.end}"
 
 
-class Ranges(InputPartition):
+class OffsetRanges(InputPartition):
     """Small ranges, read by one task."""
 
-    def __init__(self, ranges: Sequence[Range]) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         self.ranges = tuple(ranges)
 
     def __repr__(self) -> str:
         return ", ".join(map(repr, self.ranges))
 
 
-class Passing(InputPartition):
+class WatermarkOnly(InputPartition):
     """No events, only the watermark of a batch in which nothing but time has gone on."""
 
     def __init__(self, watermark: int) -> None:
         self.watermark = watermark
 
 
-class Whole(InputPartition):
+class TableSnapshot(InputPartition):
     """A whole topic up to `ends`, to be read as a table: the newest row of each key as of an event time."""
 
     def __init__(self, topic: Topic, ends: Mapping[int, int], *, as_of: int | None) -> None:
@@ -100,7 +107,7 @@ class Whole(InputPartition):
         return f"{self.topic} as of {self.as_of}"
 
 
-class Selection:
+class RowSelection:
     """What is read of each event: the columns of `schema`, and only of events that the condition picks.
 
     Deleted events are left out unless `_deleted` is among the columns.
@@ -110,19 +117,19 @@ class Selection:
         self,
         schema: pa.Schema,
         condition: Condition | None,
-        where: Where | None,
+        where: PushedFilter | None,
         *,
-        rule: Rule | None = None,
+        rule: LatenessRule | None = None,
         maxima: Maxima | None = None,
-        tell_late: Callable[[Range, int], None] | None = None,
+        late_rows: LateRows | None = None,
     ) -> None:
         """`where` asks columns of `schema`. `rule` says what is late, where that is not the topic's lateness alone; at the end of a range
-        `maxima` are told, and `tell_late` how many rows of it are late."""
+        `maxima` are told, and `late_rows` how many rows of it are late."""
         self.schema = schema
-        self.tell_late = tell_late
+        self.late_rows = late_rows
         self._where = where
         self.maxima = maxima
-        self._rule = Rule() if rule is None else rule
+        self._rule = LatenessRule() if rule is None else rule
         self._of_time = [name for name in schema.names if name in FIELDS]
         self._filter = Filter(condition) if condition else None
         self._shows_deleted = DELETED.name in schema.names
@@ -168,27 +175,27 @@ def is_local(log: Log) -> bool:
     return isinstance(log.store, LocalStore)
 
 
-def read_ranges(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+def read_ranges(ranges: Iterable[OffsetRange], log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:
     """The rows of ranges, one after the other."""
     batches = (batch for wanted in ranges for batch in _selected(wanted, log, selection) if batch.num_rows)
     yield from joined(batches, rows_min=BATCH_ROWS_MIN, bytes_min=BATCH_BYTES_MIN)
 
 
-def _selected(wanted: Range, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
-    late, tell = 0, selection.tell_late
+def _selected(wanted: OffsetRange, log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:
+    late, late_rows = 0, selection.late_rows
     for chunk in _with_running(wanted, log, selection.maxima) if selection.needs_running else _chunks(wanted, log):
         batch = selection.of_chunk(chunk, watermark=wanted.watermark, passed=wanted.passed)
-        if tell is not None:
+        if late_rows is not None:
             late += late_among(batch, None if DELETED.name in batch.schema.names else chunk.topic.time)
         yield batch
-    if tell is not None:
-        tell(wanted, late)
+    if late_rows is not None:
+        late_rows.tell(wanted.at, wanted.start, wanted.end, late)
 
 
-def read_woven(ranges: Iterable[Range], log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+def read_in_time_order(ranges: Iterable[OffsetRange], log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:
     """The rows of small ranges in the order in which event time went on in each of them, as if the partitions were one.
 
-    One after the other, a backlog would come to its newest time with the first of them (see `order`). `selection` has `_reached` last.
+    One after the other, a backlog would reach its newest time with the first of them (see `batch_order`). `selection` has `_reached` last.
     """
     batches = list(read_ranges(ranges, log, selection))
     if batches:
@@ -197,7 +204,7 @@ def read_woven(ranges: Iterable[Range], log: Log, selection: Selection) -> Itera
         yield whole.select(whole.schema.names[:-1]).take(pa.array(np.argsort(reached, kind="stable")))
 
 
-def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.RecordBatch]:
+def read_snapshot(wanted: TableSnapshot, log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:
     """The newest row of each key of a topic."""
     topic = _check_same(log, wanted)
     newest = Newest(topic, as_of=wanted.as_of)
@@ -208,7 +215,7 @@ def read_whole(wanted: Whole, log: Log, selection: Selection) -> Iterator[pa.Rec
         yield selection.of_batch(batch, topic.name)
 
 
-def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
+def _chunks(wanted: OffsetRange, log: Log) -> Iterator[Chunk]:
     _check_same(log, wanted)
     place = wanted.topic, wanted.partition
     cursor = log.store.cursor(*place, offset=wanted.start)
@@ -226,14 +233,14 @@ def _chunks(wanted: Range, log: Log) -> Iterator[Chunk]:
         yield from chunks
 
 
-def reached_in(wanted: Range, log: Log, running: int) -> int:
+def reached_in(wanted: OffsetRange, log: Log, running: int) -> int:
     """The greatest event time before the end of a range, when `running` was that before its start."""
     for chunk in _chunks(wanted, log):
         running = reached_after(chunk, running)
     return running
 
 
-def _with_running(wanted: Range, log: Log, maxima: Maxima | None) -> Iterator[Chunk]:
+def _with_running(wanted: OffsetRange, log: Log, maxima: Maxima | None) -> Iterator[Chunk]:
     """The chunks of a range, cut where heartbeats were, each knowing how far event time had come before it."""
     running = wanted.running
     if running is None:
@@ -251,10 +258,10 @@ def _with_running(wanted: Range, log: Log, maxima: Maxima | None) -> Iterator[Ch
         yield msgspec.structs.replace(whole, running=running)
         running = reached_after(whole, running)
     if maxima is not None:
-        maxima.tell((wanted.topic, wanted.partition), wanted.end, running)
+        maxima.tell(wanted.at, wanted.end, running)
 
 
-def _check_same(log: Log, wanted: Range | Whole) -> Topic:
+def _check_same(log: Log, wanted: OffsetRange | TableSnapshot) -> Topic:
     topic = log.topic(wanted.topic)
     if topic.id != wanted.topic_id:
         raise PositionLost(

@@ -38,11 +38,11 @@ from headwater.processing.checkpoint.marker import query_of
 from headwater.processing.checkpoint.offsets import VERSION, WATERMARK, Offsets
 from headwater.processing.operators.grouping import distinct, whole
 from headwater.processing.operators.operator import Operator, Time, left_out_by
-from headwater.processing.source.operator_input import Side
-from headwater.processing.source.reading import Range
+from headwater.processing.source.operator_input import OperatorInput
+from headwater.processing.source.reading import OffsetRange
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.spark.types import to_spark
-from headwater.processing.state.runs import H1, H2, NUMBER, check_fits
+from headwater.processing.state.sorted_runs import H1, H2, NUMBER, check_fits
 from headwater.processing.state.state import StateStore
 from headwater.processing.time.late_rows import LateRows, inside
 
@@ -50,14 +50,14 @@ BATCH_ROWS = 65_536
 SYNCED_AT_ONCE_MAX = 4
 """So many states of a batch are waited for at the same time: the disk takes about as long for them as for one."""
 
-Read = Callable[[str, Sequence[Range]], Iterable[pa.RecordBatch]]
+Read = Callable[[str, Sequence[OffsetRange]], Iterable[pa.RecordBatch]]
 """Reads ranges of a topic."""
 
 
 class Root(InputPartition):
     """What one batch has for the state of one root: ranges of its partitions, perhaps none."""
 
-    def __init__(self, number: int, ranges: Sequence[Range], version: int, time: Time) -> None:
+    def __init__(self, number: int, ranges: Sequence[OffsetRange], version: int, time: Time) -> None:
         self.number, self.ranges, self.version, self.time = number, tuple(ranges), version, time
 
     def __repr__(self) -> str:
@@ -71,11 +71,11 @@ class Roots(InputPartition):
         self.roots = tuple(roots)
 
 
-class Fused(NamedTuple):
+class FusedOperator(NamedTuple):
     """An operator in a source: what it is, what it reads, and where its state is kept."""
 
     operator: Operator
-    sides: Sequence[Side]
+    sides: Sequence[OperatorInput]
     """Its inputs."""
     roots: int
     state: str
@@ -93,10 +93,10 @@ class Fused(NamedTuple):
         """Whether the stage works by event time."""
         return any(side.time is not None for side in self.sides)
 
-    def tasks(self, ranges: Sequence[Range], before: Offsets, after: Offsets) -> list[Root]:
+    def tasks(self, ranges: Sequence[OffsetRange], before: Offsets, after: Offsets) -> list[Root]:
         """The work of a batch: every root, because every one has a version for every batch."""
         time = Time(before.more.get(WATERMARK, NO_TIME), after.more.get(WATERMARK, NO_TIME))
-        mine: list[list[Range]] = [[] for _ in range(self.roots)]
+        mine: list[list[OffsetRange]] = [[] for _ in range(self.roots)]
         for wanted in ranges:
             mine[wanted.partition % self.roots].append(wanted)
         return [Root(number, wanted, after.more[VERSION], time) for number, wanted in enumerate(mine)]
@@ -117,7 +117,7 @@ class Fused(NamedTuple):
             each.result()
         yield from pa.concat_tables(given).combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
-    def _inputs(self, side: Side, roots: Sequence[Root], read: Read) -> list[pa.Table]:
+    def _inputs(self, side: OperatorInput, roots: Sequence[Root], read: Read) -> list[pa.Table]:
         """For each root what the operator is given of one input. Keys of all roots are hashed at once."""
         tables = list[pa.Table]()
         for root in roots:
@@ -148,9 +148,9 @@ class Fused(NamedTuple):
         folder = self.sides[0].late_rows
         if left_out and folder is not None:
             first = next(wanted for wanted in root.ranges if wanted.topic == self.sides[0].topic)
-            LateRows(folder).tell_at((inside(self.uid), first.partition), first.start, first.end, left_out)
+            LateRows(folder).tell((inside(self.uid), first.partition), first.start, first.end, left_out)
 
-    def _hashed(self, side: Side, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
+    def _hashed(self, side: OperatorInput, rows: pa.Table, numbers: Any, roots: Sequence[Root]) -> dict[str, pa.Array]:
         """The hashes of each row's key; if that is a single column, each value is hashed once, and keys are numbered."""
         columns = [whole(rows.column(name)) for name in side.key]
         values, code = distinct(columns[side.key.index(side.placed_by)])
@@ -163,7 +163,9 @@ class Fused(NamedTuple):
         number[order] = np.arange(len(order))
         return {H1: pa.array(h1[code]), H2: pa.array(h2[code]), NUMBER: pa.array(number[code])}
 
-    def _check_placed(self, side: Side, values: pa.Array, code: Any, numbers: Any, roots: Sequence[Root]) -> None:
+    def _check_placed(
+        self, side: OperatorInput, values: pa.Array, code: Any, numbers: Any, roots: Sequence[Root]
+    ) -> None:
         """`numbers` are the roots that rows were read in; of a single root each key is looked at once."""
         placed = partitions_of(key_bytes(values), self.roots)
         is_one = numbers is None

@@ -48,13 +48,13 @@ from headwater.processing.checkpoint.offsets import (
 from headwater.processing.operators.beats import Pace
 from headwater.processing.source.arrivals import Arrivals
 from headwater.processing.source.capture_transactions import whole_ends
-from headwater.processing.source.load import Query
-from headwater.processing.source.planned_rows import FetchingReader
-from headwater.processing.source.prefetch import Ahead
-from headwater.processing.source.reading import Passing, Range, is_local, reached_in
-from headwater.processing.source.topics import Subscription, taken_back
+from headwater.processing.source.load import Load
+from headwater.processing.source.prefetch import Prefetch
+from headwater.processing.source.reading import OffsetRange, WatermarkOnly, is_local, reached_in
+from headwater.processing.source.topic_subscription import TopicSubscription, taken_back
 from headwater.processing.spark.errors import crossing
-from headwater.processing.time.event_time import PASSED
+from headwater.processing.spark.planned_rows import PlannedRowsReader
+from headwater.processing.time.event_time import BATCH_WATERMARK
 from headwater.processing.time.maxima import from_json
 from headwater.processing.time.maxima import to_json as reached_json
 
@@ -64,14 +64,14 @@ FETCH_BYTES_MAX = 4 << 20
 """So large, or smaller, is a batch that is read where it is planned."""
 
 
-class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
+class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
     """Reads topics as a stream."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Load) -> None:
         self._query = query
         self._target: Mapping[At, int] | None = None
         self._next: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._ahead = Ahead[_Batch]()
+        self._ahead = Prefetch[_Batch]()
         self._idle_at: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         return self._query.read(partition)
 
     @property
-    def _subscription(self) -> Subscription:
+    def _subscription(self) -> TopicSubscription:
         return self._query.checked
 
     @cached_property
@@ -183,7 +183,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
         topics = {topic.name: topic for topic in self._subscription.checked(after)}
         bounds = self._subscription.bounds(topics.values())
         watermark, reached = after.more.get(WATERMARK, NO_TIME), from_json(after.more.get(REACHED, {}))
-        ranges: list[Range] = []
+        ranges: list[OffsetRange] = []
         for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
             if after.places[at] > bounds[at].end:
                 raise taken_back(at, after.places[at], bounds[at].end)
@@ -191,11 +191,11 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
                 first = min(self._subscription.check_kept(at, before.places[at], bounds[at]), after.places[at])
                 skips = not self._query.options.fails_on_loss
                 running = reached[at][1] if at in reached else None
-                wanted = Range(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
+                wanted = OffsetRange(topics[at[0]], at[1], first, after.places[at], skips=skips, running=running)
                 wanted.watermark, wanted.passed = watermark, before.more.get(WATERMARK, NO_TIME)
                 ranges.append(wanted)
-        if not ranges and PASSED in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
-            passing = Passing(watermark)
+        if not ranges and BATCH_WATERMARK in self._query.names and watermark > before.more.get(WATERMARK, NO_TIME):
+            passing = WatermarkOnly(watermark)
             return [passing], None if self._query.is_nested else list(self.read(passing))
         tasks = self._query.tasks(ranges) if self._query.fused is None else self._query.roots(ranges, before, after)
         return tasks, self._fetch(tasks[0]) if len(tasks) == 1 and self._query.is_small(ranges) else None
@@ -277,7 +277,7 @@ class StreamReader(FetchingReader, SupportsTriggerAvailableNow):
 
     def _read_again(self, at: At, start: int, end: int, running: int) -> int:
         topic = next(topic for topic in self._subscription.topics() if topic.name == at[0])
-        return reached_in(Range(topic, at[1], start, end, skips=True), self._query.log, running)
+        return reached_in(OffsetRange(topic, at[1], start, end, skips=True), self._query.log, running)
 
     def _stopped(self, places: Mapping[At, int]) -> int:
         """The watermark that the other query had at these offsets, if it is they that this one ends at."""

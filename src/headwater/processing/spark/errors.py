@@ -2,7 +2,7 @@
 
 Spark carries an error of a worker as text, with a traceback through its own modules in front. What we refuse is refused with
 a sentence that says what to do next, so the traceback only hides it: `crossing` leaves it out (`HEADWATER_DEBUG=1` keeps it), and
-`told` makes an error of ours again of what Spark raised in the driver.
+`our_error_in` makes an error of ours again of what Spark raised in the driver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def crossing() -> Iterator[None]:
         raise
 
 
-def told(error: BaseException) -> HeadwaterError | None:
+def our_error_in(error: BaseException) -> HeadwaterError | None:
     """The error of ours inside one that Spark raised in the driver; None where it is not about us."""
     found = _OURS.search(str(error))
     kind = getattr(errors, found[1], None) if found else None

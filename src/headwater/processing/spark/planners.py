@@ -34,7 +34,7 @@ PARENT_LOOK_S = 30.0
 NEEDED = (
     "pandas",
     "pyarrow.compute",
-    "headwater.processing.source.source",
+    "headwater.processing.source.spark_source",
     "headwater.processing.operators.totals",
     PLANNING,
 )

@@ -67,7 +67,7 @@ JAVA_OPTIONS = (
 With the others Java gives memory back after a minute with nothing to do; otherwise it keeps what starting the queries has taken."""
 
 
-def make_session(
+def start_session(
     name: str,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -75,13 +75,11 @@ def make_session(
     log: str | None = None,
     said: IO[bytes] | None = None,
 ) -> SparkSession:
-    """Starts Spark, or gives the session that runs already, with the data source registered.
+    """Starts Spark, or gives the session that runs already.
 
     Without a `master` it is the one that `spark-submit` was given, otherwise `local[*]`. `log` is the URL of the log that it will
     read, to refuse early what cannot work. What Java and the workers write to stderr goes to the file `said`.
     """
-    from headwater.processing.source.source import register
-
     submitted = submitted_settings()
     master = master or submitted.get("spark.master", LOCAL)
     if log is not None:
@@ -104,7 +102,6 @@ def make_session(
     if is_local(master):
         write_without_processes(spark)
         read_in_columns(spark)
-    register(spark)
     listen(spark)
     return spark
 

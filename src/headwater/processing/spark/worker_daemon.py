@@ -21,7 +21,7 @@ NEEDED = {
     READING: (
         "pandas",
         "pyarrow.compute",
-        "headwater.processing.source.source",
+        "headwater.processing.source.spark_source",
         "headwater.processing.operators.totals",
     )
 }

@@ -32,8 +32,8 @@ from headwater.processing.graph.graph import CHANGES, Graph, StageNode
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.beats import NAME, SOURCES_MAX
 from headwater.processing.operators.beats import SCHEMA as BEATS
-from headwater.processing.operators.operator import Building, building
-from headwater.processing.sink.order import Order, order_of
+from headwater.processing.operators.operator import OperatorContext, operator_context
+from headwater.processing.sink.batch_order import Order, order_of
 from headwater.processing.source.pushdown import condition_above
 from headwater.processing.spark.plans import (
     analyzed,
@@ -63,7 +63,7 @@ _RELATION = "StreamingRelation"
 _PATH = re.compile(r"FileSource\[(?:file:)?([^\]]+)\]")
 
 
-class Facts(msgspec.Struct, frozen=True):
+class TopicFacts(msgspec.Struct, frozen=True):
     """What a stage's input looks like: its columns, its event time and how late that may be, and how it is partitioned."""
 
     schema: pa.Schema
@@ -78,7 +78,7 @@ class Facts(msgspec.Struct, frozen=True):
     """How many partitions it is, or will be, created with."""
 
 
-class Analysed(msgspec.Struct, frozen=True):
+class StageAnalysis(msgspec.Struct, frozen=True):
     """What is known of a stage: the columns of its result, those it needs of each input, what keeps state in it, and which
     operators of ours those are; and whether the result depends on the order of event times, so that late rows are left out."""
 
@@ -102,7 +102,7 @@ class Analysed(msgspec.Struct, frozen=True):
     window_us: int | None = None
     """How long the windows are in which an open one takes late events."""
     times: Times | None = None
-    """What is known of the event times of its result (see `output_watermark`)."""
+    """What is known of the event times of its result (see `idle_partitions`)."""
     versions: Mapping[str, int | None] = {}
     """Of inputs that are in the log, the schema that `columns` are of."""
     filters: Mapping[str, str] = {}
@@ -119,13 +119,13 @@ class Analysed(msgspec.Struct, frozen=True):
         return order_of(self.stateful, has_operators=bool(self.operators), is_shuffled=self.is_shuffled)
 
 
-def facts_of_topic(topic: Topic) -> Facts:
+def facts_of_topic(topic: Topic) -> TopicFacts:
     """The facts of a topic in the log."""
     placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
-    return Facts(topic.schema, topic.time, topic.lateness_us, placed_by=placed, roots=roots)
+    return TopicFacts(topic.schema, topic.time, topic.lateness_us, placed_by=placed, roots=roots)
 
 
-def with_watermark(frame: DataFrame, facts: Facts) -> DataFrame:
+def with_watermark(frame: DataFrame, facts: TopicFacts) -> DataFrame:
     """The frame with its event time declared, so that Spark knows what may still come."""
     if facts.time is None or facts.time not in frame.columns:
         return frame
@@ -163,16 +163,16 @@ class Analysis:
     """Calls every function of a graph, in the order in which events flow; `facts` tells of topics that nobody writes."""
 
     def __init__(
-        self, spark: SparkSession, graph: Graph, facts: Callable[[str], Facts], *, is_local: bool = True
+        self, spark: SparkSession, graph: Graph, facts: Callable[[str], TopicFacts], *, is_local: bool = True
     ) -> None:
         """`is_local`: the log is a folder, which places every event by its key; elsewhere others may do that."""
         self._spark = spark
         self._graph = graph
         self._outside = facts
         self._is_local = is_local
-        self.stages: dict[str, Analysed] = {}
+        self.stages: dict[str, StageAnalysis] = {}
 
-    def run(self) -> dict[str, Analysed]:
+    def run(self) -> dict[str, StageAnalysis]:
         """All stages, analysed."""
         with tempfile.TemporaryDirectory(prefix="headwater-plan-") as folder:
             for stage in self._graph.order():
@@ -181,17 +181,17 @@ class Analysis:
             self.stages[stage.name] = self._with_floor(stage, self.stages[stage.name])
         return self.stages
 
-    def run_one(self, stage: StageNode) -> Analysed:
+    def run_one(self, stage: StageNode) -> StageAnalysis:
         """A stage, whose inputs are there, analysed."""
         with tempfile.TemporaryDirectory(prefix="headwater-plan-") as folder:
             return self._with_floor(stage, self._analyse(stage, Path(folder)))
 
-    def _with_floor(self, stage: StageNode, found: Analysed) -> Analysed:
+    def _with_floor(self, stage: StageNode, found: StageAnalysis) -> StageAnalysis:
         """Late events are kept by the rule of the stage that they come too late for."""
         of = self.stages.get(stage.late_of)
         return found if of is None else msgspec.structs.replace(found, floor=of.floor)
 
-    def facts(self, topic: str) -> Facts:
+    def facts(self, topic: str) -> TopicFacts:
         """What a topic looks like, whoever writes it."""
         writer = self._graph.writer_of(topic)
         if writer is None or writer.name not in self.stages or topic.endswith(CHANGES):
@@ -200,9 +200,9 @@ class Analysis:
         time, lateness = settings.get("time"), settings.get("lateness_us", 0)
         schema, key = self.stages[writer.name].schema, writer.key[0] if writer.key else None
         roots = settings.get("partitions", PARTITIONS)
-        return Facts(schema, time, lateness, placed_by=placed_by(schema, key), roots=roots)
+        return TopicFacts(schema, time, lateness, placed_by=placed_by(schema, key), roots=roots)
 
-    def inputs(self, stage: StageNode) -> dict[str, Facts]:
+    def inputs(self, stage: StageNode) -> dict[str, TopicFacts]:
         """What the inputs of a stage look like, with the columns of the log that it asks for."""
         for name in stage.log_columns:
             if name not in LOG_COLUMNS:
@@ -221,10 +221,10 @@ class Analysis:
             for topic, facts in found.items()
         }
 
-    def _analyse(self, stage: StageNode, folder: Path) -> Analysed:
+    def _analyse(self, stage: StageNode, folder: Path) -> StageAnalysis:
         facts = self.inputs(stage)
         if stage.capture is not None:  # its tables are written one beside the other, each with its own columns
-            return Analysed(pa.schema([]), {topic: tuple(fact.schema.names) for topic, fact in facts.items()})
+            return StageAnalysis(pa.schema([]), {topic: tuple(fact.schema.names) for topic, fact in facts.items()})
         frames = {topic: self._frame(folder, topic, fact) for topic, fact in facts.items()}
         fusion = Fusion(
             Origin.of(topic, frame, placed_by=facts[topic].placed_by, roots=facts[topic].roots)
@@ -245,7 +245,7 @@ class Analysis:
         windows = set[int | None]() if uses_time_of(result) else set(made.windows)
         _check_late(stage, uses_time=uses_time, operators=operators, windows=windows)
         stateful = operators or tuple(sorted({kind(node) for node in remembering(result)}))
-        found = Analysed(
+        found = StageAnalysis(
             schema, {}, stateful, operators, uses_time, floor=floor_of(result), times=times_of(stage, result),
             window_us=windows.pop() if stage.late == "window" else None, is_shuffled=any(map(may_shuffle, nodes(result))),
         )  # fmt: skip
@@ -265,7 +265,7 @@ class Analysis:
         versions = {topic: fact.schema_version for topic, fact in facts.items()}
         return msgspec.structs.replace(found, columns=columns, versions=versions, filters=filters)
 
-    def _apart(self, fusion: Fusion, found: Analysed, result: DataFrame, *, inputs: int) -> dict[str, str]:
+    def _apart(self, fusion: Fusion, found: StageAnalysis, result: DataFrame, *, inputs: int) -> dict[str, str]:
         """The operators that cannot run inside a source, by themselves or for the sake of the whole stage, with the reason."""
         if not self._is_local:
             return dict.fromkeys(found.operators, "the log is not a folder")
@@ -277,10 +277,14 @@ class Analysis:
                 apart.setdefault(uid, f"the stage works by event time over {inputs} inputs")
         return apart
 
-    def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[Building]:
-        return building(Building("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion))
+    def _building(self, folder: Path, fusion: Fusion | None = None) -> AbstractContextManager[OperatorContext]:
+        return operator_context(
+            OperatorContext("", partitions=1, beats=lambda: self._empty(folder / NAME, BEATS), fusion=fusion)
+        )
 
-    def _frame(self, folder: Path, topic: str, facts: Facts, columns: Sequence[str] | None = None) -> DataFrame | Table:
+    def _frame(
+        self, folder: Path, topic: str, facts: TopicFacts, columns: Sequence[str] | None = None
+    ) -> DataFrame | Table:
         """An empty stream that looks like the topic."""
         kept = facts.schema if columns is None else pa.schema([facts.schema.field(name) for name in columns])
         if facts.is_table:
@@ -307,7 +311,7 @@ class Analysis:
             ) from None
 
     def _pruned(
-        self, stage: StageNode, facts: Mapping[str, Facts], folder: Path, result: DataFrame, *, is_simple: bool
+        self, stage: StageNode, facts: Mapping[str, TopicFacts], folder: Path, result: DataFrame, *, is_simple: bool
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
         """The columns that the stage needs of each input, and what it asks of their rows before anything else.
 
@@ -378,7 +382,7 @@ def _used(above: Sequence[Any], *, with_time: bool) -> set[str] | None:
     return None
 
 
-def _kept(facts: Facts, used: set[str], *, with_time: bool) -> tuple[str, ...]:
+def _kept(facts: TopicFacts, used: set[str], *, with_time: bool) -> tuple[str, ...]:
     """The used columns in the topic's order; one at least, because rows are to be counted."""
     kept = tuple(name for name in facts.schema.names if name in used or (with_time and name == facts.time))
     return kept or (facts.schema.names[0],)

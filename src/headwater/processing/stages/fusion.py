@@ -31,10 +31,10 @@ from headwater.model.errors import Conflict
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.grouping import ALL
 from headwater.processing.operators.operator import Combining, Input, Operator
-from headwater.processing.source.combiner import Combined
-from headwater.processing.source.operator_input import TIME, Side, to_option
-from headwater.processing.source.pushdown import Asked, asked, text_of
-from headwater.processing.source.source_operator import Fused
+from headwater.processing.source.combiner import Combiner
+from headwater.processing.source.operator_input import TIME, OperatorInput, to_option
+from headwater.processing.source.pushdown import ConditionTree, condition_tree, text_of
+from headwater.processing.source.source_operator import FusedOperator
 from headwater.processing.spark.hashing import is_hashable
 from headwater.processing.spark.plans import analyzed, children, kind, sequence
 from headwater.processing.spark.types import to_arrow
@@ -108,7 +108,9 @@ class Fusion:
         if self._wanted is None:
             return None
         sides = [each.side(given) for each, given in zip(taken, inputs, strict=True)]
-        return self._source(Fused(operator, sides, taken[0].origin.roots, state, uid, fingerprint, self._checkpoint))
+        return self._source(
+            FusedOperator(operator, sides, taken[0].origin.roots, state, uid, fingerprint, self._checkpoint)
+        )
 
     def combine(self, operator: Operator, inputs: Sequence[Input], uid: str) -> Sequence[Input]:
         """The inputs of an operator that is made by Spark, with rows that became fewer in their source."""
@@ -121,9 +123,9 @@ class Fusion:
         if self._wanted is None:
             return inputs
         side = taken.side(inputs[0])
-        return [Input(self._source(Combined(cast(Combining, operator), side)), inputs[0].key)]
+        return [Input(self._source(Combiner(cast(Combining, operator), side)), inputs[0].key)]
 
-    def _source(self, inside: Fused | Combined) -> DataFrame:
+    def _source(self, inside: FusedOperator | Combiner) -> DataFrame:
         assert self._make is not None
         topics = ",".join(side.topic for side in inside.sides)
         return self._make({**inside.sides[0].options, "topic": topics, "operator": to_option(inside)})
@@ -214,7 +216,7 @@ class _Taken(NamedTuple):
         """Which column of the operator's key the topic is partitioned by."""
         return [self.names[name] for name in given.key].index(self.origin.placed_by or "")
 
-    def side(self, given: Input) -> Side:
+    def side(self, given: Input) -> OperatorInput:
         """The same, for the source."""
         origin, there = self.origin, to_arrow(self.origin.frame.schema)
         schema = pa.schema([field for field in to_arrow(given.frame.schema) if field.name in self.names])
@@ -222,7 +224,7 @@ class _Taken(NamedTuple):
             [self.names[name] for name in names if name in self.names] for names in (schema.names, given.key)
         )
         read = {source: field.with_name(source) for source, field in zip(columns, schema, strict=True)}
-        where: Asked | None = None
+        where: ConditionTree | None = None
         for each, used in self.asked:
             where = each if where is None else ["And", where, each]
             read |= {name: there.field(name) for name in used if name not in read}
@@ -235,16 +237,16 @@ class _Taken(NamedTuple):
         assert origin.options is not None
         options = dict(origin.options(list(read)))
         late_rows = options.pop("lateRows", None)
-        return Side(
+        return OperatorInput(
             origin.topic, pa.schema(list(read.values())), options, schema, columns, key,
             origin.placed_by or "", time, deleted_at, None if where is None else text_of(where), late_rows,
         )  # fmt: skip
 
 
-def _asked_of(condition: Any, own: Mapping[int, str]) -> tuple[Asked, list[str]] | None:
+def _asked_of(condition: Any, own: Mapping[int, str]) -> tuple[ConditionTree, list[str]] | None:
     """A condition that Arrow can ask in the source, and the columns it is about; None where it cannot."""
     used = {attribute.exprId().id(): attribute.name() for attribute in sequence(condition.references().toSeq())}
-    found = asked(condition) if all(own.get(each) == name for each, name in used.items()) else None
+    found = condition_tree(condition) if all(own.get(each) == name for each, name in used.items()) else None
     return None if found is None else (found, list(used.values()))
 
 

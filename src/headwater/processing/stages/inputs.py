@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,20 +20,18 @@ from headwater.log.log import Log
 from headwater.model.schema import DELETED
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.beats import NAME as BEATS
-from headwater.processing.operators.operator import Building, building
+from headwater.processing.operators.operator import OperatorContext, operator_context
 from headwater.processing.source.capture_transactions import whole_options
 from headwater.processing.source.options import columns_text
 from headwater.processing.source.reading import is_local
-from headwater.processing.stages.analysis import Facts, apply, with_watermark
+from headwater.processing.stages.analysis import TopicFacts, apply, with_watermark
 from headwater.processing.stages.fusion import Fusion, Origin, chosen, placed_by
-from headwater.processing.stages.poison import Skips
+from headwater.processing.stages.skips import Skips
+from headwater.processing.stages.stage_plan import StagePlan
 from headwater.processing.stages.status import LATE_ROWS, LATE_TAKEN, LateCount, spans_in
-from headwater.processing.time.event_time import LATE, PASSED, only_late, with_time, without_late
+from headwater.processing.time.event_time import BATCH_WATERMARK, LATE, only_late, with_time, without_late
 from headwater.processing.time.late_rows import LateRows, apart, inside
 from headwater.processing.time.maxima import maxima_of
-
-if TYPE_CHECKING:
-    from headwater.processing.stages.runner import Plan
 
 REPLAY_EVENTS = 1_000_000
 """So many events of an input are in one batch of a run that replays what another query has read."""
@@ -57,12 +55,12 @@ class Inputs:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def frames(
-        self, plan: Plan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
+        self, plan: StagePlan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
     ) -> list[DataFrame | Table]:
         """The inputs of a stage: as streams, or for one `batch` of theirs as tables."""
         return [self._frame(plan, number, skips, batch, pace) for number in range(len(plan.stage.inputs))]
 
-    def result(self, plan: Plan, skips: Skips) -> DataFrame:
+    def result(self, plan: StagePlan, skips: Skips) -> DataFrame:
         """What a stage's function makes of its inputs as streams; those of a capture are one stream."""
         if plan.stage.capture is not None:
             options = whole_options(self._log, plan.stage.capture, plan.stage.inputs, plan.start) | _awaits(plan)
@@ -72,7 +70,7 @@ class Inputs:
             return apply(plan.stage, self.frames(plan, skips))
         options = {"pace": pace, "partitions": str(plan.state_partitions)}
         frames = self.frames(plan, skips, pace=pace)
-        stage = Building(
+        stage = OperatorContext(
             plan.operators,
             partitions=plan.state_partitions,
             beats=cache(self._spark.readStream.format(BEATS).options(**options).load),
@@ -81,10 +79,10 @@ class Inputs:
             late_rows=self._late_rows(plan, 0) if is_local(self._log) else None,
             late_by_window=plan.analysed.window_us is not None,
         )
-        with building(stage):
+        with operator_context(stage):
             return apply(plan.stage, frames)
 
-    def late_in(self, plan: Plan, progress: Mapping[str, Any]) -> LateCount:
+    def late_in(self, plan: StagePlan, progress: Mapping[str, Any]) -> LateCount:
         """How many late rows tasks have told of, in a batch that is done; asked again, none."""
         if plan.checkpoint not in self._told:
             return LateCount()
@@ -97,10 +95,10 @@ class Inputs:
             counts[False] += first.take({(apart(uid), at): (0, until) for at in range(plan.state_partitions)})
         return LateCount(left_out=counts[False], taken=counts[True])
 
-    def _late_rows(self, plan: Plan, number: int) -> str:
+    def _late_rows(self, plan: StagePlan, number: int) -> str:
         return f"{self._told[plan.checkpoint]}/late-{number}"
 
-    def _new_folder(self, plan: Plan) -> str:
+    def _new_folder(self, plan: StagePlan) -> str:
         """An empty folder: a reader that an earlier run of the query left behind writes into another one."""
         if before := self._told.pop(plan.checkpoint, None):
             shutil.rmtree(before, ignore_errors=True)
@@ -115,7 +113,7 @@ class Inputs:
         """
         return min(partitions, self._spark.sparkContext.defaultParallelism) if is_local(self._log) else partitions
 
-    def _fusion(self, plan: Plan, skips: Skips, frames: Sequence[DataFrame | Table], pace: str) -> Fusion:
+    def _fusion(self, plan: StagePlan, skips: Skips, frames: Sequence[DataFrame | Table], pace: str) -> Fusion:
         """What puts operators into the sources of a stage: those that its query began with, or may begin with."""
         origins = []
         for number, frame in enumerate(frames if is_local(self._log) else ()):
@@ -138,7 +136,9 @@ class Inputs:
             make=lambda options: self._spark.readStream.format("headwater").options(**options).load(),
         )
 
-    def _side_options(self, plan: Plan, number: int, skips: Skips, pace: str, columns: Sequence[str]) -> dict[str, str]:
+    def _side_options(
+        self, plan: StagePlan, number: int, skips: Skips, pace: str, columns: Sequence[str]
+    ) -> dict[str, str]:
         """How an input of a stage is read by what works inside its source."""
         options = self._options(plan, number, columns, skips, pace, is_batch=False)
         if LATE in columns:
@@ -146,7 +146,7 @@ class Inputs:
         return options
 
     def _frame(
-        self, plan: Plan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
+        self, plan: StagePlan, number: int, skips: Skips, batch: Mapping[str, Any] | None, pace: str | None
     ) -> DataFrame | Table:
         topic = plan.stage.inputs[number]
         facts = plan.facts[topic]
@@ -157,14 +157,14 @@ class Inputs:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
             frame = without_late(self._spark.read.format("headwater").options(**options).load(), facts.time)
             return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
-        if PASSED in names and is_local(self._log):
+        if BATCH_WATERMARK in names and is_local(self._log):
             options["lateRows"] = self._late_rows(plan, number)
         frame = self._spark.readStream.format("headwater").options(**options).load()
         if facts.is_table:
             frame = _with_times(frame, facts)
         if plan.stage.late == "only":
             return only_late(frame, facts.time)
-        if PASSED in names:
+        if BATCH_WATERMARK in names:
             assert facts.time is not None
             kind = LATE_TAKEN if facts.is_table else LATE_ROWS
             count = None if is_local(self._log) else f"{kind} {number}"
@@ -177,7 +177,7 @@ class Inputs:
         return Table(topic, frame) if facts.is_table else frame
 
     def _options(
-        self, plan: Plan, number: int, names: Sequence[str], skips: Skips, pace: str | None, *, is_batch: bool
+        self, plan: StagePlan, number: int, names: Sequence[str], skips: Skips, pace: str | None, *, is_batch: bool
     ) -> dict[str, str]:
         """How an input of a stage is read."""
         topic = plan.stage.inputs[number]
@@ -212,7 +212,7 @@ class Inputs:
             options["where"] = where
         return options
 
-    def _of_time(self, plan: Plan, facts: Facts, *, is_batch: bool) -> list[str]:
+    def _of_time(self, plan: StagePlan, facts: TopicFacts, *, is_batch: bool) -> list[str]:
         """The columns by which an input's late rows are told, and its watermark.
 
         No row of a table comes too late: it is what later events are to find. What failed on Kafka is looked for in late rows, too:
@@ -226,15 +226,15 @@ class Inputs:
             return []
         if is_batch:
             return [] if facts.is_table else [LATE]
-        return [LATE, PASSED]
+        return [LATE, BATCH_WATERMARK]
 
 
-def _awaits(plan: Plan) -> dict[str, str]:
+def _awaits(plan: StagePlan) -> dict[str, str]:
     """Lets sources wait for all inputs of a stage; with a trigger of its own Spark asks seldom, and at times that must not shift."""
     return {} if plan.stage.trigger is not None else {"awaits": ",".join(dict.fromkeys(plan.stage.inputs))}
 
 
-def _with_times(versions: DataFrame, facts: Facts) -> DataFrame:
+def _with_times(versions: DataFrame, facts: TopicFacts) -> DataFrame:
     """The versions of a table's rows; a row was deleted when the log was told."""
     if facts.time is not None:
         versions = versions.withColumn(facts.time, F.coalesce(f"`{facts.time}`", _TIME))

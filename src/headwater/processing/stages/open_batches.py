@@ -20,7 +20,7 @@ END_S = 30.0
 """So long the end of a program waits for batches that are written."""
 
 
-class Writing:
+class OpenBatches:
     """The batches of one run of an application, from its start to `end`, or to the end of the program."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from headwater.processing.spark.plans import children, kind, nodes, remembering,
 from headwater.processing.time.event_time import MARK
 
 Times = Literal["kept", "windows"]
-"""The event times of a result: none of them is computed, or all are those of windows that are given once (see `output_watermark`)."""
+"""The event times of a result: none of them is computed, or all are those of windows that are given once (see `idle_partitions`)."""
 
 TIMED = {
     "DeduplicateWithinWatermark",

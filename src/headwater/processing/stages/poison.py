@@ -13,29 +13,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
+from pyspark.sql import SparkSession
 
+from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
 from headwater.model.marker import Marker
 from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import ends_of, planned
 from headwater.processing.checkpoint.offsets import places_of
 from headwater.processing.graph.graph import DEAD_SCHEMA
-from headwater.processing.spark.errors import told
+from headwater.processing.spark.errors import our_error_in
 from headwater.processing.stages.analysis import apply
 from headwater.processing.stages.failure import is_about_data
-
-if TYPE_CHECKING:
-    from headwater.processing.stages.runner import Plan, Runner
+from headwater.processing.stages.inputs import Inputs
+from headwater.processing.stages.skips import Skips
+from headwater.processing.stages.stage_plan import StagePlan
 
 POISON_MAX = 100
 """So many events are set aside of one batch; where more fail, it is the function that is wrong."""
 
 
-class Range(msgspec.Struct, frozen=True):
+class SuspectRange(msgspec.Struct, frozen=True):
     """Some events of one partition."""
 
     topic: str
@@ -51,53 +52,39 @@ class Range(msgspec.Struct, frozen=True):
         """How many offsets."""
         return self.end - self.start
 
-    def halves(self) -> tuple[Range, Range]:
+    def halves(self) -> tuple[SuspectRange, SuspectRange]:
         """Both halves."""
         middle = (self.start + self.end) // 2
         return msgspec.structs.replace(self, end=middle), msgspec.structs.replace(self, start=middle)
 
 
-class Skips:
-    """The events that a stage leaves out."""
+class RunningApp(Protocol):
+    """What the search needs of the application in which a batch failed (see `supervisor`)."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found: dict[str, list[tuple[int, int]]] = {}
-        if path.exists():
-            read = json.loads(path.read_text())
-            self._found = {
-                topic: [(partition, offset) for partition, offset in places] for topic, places in read.items()
-            }
+    spark: SparkSession
+    inputs: Inputs
 
-    def condition(self, topic: str) -> str | None:
-        """What the source is to keep of a topic, in SQL."""
-        places = self._found.get(topic)
-        if not places:
-            return None
-        return " AND ".join(f"NOT (_partition = {partition} AND _offset = {offset})" for partition, offset in places)
-
-    def add(self, ranges: Sequence[Range]) -> None:
-        """Remembers single events, whole or not at all."""
-        for one in ranges:
-            self._found.setdefault(one.topic, []).append((one.partition, one.start))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._found))
-        partial.replace(self._path)
+    @property
+    def log(self) -> Log: ...
+    @property
+    def is_stopping(self) -> bool: ...
+    @property
+    def job_tag(self) -> str: ...
+    def stage_of(self, plan: StagePlan) -> Stage: ...
 
 
 class PoisonHunt:
     """The search in one failed batch."""
 
-    def __init__(self, runner: Runner, plan: Plan, skips: Skips) -> None:
-        self._runner = runner
+    def __init__(self, app: RunningApp, plan: StagePlan, skips: Skips) -> None:
+        self._app = app
         self._plan = plan
         self._skips = skips
-        self._errors: dict[Range, str] = {}
+        self._errors: dict[SuspectRange, str] = {}
 
     def run(self, checkpoint: str) -> int | str:
         """How many events were set aside; or why none could be."""
-        epoch, ranges = failed_ranges(self._runner.log, checkpoint, self._plan.stage.inputs)
+        epoch, ranges = failed_ranges(self._app.log, checkpoint, self._plan.stage.inputs)
         named = ", ".join(map(str, ranges))
         if self._plan.analysed.stateful:
             return (
@@ -112,10 +99,10 @@ class PoisonHunt:
         if len(found) > POISON_MAX:
             return f"More than {POISON_MAX} of the events {named} fail: it is the function that is to be corrected."
         self._bury(found)
-        self._skips.add(found)
+        self._skips.add(((one.topic, one.partition), one.start) for one in found)
         return len(found)
 
-    def _poisonous(self, ranges: Sequence[Range]) -> Iterator[Range]:
+    def _poisonous(self, ranges: Sequence[SuspectRange]) -> Iterator[SuspectRange]:
         """The single events that fail alone."""
         waiting, found = list(ranges), 0
         while waiting and found <= POISON_MAX:
@@ -130,32 +117,32 @@ class PoisonHunt:
             else:
                 waiting += one.halves()
 
-    def _tried(self, one: Range) -> str | None:
+    def _tried(self, one: SuspectRange) -> str | None:
         """The error of processing these events alone; what no event is to blame for is raised."""
         batch: dict[str, tuple[str, str]] = {}
         for topic in self._plan.stage.inputs:
-            ends = {number: span.start for number, span in self._runner.log.offsets(topic).items()}
+            ends = {number: span.start for number, span in self._app.log.offsets(topic).items()}
             starts = dict(ends)
             if topic == one.topic:
                 starts[one.partition], ends[one.partition] = one.start, one.end
             batch[topic] = (places_text(topic, starts), places_text(topic, ends))
-        if self._runner.is_stopping:
+        if self._app.is_stopping:
             raise InterruptedError("the application is being stopped")
-        spark = self._runner.spark.sparkContext
-        spark.addJobTag(self._runner.job_tag)
+        spark = self._app.spark.sparkContext
+        spark.addJobTag(self._app.job_tag)
         try:
-            result = apply(self._plan.stage, self._runner.inputs.frames(self._plan, self._skips, batch=batch))
+            result = apply(self._plan.stage, self._app.inputs.frames(self._plan, self._skips, batch=batch))
             result.write.format("noop").mode("overwrite").save()
         except Exception as error:
-            if told(error) is not None or not is_about_data(error):
+            if our_error_in(error) is not None or not is_about_data(error):
                 raise
             return str(error)
         finally:
-            spark.removeJobTag(self._runner.job_tag)
+            spark.removeJobTag(self._app.job_tag)
         return None
 
-    def _bury(self, found: Sequence[Range]) -> None:
-        log, name = self._runner.log, f"{self._plan.stage.name}.dead"
+    def _bury(self, found: Sequence[SuspectRange]) -> None:
+        log, name = self._app.log, f"{self._plan.stage.name}.dead"
         log.create_topic(name, DEAD_SCHEMA, partitions=1, exist_ok=True)
         rows = []
         for one in found:
@@ -165,14 +152,14 @@ class PoisonHunt:
             rows.append(
                 {"topic": one.topic, "partition": one.partition, "offset": one.start, "event": event, "error": last[-1]}
             )
-        stage = self._runner.stage_of(self._plan)
+        stage = self._app.stage_of(self._plan)
         places = sorted([one.topic, one.partition, one.start] for one in found)
         epoch = 0 if stage.last is None else stage.last.epoch + 1
         if stage.last is None or stage.last.ends != places:
             stage.commit(Marker(query="poison", epoch=epoch, ends=places), appends=[(name, rows)])
 
 
-def failed_ranges(log: Log, checkpoint: str, topics: Sequence[str]) -> tuple[int, list[Range]]:
+def failed_ranges(log: Log, checkpoint: str, topics: Sequence[str]) -> tuple[int, list[SuspectRange]]:
     """The number of the batch that a checkpoint says was begun last, and the events it has that are still in the log."""
     epoch = planned(checkpoint)
     assert epoch is not None, "a batch has failed"
@@ -184,5 +171,5 @@ def failed_ranges(log: Log, checkpoint: str, topics: Sequence[str]) -> tuple[int
             at = (topic, partition)
             start, end = max(span.start, starts.get(at, 0)), ends.get(at, 0)
             if start < end:
-                ranges.append(Range(topic, partition, start, end))
+                ranges.append(SuspectRange(topic, partition, start, end))
     return epoch, ranges

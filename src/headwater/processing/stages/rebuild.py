@@ -24,11 +24,12 @@ from headwater.model.url import inside
 from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import committed, ends_of, query_of
 from headwater.processing.checkpoint.offsets import VERSION, Offsets
-from headwater.processing.spark.errors import told
+from headwater.processing.spark.errors import our_error_in
 from headwater.processing.spark.session import activate
 from headwater.processing.stages.failure import sentence
-from headwater.processing.stages.poison import Skips
-from headwater.processing.stages.runner import Plan, Runner
+from headwater.processing.stages.skips import Skips
+from headwater.processing.stages.stage_plan import StagePlan
+from headwater.processing.stages.supervisor import Supervisor
 from headwater.processing.state.files import StateFolder
 from headwater.processing.state.state import layouts, write_whole
 
@@ -36,7 +37,7 @@ Rebuild = Literal["all", "kept"]
 """From which events a state is rebuilt: all of them, or those that retention has kept."""
 
 
-def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
+def rebuild(supervisor: Supervisor, plan: StagePlan, how: Rebuild, *, folder: Path) -> str:
     """Rebuilds the state of a stage, before it is started; says what was done."""
     stage = plan.stage
     if not plan.analysed.operators:
@@ -49,7 +50,7 @@ def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
         return f"{stage.place} has done no batch yet: there is nothing to be rebuilt."
     ends = [Offsets.from_json(end or {}) for end in ends_of(plan.checkpoint, last)]
     stop = {topic: next((end for end in ends if topic in end.topics), Offsets({}, {})) for topic in stage.inputs}
-    start = _kept(runner, plan, stop, how)
+    start = _kept(supervisor, plan, stop, how)
     scratch = folder / "rebuild" / Path(plan.checkpoint).name
     shutil.rmtree(scratch, ignore_errors=True)
     events = sum(
@@ -66,18 +67,20 @@ def rebuild(runner: Runner, plan: Plan, how: Rebuild, *, folder: Path) -> str:
         stop={topic: json.dumps(end.to_json()) for topic, end in stop.items()},
         begun=plan.checkpoint,
     )
-    _run(runner, replay, Skips(folder / "skipped" / f"{stage.name}.json"))
+    _run(supervisor, replay, Skips(folder / "skipped" / f"{stage.name}.json"))
     _take_over(replay, plan, last)
     shutil.rmtree(scratch, ignore_errors=True)
     return f"{stage.place}: its state was rebuilt from {events:,} events, and goes on behind batch {last}."
 
 
-def _kept(runner: Runner, plan: Plan, stop: Mapping[str, Offsets], how: Rebuild) -> dict[str, dict[int, int]]:
+def _kept(
+    supervisor: Supervisor, plan: StagePlan, stop: Mapping[str, Offsets], how: Rebuild
+) -> dict[str, dict[int, int]]:
     """For each partition of each input the first offset to read; for "all" what the query began with must still be there."""
     began = beginning(plan.checkpoint)
     start: dict[str, dict[int, int]] = {}
     for topic, end in stop.items():
-        spans = runner.log.offsets(topic)
+        spans = supervisor.log.offsets(topic)
         for number, span in spans.items():
             if how == "all" and (topic, number) in end.places and span.start > began.get((topic, number), 0):
                 raise InvalidApp(
@@ -90,22 +93,22 @@ def _kept(runner: Runner, plan: Plan, stop: Mapping[str, Offsets], how: Rebuild)
     return start
 
 
-def _run(runner: Runner, replay: Plan, skips: Skips) -> None:
+def _run(supervisor: Supervisor, replay: StagePlan, skips: Skips) -> None:
     """Runs the stage to where it stops, and throws away what it gives."""
-    activate(runner.spark)
+    activate(supervisor.spark)
     try:
-        writer = runner.inputs.result(replay, skips).writeStream.format("noop").outputMode(replay.stage.mode)
+        writer = supervisor.inputs.result(replay, skips).writeStream.format("noop").outputMode(replay.stage.mode)
         writer = writer.queryName(f"{replay.stage.name} (rebuilding)").option("checkpointLocation", replay.checkpoint)
         writer.trigger(availableNow=True).start().awaitTermination()
     except Exception as error:
-        ours = error if isinstance(error, HeadwaterError) else told(error)
+        ours = error if isinstance(error, HeadwaterError) else our_error_in(error)
         why = sentence(error, replay.stage) if ours is None else f"[{ours.code}] {ours}"
         raise InvalidApp(
             f"{replay.stage.place}: its state cannot be rebuilt: {why}", advice="Correct that, and try again."
         ) from error
 
 
-def _take_over(replay: Plan, plan: Plan, epoch: int) -> None:
+def _take_over(replay: StagePlan, plan: StagePlan, epoch: int) -> None:
     """Writes what the replay remembers as the state of the query's last batch."""
     query, last = query_of(plan.checkpoint), committed(replay.checkpoint)
     uids = StateFolder(replay.operators).names()

@@ -32,7 +32,7 @@ from crc32c import crc32c
 from headwater.log.disk.disk import RealDisk
 from headwater.model.errors import Damaged, FormatTooNew, StorageError, Unreachable, Unsupported
 from headwater.model.url import bare, check_secret, said_of, without_password
-from headwater.processing.state.runs import Kind, Part, Run, column, in_parts, order_of
+from headwater.processing.state.sorted_runs import Kind, RunPart, SortedRun, column, in_parts, order_of
 
 MAGIC = b"HWSTATE1"
 ENDING, DRAFT = ".state", ".new"
@@ -129,11 +129,11 @@ class StateFolder:
         """The bytes of a version's own file."""
         return self._file(epoch).size
 
-    def run(self, version: Version, name: str, at: RunAt) -> Run:
+    def run(self, version: Version, name: str, at: RunAt) -> SortedRun:
         """A run that a version has of a table."""
         file = self._file(at.epoch)
-        found = Run(
-            Part(section.first, section.last, section.rows, partial(file.part, name, section))
+        found = SortedRun(
+            RunPart(section.first, section.last, section.rows, partial(file.part, name, section))
             for section in file.version.sections.get(name, ())
         )
         if found.num_rows != at.rows:

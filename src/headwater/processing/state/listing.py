@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.model.errors import Damaged, HeadwaterError, NotFound
 from headwater.model.url import bare, inside, without_password
-from headwater.processing.state import runs
+from headwater.processing.state import sorted_runs
 from headwater.processing.state.files import REBUILD, StateFolder, Version
 from headwater.processing.state.state import held_runs, layouts
 
@@ -21,7 +21,7 @@ _ONLY = ("checkpoints", "operators")
 _DEPTH_MAX = 4
 
 
-class TableInfo(msgspec.Struct, frozen=True):
+class StateTableInfo(msgspec.Struct, frozen=True):
     """One table: what its rows mean, how many are kept (those among them that newer ones replace), and in how many runs."""
 
     kind: str
@@ -41,7 +41,7 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     query: str | None = None
     fingerprint: str | None = None
-    tables: dict[str, TableInfo] = {}
+    tables: dict[str, StateTableInfo] = {}
     trouble: str | None = None
 
 
@@ -60,7 +60,7 @@ def find_states(url: str) -> list[StateInfo]:
 def rows_of(info: StateInfo, table: str) -> Iterator[pa.Table]:
     """The rows of a table, partition by partition, piece by piece."""
     for folder, version in _newest(info.url):
-        yield from runs.merged(held_runs(folder, version, table), version.kinds[table], is_oldest=True)
+        yield from sorted_runs.merged(held_runs(folder, version, table), version.kinds[table], is_oldest=True)
 
 
 def rows_kept(url: str) -> int:
@@ -105,7 +105,7 @@ def _describe(url: str) -> StateInfo:
         query=first.query,
         fingerprint=first.fingerprint,
         tables={
-            name: TableInfo(kind, sum(run.rows for run in held[name]), len(held[name]))
+            name: StateTableInfo(kind, sum(run.rows for run in held[name]), len(held[name]))
             for name, kind in first.kinds.items()
         },
     )

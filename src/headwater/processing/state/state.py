@@ -8,7 +8,7 @@ version before. Anything else is refused with what to do about it; nothing is gu
 each new partition writes the version before for itself, with its rows out of all old ones, and goes on from that; the old ones stay until
 two batches more have been saved. A kill on the way leaves what there was.
 
-Nothing is in memory as a whole: rows are looked for where they may be, and runs are merged part by part (see `runs`).
+Nothing is in memory as a whole: rows are looked for where they may be, and runs are merged part by part (see `sorted_runs`).
 
 Thread-safety: none; a state belongs to one task. Only what `begin_save` gives may be called by another thread.
 """
@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from headwater.model.errors import Conflict, Damaged, InvalidInput
 from headwater.model.url import inside, without_password
-from headwater.processing.state import runs
+from headwater.processing.state import sorted_runs
 from headwater.processing.state.files import REBUILD, RunAt, StateFolder, Version
-from headwater.processing.state.runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind, Run
+from headwater.processing.state.sorted_runs import AT, GONE, H1, H2, MIN_TIME, Keys, Kind, SortedRun
 
 OWNER = "_owner"
 """In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
@@ -46,7 +46,7 @@ Fold = Callable[[pa.Table], pa.Table]
 
 
 class TableSpec(msgspec.Struct, frozen=True, dict=True):
-    """A table of an operator's state: what its rows mean (see `runs`), and their columns beside the key's hashes."""
+    """A table of an operator's state: what its rows mean (see `sorted_runs`), and their columns beside the key's hashes."""
 
     kind: Kind
     fields: Sequence[pa.Field]
@@ -66,21 +66,21 @@ class TableSpec(msgspec.Struct, frozen=True, dict=True):
 class StateTable:
     """One table: what earlier versions hold, and what this batch adds."""
 
-    def __init__(self, spec: TableSpec, held: Sequence[tuple[RunAt, Run]] = (), *, floor: int = MIN_TIME) -> None:
+    def __init__(self, spec: TableSpec, held: Sequence[tuple[RunAt, SortedRun]] = (), *, floor: int = MIN_TIME) -> None:
         self.spec = spec
         self.floor = floor
         self.keeps: Keep | None = None
         self.folds: Fold | None = None
         self._held = [(at, run) for at, run in held if spec.kind != "timed" or _reaches(run, floor)]
-        self._fresh: list[Run] = []
+        self._fresh: list[SortedRun] = []
 
     def __len__(self) -> int:
         """How many rows there are; some may have been replaced by others."""
         return sum(run.num_rows for run in self._runs())
 
-    def find(self, keys: Keys) -> runs.Found:
+    def find(self, keys: Keys) -> sorted_runs.Found:
         """The rows of keys, and for each the number of its key; `KeyTooLarge` where a batch cannot hold them."""
-        return runs.find(self._runs(), self.spec.kind, keys) or (self.empty(), np.zeros(0, np.int64))
+        return sorted_runs.find(self._runs(), self.spec.kind, keys) or (self.empty(), np.zeros(0, np.int64))
 
     def put(self, rows: pa.Table) -> None:
         """Adds rows. In a keyed table they replace what there was of their keys."""
@@ -91,7 +91,7 @@ class StateTable:
         schema = self.spec.schema
         if not rows.schema.equals(schema, check_metadata=True):
             rows = rows.select(schema.names).cast(schema)
-        self._fresh.append(Run.of(rows, self.spec.kind))
+        self._fresh.append(SortedRun.of(rows, self.spec.kind))
 
     def remove(self, keys: Keys) -> None:
         """Forgets keys of a keyed table."""
@@ -117,7 +117,7 @@ class StateTable:
 
     def between(self, after: int, until: int) -> pa.Table:
         """The rows of a timed table later than `after`, up to `until`."""
-        found = runs.between(self._runs(), max(after, self.floor), until)
+        found = sorted_runs.between(self._runs(), max(after, self.floor), until)
         return self.empty() if found is None else found
 
     def rows(self) -> pa.Table:
@@ -129,7 +129,7 @@ class StateTable:
         held = self._runs()
         if self.spec.kind == "timed":
             held = [run.above(self.floor) for run in held]
-        return runs.merged(held, self.spec.kind, is_oldest=True)
+        return sorted_runs.merged(held, self.spec.kind, is_oldest=True)
 
     def empty(self) -> pa.Table:
         """No rows, with the right columns."""
@@ -144,22 +144,22 @@ class StateTable:
         if not fresh:
             return [at for at, _ in held], ()
         if len(fresh) > 1 or not held:
-            own = pa.concat_tables([self.empty(), *runs.merged(fresh, kind, is_oldest=not held)])
-            fresh = [Run.of(own, kind)]
-        count = runs.tidied([*(run.num_rows for _, run in held), fresh[0].num_rows]) - 1
+            own = pa.concat_tables([self.empty(), *sorted_runs.merged(fresh, kind, is_oldest=not held)])
+            fresh = [SortedRun.of(own, kind)]
+        count = sorted_runs.tidied([*(run.num_rows for _, run in held), fresh[0].num_rows]) - 1
         if count <= 0:
             return [at for at, _ in held], [part.table() for part in fresh[0].parts]
         older, held = [run for _, run in held[-count:]], held[:-count]
         if kind == "timed":
             older = [run.above(self.floor) for run in older]
-        merged = runs.merged([*older, *fresh], kind, is_oldest=not held, keeps=self.keeps)
+        merged = sorted_runs.merged([*older, *fresh], kind, is_oldest=not held, keeps=self.keeps)
         return [at for at, _ in held], merged if self.folds is None else map(self.folds, merged)
 
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[SortedRun]:
         return [run for _, run in self._held] + self._fresh
 
 
-def _reaches(run: Run, floor: int) -> bool:
+def _reaches(run: SortedRun, floor: int) -> bool:
     return any(part.last > floor for part in run.parts)
 
 
@@ -180,7 +180,7 @@ class StateStore:
         self, url: str, *, uid: str, query: str, fingerprint: str, partition: int, partitions: int,
         specs: Mapping[str, TableSpec], by: By = "hash",
     ) -> None:  # fmt: skip
-        self._root, self._layout = inside(url, uid), Layout(partitions, by)
+        self._root, self._layout = inside(url, uid), StateLayout(partitions, by)
         self._folder = StateFolder(inside(self._root, self._layout.folder(partition)))
         kinds = {name: spec.kind for name, spec in specs.items()}
         self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {}, kinds)
@@ -264,7 +264,7 @@ class StateStore:
 
     def _mine(self, rows: pa.Table) -> Any:
         ours, owner = self._blank, OWNER if OWNER in rows.column_names else H1
-        return pa.array(partition_of(runs.column(rows, owner), ours.partitions) == ours.partition)
+        return pa.array(partition_of(sorted_runs.column(rows, owner), ours.partitions) == ours.partition)
 
 
 def _table(folder: StateFolder, version: Version, name: str, spec: TableSpec) -> StateTable:
@@ -272,7 +272,7 @@ def _table(folder: StateFolder, version: Version, name: str, spec: TableSpec) ->
     return StateTable(spec, held, floor=version.floors.get(name, MIN_TIME))
 
 
-def held_runs(folder: StateFolder, version: Version, name: str) -> list[Run]:
+def held_runs(folder: StateFolder, version: Version, name: str) -> list[SortedRun]:
     """The runs of a table of a version, without what was taken of them."""
     found = [folder.run(version, name, at) for at in version.tables.get(name, ())]
     is_timed, floor = version.kinds[name] == "timed", version.floors.get(name, MIN_TIME)
@@ -287,7 +287,7 @@ def write_whole(
     tables = {}
     for name, kind in first.kinds.items():
         held = [run for there, each in parts for run in held_runs(there, each, name)]
-        tables[name] = runs.merged(held, kind, is_oldest=True, keeps=keeps)
+        tables[name] = sorted_runs.merged(held, kind, is_oldest=True, keeps=keeps)
     floors = {name: min(each.floors.get(name, MIN_TIME) for _, each in parts) for name in first.floors}
     known = [each.watermark for _, each in parts if each.watermark is not None]
     version = msgspec.structs.replace(
@@ -300,7 +300,7 @@ def write_whole(
     folder.write(version, tables)
 
 
-class Layout(NamedTuple):
+class StateLayout(NamedTuple):
     """How a state is divided: into how many partitions, and by what."""
 
     partitions: int
@@ -314,13 +314,13 @@ class Layout(NamedTuple):
 _BY_TOPIC = ".topic"
 
 
-def layouts(root: str, *, but: Layout | None = None) -> dict[Layout, list[StateFolder]]:
+def layouts(root: str, *, but: StateLayout | None = None) -> dict[StateLayout, list[StateFolder]]:
     """The folders of an operator's partitions, by how many there are to be, and of what; `but` leaves some out."""
-    found: dict[Layout, list[StateFolder]] = {}
+    found: dict[StateLayout, list[StateFolder]] = {}
     for name in StateFolder(root).names():
         number, _, count = name.removesuffix(_BY_TOPIC).partition("-of-")
         if number.isdigit() and count.isdigit():
-            layout = Layout(int(count), "topic" if name.endswith(_BY_TOPIC) else "hash")
+            layout = StateLayout(int(count), "topic" if name.endswith(_BY_TOPIC) else "hash")
             if layout != but:
                 found.setdefault(layout, []).append(StateFolder(inside(root, name)))
     return found

@@ -34,11 +34,11 @@ from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import is_late, maxima, times_in
 from headwater.model.clock import NO_TIME
 
-LATE, REACHED, PASSED = "_late", "_reached", "_watermark"
+LATE, REACHED, BATCH_WATERMARK = "_late", "_reached", "_watermark"
 FIELDS = {
     LATE: pa.field(LATE, pa.bool_()),
     REACHED: pa.field(REACHED, pa.timestamp("us", tz="UTC")),
-    PASSED: pa.field(PASSED, pa.timestamp("us", tz="UTC")),
+    BATCH_WATERMARK: pa.field(BATCH_WATERMARK, pa.timestamp("us", tz="UTC")),
 }
 _WIDEST = 16
 """So many bytes has a value of the widest type, a decimal."""
@@ -47,7 +47,7 @@ MARK = "spark.watermarkDelayMs"
 """By this key in a column's metadata Spark knows event times."""
 
 
-class Rule(NamedTuple):
+class LatenessRule(NamedTuple):
     """What is late, in µs: by another lateness than the topic's; whatever has the time `until` or an earlier one; and where windows of
     a length are given, what lies in one that has ended, instead of what itself lies too far behind."""
 
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
         return late if self.until is None else late | (times_in(chunk) <= self.until)
 
 
-def column_of(name: str, chunk: Chunk, *, watermark: int, rule: Rule, passed: int = NO_TIME) -> pa.Array:
+def column_of(name: str, chunk: Chunk, *, watermark: int, rule: LatenessRule, passed: int = NO_TIME) -> pa.Array:
     """A column of `FIELDS` for the rows of a chunk, of which `running` is known; `passed` is the watermark before their batch."""
     running = NO_TIME if chunk.running is None else chunk.running
     if name == LATE:
@@ -75,9 +75,9 @@ def column_of(name: str, chunk: Chunk, *, watermark: int, rule: Rule, passed: in
     return _moments(watermark, chunk.batch.num_rows)
 
 
-def telling_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
+def watermark_row(schema: pa.Schema, watermark: int) -> pa.RecordBatch:
     """A row that is no event and only tells the watermark: of a batch in which nothing but time has gone on."""
-    columns = [_moments(watermark, 1) if field.name == PASSED else _nothing(field) for field in schema]
+    columns = [_moments(watermark, 1) if field.name == BATCH_WATERMARK else _nothing(field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -104,10 +104,10 @@ def with_time(frame: DataFrame, time: str, *, lateness_us: int, count_as: str | 
     """
     late = _too_late(time) if drops else F.col(LATE)
     passes = ~late if drops else F.col(LATE).isNotNull()
-    frame = frame.withWatermark(PASSED, "0 seconds")
+    frame = frame.withWatermark(BATCH_WATERMARK, "0 seconds")
     if count_as is not None:
         frame = frame.observe(count_as, F.count_if(late).alias("rows"))
-    kept = frame.where(passes.eqNullSafe(_always())).drop(LATE, PASSED)
+    kept = frame.where(passes.eqNullSafe(_always())).drop(LATE, BATCH_WATERMARK)
     columns: list[Any] = [F.col(f"`{name}`") for name in kept.columns if name != time]
     marked = F.col(f"`{time}`").alias(time, metadata={MARK: lateness_us // 1000})
     columns.insert(kept.columns.index(time), marked)
@@ -156,4 +156,4 @@ def _nothing(field: pa.Field) -> pa.Array:
 
 def _moments(watermark: int, count: int) -> pa.Array:
     """The watermark, so many times; where Spark's begins, in 1970, while there is none, or one before that."""
-    return pa.array(np.full(count, max(watermark, 0))).cast(FIELDS[PASSED].type)
+    return pa.array(np.full(count, max(watermark, 0))).cast(FIELDS[BATCH_WATERMARK].type)

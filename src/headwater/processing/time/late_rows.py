@@ -15,12 +15,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headwater.processing.checkpoint.offsets import At
-
-if TYPE_CHECKING:
-    from headwater.processing.source.reading import Range
 
 
 def inside(uid: str) -> str:
@@ -39,11 +35,7 @@ class LateRows:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
 
-    def tell(self, wanted: Range, count: int) -> None:
-        """So many rows of a range are late."""
-        self.tell_at((wanted.topic, wanted.partition), wanted.start, wanted.end, count)
-
-    def tell_at(self, at: At, start: int, end: int, count: int) -> None:
+    def tell(self, at: At, start: int, end: int, count: int) -> None:
         """So many rows between two numbers are late."""
         if not count:
             return

@@ -10,9 +10,9 @@ by its URL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -21,18 +21,35 @@ from pyspark.sql.types import StructType
 
 from headwater.processing.checkpoint.offsets import EARLIEST, LATEST
 from headwater.processing.operators.beats import BeatsSource
-from headwater.processing.source.load import Query
+from headwater.processing.source.load import Load
 from headwater.processing.source.operator_input import from_option
 from headwater.processing.source.options import read_options
-from headwater.processing.source.reading import Range, Whole
+from headwater.processing.source.reading import OffsetRange, TableSnapshot
 from headwater.processing.source.stream import StreamReader
-from headwater.processing.source.topics import Subscription
+from headwater.processing.source.topic_subscription import TopicSubscription
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.log_cache import log_for_reading
-from headwater.processing.spark.session import check_reachable, is_local
+from headwater.processing.spark.session import check_reachable, is_local, start_session
 from headwater.processing.spark.types import to_spark
 
 NAME = "headwater"
+
+
+def make_session(
+    name: str,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    *,
+    log: str | None = None,
+    said: IO[bytes] | None = None,
+) -> SparkSession:
+    """Starts Spark as our queries want it, or gives the session that runs already, with topics readable and writable in it.
+
+    The arguments are those of `start_session`.
+    """
+    spark = start_session(name, master, conf, log=log, said=said)
+    register(spark)
+    return spark
 
 
 def register(spark: SparkSession) -> None:
@@ -60,18 +77,18 @@ class HeadwaterSource(DataSource):
             if options.operator is not None:
                 gives: StructType = from_option(options.operator).gives
                 return gives
-            subscription = Subscription(log_for_reading(options.log), options)
+            subscription = TopicSubscription(log_for_reading(options.log), options)
             schema = to_spark(subscription.schema())
             subscription.condition()
             return schema
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """For `spark.readStream`."""
-        return StreamReader(Query(self.options, schema, "stream", self.master))
+        return StreamReader(Load(self.options, schema, "stream", self.master))
 
     def reader(self, schema: StructType) -> BatchReader:
         """For `spark.read`."""
-        return BatchReader(Query(self.options, schema, "batch", self.master))
+        return BatchReader(Load(self.options, schema, "batch", self.master))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
         """For `df.writeStream`."""
@@ -95,7 +112,7 @@ class RemoteSource(HeadwaterSource):
 class BatchReader(DataSourceReader):
     """Reads topics up to where they end when the DataFrame is planned; every task run again reads the same."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Load) -> None:
         self._query = query
 
     def partitions(self) -> list[InputPartition]:
@@ -108,7 +125,9 @@ class BatchReader(DataSourceReader):
             if options.as_of is not None:
                 as_of = None if options.as_of == "latest" else int(options.as_of)
                 return [
-                    Whole(topic, {at: end for (name, at), end in ends.items() if name == topic.name}, as_of=as_of)
+                    TableSnapshot(
+                        topic, {at: end for (name, at), end in ends.items() if name == topic.name}, as_of=as_of
+                    )
                     for topic in found
                 ]
             where = EARLIEST if options.starting is None else options.starting
@@ -116,7 +135,7 @@ class BatchReader(DataSourceReader):
             bounds = subscription.bounds(found)
             skips = where == EARLIEST or not options.fails_on_loss
             ranges = [
-                Range(topics[at[0]], at[1], subscription.check_kept(at, start, bounds[at]), ends[at], skips=skips)
+                OffsetRange(topics[at[0]], at[1], subscription.check_kept(at, start, bounds[at]), ends[at], skips=skips)
                 for at, start in sorted(starts.items())
             ]
             return self._query.split([wanted for wanted in ranges if wanted.start < wanted.end])
@@ -128,4 +147,4 @@ class BatchReader(DataSourceReader):
 
 def _sink() -> Any:
     """What writes; loaded for those who write."""
-    return import_module("headwater.processing.sink.sink")
+    return import_module("headwater.processing.sink.spark_sink")

@@ -1,4 +1,4 @@
-"""The runner: starts every stage of an application as a Spark query, and looks after them.
+"""The supervisor: starts every stage of an application as a Spark query, and looks after them.
 
 A stage that fails is started again, later and later; the others go on. What no retry can cure stops its stage with a sentence: an
 error of ours that says so (a foreign checkpoint, a schema that does not fit). A batch that fails twice at the same place has a
@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -32,18 +31,18 @@ from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
 from headwater.processing.checkpoint.beginning import note_beginning
 from headwater.processing.checkpoint.marker import committed, ends_of, planned, query_of
 from headwater.processing.checkpoint.offsets import At, places_of
-from headwater.processing.graph.graph import Graph, StageNode
-from headwater.processing.spark.errors import told
+from headwater.processing.graph.graph import Graph
+from headwater.processing.spark.errors import our_error_in
 from headwater.processing.spark.java import how_it_ended
 from headwater.processing.spark.listener import Listener
 from headwater.processing.spark.session import activate
-from headwater.processing.stages.analysis import Analysed, Facts
 from headwater.processing.stages.failure import is_about_data, sentence
-from headwater.processing.stages.idle import Idle
+from headwater.processing.stages.idle_partitions import IdlePartitions, passed_by
 from headwater.processing.stages.inputs import Inputs
-from headwater.processing.stages.open_batches import Writing
-from headwater.processing.stages.output_watermark import passed_by
-from headwater.processing.stages.poison import PoisonHunt, Skips
+from headwater.processing.stages.open_batches import OpenBatches
+from headwater.processing.stages.poison import PoisonHunt
+from headwater.processing.stages.skips import Skips
+from headwater.processing.stages.stage_plan import StagePlan, Write
 from headwater.processing.stages.status import Rate, StageStatus, ends_in, reached_in
 from headwater.processing.state.listing import rows_kept
 
@@ -75,40 +74,15 @@ _BEGINNING = "Initializing"
 _ASKING = "Getting offsets"
 """What a query does while it has nothing to do: its sources wait for something to come."""
 
-Write = Callable[[DataFrame, int], "int | None"]
-"""What `foreachBatch` calls: the result of one batch and its number. It may return how many rows it has set aside as dead letters."""
 
-Noted = Callable[[DataFrame, int], None]
+WriteNoted = Callable[[DataFrame, int], None]
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What it takes to start one stage again and again."""
-
-    stage: StageNode
-    analysed: Analysed
-    facts: Mapping[str, Facts]
-    checkpoint: str
-    operators: str
-    state_partitions: int
-    start: Mapping[str, str] = {}
-    write: Callable[[], Write] | None = None
-    stop: Mapping[str, str] = {}
-    """For each input the offsets at which a run over what is there ends; without them, those that are there."""
-    begun: str | None = None
-    """The checkpoint that says which operators are inside sources, where that is another one."""
-    anew: Callable[[], Plan] | None = None
-    """Makes it again, where the stage is to have all columns of its input and that got others."""
-    check: Callable[[], None] | None = None
-    """Refuses a checkpoint that is not the stage's, before anything is opened."""
-    reopens: bool = False
-    """Whether each run of the query opens the stage anew, so that one which was overtaken can go on."""
-
-
-class Runner:
+class Supervisor:
     """The stages of one application in one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[Plan], *, state: Path, idle_us: int
+        self, spark: SparkSession, log: Log, graph: Graph, plans: Sequence[StagePlan], *, state: Path, idle_us: int
     ) -> None:
         """`idle_us`: so long without an event, and a partition is not waited for any more."""
         self.spark = spark
@@ -116,9 +90,9 @@ class Runner:
         self._graph = graph
         self._stop = threading.Event()
         self.inputs = Inputs(spark, log, state / "pace")
-        self._idle = Idle(log, idle_us, self._passed)
-        self.writing = Writing()
-        self.stages = [_Supervised(self, plan, state) for plan in plans]
+        self._idle = IdlePartitions(log, idle_us, self._passed)
+        self.writing = OpenBatches()
+        self.stages = [_SupervisedStage(self, plan, state) for plan in plans]
 
     @property
     def statuses(self) -> list[StageStatus]:
@@ -195,7 +169,7 @@ class Runner:
     def _is_idle(self, changed: set[str] | None) -> bool:
         return changed is not None and not changed and not any(stage.is_due for stage in self.stages)
 
-    def _look_after(self, stage: _Supervised, *, has_news: bool) -> None:
+    def _look_after(self, stage: _SupervisedStage, *, has_news: bool) -> None:
         """What goes wrong when a stage is looked at is told, and the others are looked after as before."""
         if not has_news and not stage.is_due:
             stage.see_rate()
@@ -217,7 +191,7 @@ class Runner:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
-    def writer(self, plan: Plan, result: DataFrame, write: Noted | None) -> DataStreamWriter:
+    def writer(self, plan: StagePlan, result: DataFrame, write: WriteNoted | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""
         stage = plan.stage
         writer = (
@@ -241,7 +215,7 @@ class Runner:
         plans = [stage.plan for stage in self.stages if writer is not None and stage.plan.stage.name == writer.name]
         return passed_by(self._log, plans[0], greatest) if plans else None
 
-    def stage_of(self, plan: Plan) -> Stage:
+    def stage_of(self, plan: StagePlan) -> Stage:
         """The stage of the log that dead letters of a plan are written by."""
         return self._log.stage(f"{self._graph.name}.{plan.stage.name}.dead")
 
@@ -251,14 +225,14 @@ class Runner:
         return self._log
 
 
-class _Supervised:
+class _SupervisedStage:
     """One stage, its query, and what became of it so far."""
 
-    def __init__(self, runner: Runner, plan: Plan, state: Path) -> None:
+    def __init__(self, supervisor: Supervisor, plan: StagePlan, state: Path) -> None:
         stage = plan.stage
         self.plan = plan
         self.status = StageStatus.of(stage)
-        self._runner = runner
+        self._supervisor = supervisor
         self._skips = Skips(state / "skipped" / f"{stage.name}.json")
         self._rate = Rate()
         self._query: StreamingQuery | None = None
@@ -297,20 +271,20 @@ class _Supervised:
         self._available_now = available_now
         self._retry_at = self._raised = None
         try:
-            activate(self._runner.spark)
+            activate(self._supervisor.spark)
             if self._is_outdated and self.plan.anew is not None:
                 self.plan = self.plan.anew()
             self._is_outdated = False
             if self.plan.check is not None:
                 self.plan.check()
-            note_beginning(self._runner.log, self.plan.checkpoint, self.inputs, self.plan.start)
-            result = self._runner.inputs.result(self.plan, self._skips)
+            note_beginning(self._supervisor.log, self.plan.checkpoint, self.inputs, self.plan.start)
+            result = self._supervisor.inputs.result(self.plan, self._skips)
             write = None if self.plan.write is None else self._noting(self.plan.write())
-            writer = self._runner.writer(self.plan, result, write)
+            writer = self._supervisor.writer(self.plan, result, write)
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
             )
-            if self._runner.is_stopping:
+            if self._supervisor.is_stopping:
                 return
             self._query = writer.trigger(**trigger).start()
             self.query_id, self._has_begun, self._is_followed = str(self._query.id), False, False
@@ -319,12 +293,12 @@ class _Supervised:
             self._query = None
             self._fail(error)
 
-    def _noting(self, write: Write) -> Noted:
+    def _noting(self, write: Write) -> WriteNoted:
         """Keeps what a writer raises as it was: Spark makes a text of it in which every error looks like one of Python's."""
 
         def noted(result: DataFrame, epoch: int) -> None:
             try:
-                with self._runner.writing.batch():
+                with self._supervisor.writing.batch():
                     self.status.bury(write(result, epoch) or 0)
             except Exception as error:
                 self._raised = error
@@ -366,7 +340,7 @@ class _Supervised:
     def _look(self) -> None:
         if self._query is None:
             if self._retry_at is not None and time.monotonic() >= self._retry_at:
-                self._runner.wait_for_room()
+                self._supervisor.wait_for_room()
                 self.attempt(available_now=self._available_now)
             elif self.status.state in ("waiting", "failed") and time.monotonic() >= self._lag_at:
                 self._lag_at = time.monotonic() + LAG_S
@@ -389,7 +363,7 @@ class _Supervised:
             return
         self._has_told = True
         kept = self._rows_kept(query, int(newest["batchId"]))
-        late_in = partial(self._runner.inputs.late_in, self.plan)
+        late_in = partial(self._supervisor.inputs.late_in, self.plan)
         if int(newest["batchId"]) > self.status.epoch + 1:
             for progress in query.recentProgress:
                 self._take(progress, rows_kept=kept, late_in=late_in)
@@ -426,7 +400,7 @@ class _Supervised:
             self.status.lag = sum(
                 max(0, span.stop - self._ends.get((topic, number), span.start))
                 for topic in self.plan.stage.inputs
-                for number, span in self._runner.log.offsets(topic).items()
+                for number, span in self._supervisor.log.offsets(topic).items()
             )
 
     def lose(self, why: str) -> None:
@@ -454,11 +428,11 @@ class _Supervised:
         """A query whose start was interrupted: Spark runs it, and nobody was given it."""
         with suppress(NotFound):
             own = query_of(self.plan.checkpoint)
-            return next((query for query in self._runner.spark.streams.active if query.id == own), None)
+            return next((query for query in self._supervisor.spark.streams.active if query.id == own), None)
         return None
 
     def _fail(self, error: BaseException) -> None:
-        ours = error if isinstance(error, HeadwaterError) else told(error)
+        ours = error if isinstance(error, HeadwaterError) else our_error_in(error)
         if isinstance(ours, SchemaMoved):
             self._is_outdated, self.status.state, self._retry_at = True, "waiting", time.monotonic()
             return
@@ -491,10 +465,10 @@ class _Supervised:
     def _cure(self) -> bool:
         """Finds the poison events of a batch that failed twice and sets them aside; False where that can never be done."""
         try:
-            hunt = PoisonHunt(self._runner, self.plan, self._skips)
+            hunt = PoisonHunt(self._supervisor, self.plan, self._skips)
             found = hunt.run(self.plan.checkpoint)
         except Exception as error:  # noqa: BLE001 - both errors are told
-            ours = error if isinstance(error, HeadwaterError) else told(error)
+            ours = error if isinstance(error, HeadwaterError) else our_error_in(error)
             why = sentence(error, self.plan.stage) if ours is None else f"[{ours.code}] {ours}"
             self.status.error = f"{self.status.error}. Looking for the event that does it failed too: {why}"
             return ours is None or ours.retriable

@@ -50,7 +50,7 @@ FOUND_BYTES_MAX = 2 << 30
 """So much of a table one batch of one state partition may need at once."""
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """Neighbouring rows of a run: the first and the last value of what they are ordered by, how many, and how to get at them."""
 
     first: int
@@ -59,25 +59,25 @@ class Part(NamedTuple):
     table: Callable[[], pa.Table]
 
 
-class Run:
+class SortedRun:
     """Rows in order, as parts that are opened one by one."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[RunPart]) -> None:
         self.parts = tuple(part for part in parts if part.rows)
         self.num_rows = sum(part.rows for part in self.parts)
         self._firsts = np.array([part.first for part in self.parts], np.int64)
         self._lasts = np.array([part.last for part in self.parts], np.int64)
 
     @classmethod
-    def of(cls, rows: pa.Table, kind: Kind) -> Run:
+    def of(cls, rows: pa.Table, kind: Kind) -> SortedRun:
         """Rows in memory, in any order."""
         if not rows.num_rows:
             return cls(())
         rows = in_order(rows, kind)
         order = column(rows, order_of(kind))
-        return cls([Part(int(order[0]), int(order[-1]), rows.num_rows, lambda: rows)])
+        return cls([RunPart(int(order[0]), int(order[-1]), rows.num_rows, lambda: rows)])
 
-    def with_keys(self, h1: Array) -> Iterator[tuple[Part, int, int]]:
+    def with_keys(self, h1: Array) -> Iterator[tuple[RunPart, int, int]]:
         """The parts that may have some of these hashes, which are in order, and which of them: from, to."""
         low, high = np.searchsorted(h1, self._firsts, "left"), np.searchsorted(h1, self._lasts, "right")
         for number in np.flatnonzero(low < high).tolist():
@@ -96,9 +96,9 @@ class Run:
             found.append(rows.slice(start, end - start))
         return found
 
-    def above(self, floor: int) -> Run:
+    def above(self, floor: int) -> SortedRun:
         """A timed run without what lies at or before a time."""
-        return Run(_above(part, floor) for part in self.parts if part.last > floor)
+        return SortedRun(_above(part, floor) for part in self.parts if part.last > floor)
 
 
 def order_of(kind: Kind) -> str:
@@ -106,12 +106,12 @@ def order_of(kind: Kind) -> str:
     return AT if kind == "timed" else H1
 
 
-def _above(part: Part, floor: int) -> Part:
+def _above(part: RunPart, floor: int) -> RunPart:
     if part.first > floor:
         return part
     times = column(part.table(), AT)
     start = int(np.searchsorted(times, floor, "right"))
-    return Part(int(times[start]), part.last, part.rows - start, lambda: part.table().slice(start))
+    return RunPart(int(times[start]), part.last, part.rows - start, lambda: part.table().slice(start))
 
 
 class Keys(NamedTuple):
@@ -238,7 +238,7 @@ Found = tuple[pa.Table, Array]
 """Rows, and for each the number of its key among those that were asked for."""
 
 
-def find(runs: Sequence[Run], kind: Kind, keys: Keys) -> Found | None:
+def find(runs: Sequence[SortedRun], kind: Kind, keys: Keys) -> Found | None:
     """What a table holds of keys. Runs are from old to new; of a keyed table the newest that knows a key counts."""
     missing, numbers, parts, needed = keys, np.arange(len(keys)), list[Found](), 0
     for run in reversed(runs):
@@ -289,7 +289,7 @@ def _too_large(needed: int, counts: Array) -> KeyTooLarge:
     )
 
 
-def between(runs: Sequence[Run], after: int, until: int) -> pa.Table | None:
+def between(runs: Sequence[SortedRun], after: int, until: int) -> pa.Table | None:
     """The rows of a timed table with `after` < time <= `until`."""
     if after >= until:
         return None
@@ -302,7 +302,7 @@ def _behind(time: int) -> int | None:
 
 
 def merged(
-    runs: Sequence[Run], kind: Kind, *, is_oldest: bool, keeps: Callable[[pa.Table], Any] | None = None
+    runs: Sequence[SortedRun], kind: Kind, *, is_oldest: bool, keeps: Callable[[pa.Table], Any] | None = None
 ) -> Iterator[pa.Table]:
     """Neighbouring runs as one, piece by piece. With `is_oldest` no older run is left that a missing key could be in."""
     fences = sorted({part.first for run in runs for part in run.parts})

@@ -7,7 +7,7 @@ options; which run of the query it belongs to, the tasks know from Spark and tel
 
 Options: `log` and `topic`; `stage`, under which the markers are kept (by default the topic's name and a hash of the checkpoint's path,
 so that a checkpoint that was deleted and begun again is noticed); `key`, the key column of a topic that is made because there is
-none of that name yet. Applications give `order`, in which each task on Kafka appends its rows (see `order`).
+none of that name yet. Applications give `order`, in which each task on Kafka appends its rows (see `batch_order`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
 from headwater.model.marker import Marker
 from headwater.processing.checkpoint.marker import marker_of
-from headwater.processing.sink.order import Order
+from headwater.processing.sink.batch_order import Order
 from headwater.processing.sink.staging import (
     BATCH,
-    Staged,
+    StagedRows,
     commit_staged,
     newest_number,
     number_of_run,
@@ -51,7 +51,7 @@ _EPOCH = "streaming.sql.batchId"
 """The local properties in which a streaming query gives its tasks the id of its run and the number of the batch."""
 
 
-class Task(NamedTuple):
+class SinkTask(NamedTuple):
     """A task of a batch: the run of its query, the batch, and its number among the tasks."""
 
     run: str
@@ -105,14 +105,14 @@ class _Writer:
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query."""
 
-    def task(self) -> Task:
+    def task(self) -> SinkTask:
         """In a task: which one it is."""
         context = TaskContext.get()
         run = None if context is None else context.getLocalProperty(_RUN)
         epoch = None if context is None else context.getLocalProperty(_EPOCH)
         if context is None or run is None or epoch is None:
             raise InvalidInput("This task belongs to no streaming query.", advice="Write with df.writeStream.")
-        return Task(str(run), int(epoch), context.partitionId())
+        return SinkTask(str(run), int(epoch), context.partitionId())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows; on Kafka, which has nowhere to stage them, commits them."""
@@ -183,7 +183,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """In the driver, after a task has failed for good."""
         self._clear(messages)
 
-    def _clear(self, messages: Sequence[Staged | None]) -> None:
+    def _clear(self, messages: Sequence[StagedRows | None]) -> None:
         if not is_local(self.log()):
             return
         remove_staged(messages)

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.log.log import Log
-from headwater.processing.stages import idle
-from headwater.processing.stages.idle import Idle
+from headwater.processing.stages import idle_partitions
+from headwater.processing.stages.idle_partitions import IdlePartitions
 from tests.rigs.spark import patiently
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -37,7 +37,7 @@ class Stage:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    monkeypatch.setattr(idle, "BEAT_S", 0.0)
+    monkeypatch.setattr(idle_partitions, "BEAT_S", 0.0)
     with hw.open_log(tmp_path / "log") as log:
         for name in ("clicks", "visits"):
             log.create_topic(name, SCHEMA, key="who", time="at", lateness="5 seconds", partitions=2)
@@ -54,7 +54,7 @@ def put(log: Log, topic: str, who: str, second: float) -> int:
 def beats(log: Log, stage: Stage, *, passed: Mapping[str, int] | None = None, idle_us: int = 0) -> None:
     """What falls silent is seen at the second look."""
     known = passed or {}
-    told = Idle(log, idle_us, lambda topic, greatest: known.get(topic))
+    told = IdlePartitions(log, idle_us, lambda topic, greatest: known.get(topic))
     for _ in range(2):
         told.beat([stage])
         time.sleep(0.001)
@@ -66,7 +66,7 @@ def test_a_topic_of_the_application_is_told_what_its_writer_has_passed(log: Log)
     visited = put(log, "visits", "w0", 10)
     beats(log, Stage("clicks", "visits"), passed={"visits": NOON_US + 60 * SECOND})
     assert log.reached("visits")[visited] == NOON_US + 60 * SECOND
-    beats(log, Stage("clicks", "visits"), passed={"visits": idle.NO_TIME})
+    beats(log, Stage("clicks", "visits"), passed={"visits": idle_partitions.NO_TIME})
     assert log.reached("visits")[visited] == NOON_US + 60 * SECOND
 
 
@@ -78,7 +78,7 @@ def test_a_partition_that_never_had_an_event_is_told_what_all_inputs_have_passed
     log.create_topic("orders", SCHEMA, key="who", time="at", lateness="1 minute", partitions=2)
     ordered = put(log, "orders", "w0", 4000)
     put(log, "visits", "w0", 100)
-    before = Idle(log, 3600 * SECOND, lambda topic, greatest: None)
+    before = IdlePartitions(log, 3600 * SECOND, lambda topic, greatest: None)
     before.beat([Stage("orders", "visits")])
     assert log.reached("orders")[1 - ordered] is None
     seen = log.reached("visits")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from headwater.app.stages.sinks import LOG_COLUMNS, picker, shape_of
+from headwater.app.outputs.sinks import LOG_COLUMNS, picker, shape_of
 from headwater.capture.progress import STAGE
 from headwater.capture.source_url import SourceUrl, parse_source_url
 from headwater.log.log import Log
@@ -37,7 +37,7 @@ from headwater.sinks.table_group import TARGETS, open_together, write_together
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.processing.sink.batch_tables import Leaving
+    from headwater.processing.sink.batch_tables import BatchTables
 
 SOURCES = ("sqlite", "postgresql", "mariadb", "mysql")
 """Captures that tell of every transaction all that it changed, and in commit order."""
@@ -88,7 +88,7 @@ class TransactionWriter:
     def begin(self) -> Callable[[DataFrame, int], None]:
         """Opens the sink anew, and returns what `foreachBatch` calls."""
         from headwater.processing.checkpoint.marker import marker_of
-        from headwater.processing.sink.batch_tables import Leaving
+        from headwater.processing.sink.batch_tables import BatchTables
         from headwater.processing.source.capture_transactions import check_not_overtaken, forget_old_plan
 
         self.close()
@@ -97,7 +97,8 @@ class TransactionWriter:
         written = sink.last
         forget_old_plan(self._checkpoint, written=written)
         ways = [
-            Leaving(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False)) for shape in shapes
+            BatchTables(self._folder / shape.name, self._checkpoint, picker(shape.key, of_view=False))
+            for shape in shapes
         ]
 
         def write(result: DataFrame, epoch: int) -> None:
@@ -124,7 +125,7 @@ class TransactionWriter:
         return [_shape(self._log, self._stage, topic) for topic in self._stage.inputs]
 
     @contextmanager
-    def _rows(self, shape: Shape, leaving: Leaving, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
+    def _rows(self, shape: Shape, leaving: BatchTables, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
         """What a batch has of a table: little is read here, more by Spark's tasks, which pick each key's newest row."""
         from headwater.processing.sink.frame_writer import FETCH_EVENTS_MAX
         from headwater.processing.source.capture_transactions import span_of

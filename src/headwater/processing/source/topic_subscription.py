@@ -21,10 +21,10 @@ from headwater.model.clock import time_us
 from headwater.model.ddl import type_to_ddl
 from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, SchemaMoved, TopicNotFound
 from headwater.model.schema import DELETED, to_ddl
-from headwater.processing.checkpoint.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, Read
+from headwater.processing.checkpoint.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, TopicVersion
 from headwater.processing.source.condition import Condition, parse_condition
 from headwater.processing.source.options import Options
-from headwater.processing.time.event_time import FIELDS, PASSED, may_be_null
+from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, may_be_null
 from headwater.processing.time.watermark import reached_at, tell_empty, watermark_at
 
 LOG_COLUMNS = ("_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted")
@@ -34,7 +34,7 @@ _LOOK_S = 1.0
 _say = logging.getLogger("headwater.processing")
 
 
-class Subscription:
+class TopicSubscription:
     """What one query reads."""
 
     def __init__(self, log: Log, options: Options) -> None:
@@ -76,9 +76,12 @@ class Subscription:
         known = [*topics[0].schema, *output_schema(topics[0], LOG_COLUMNS)] if topics else []
         return parse_condition(text, tuple(known))
 
-    def read_with(self, topics: Iterable[Topic]) -> dict[str, Read]:
+    def read_with(self, topics: Iterable[Topic]) -> dict[str, TopicVersion]:
         """The topics' ids, and the schema versions that this run of the query began with."""
-        return {topic.name: Read(topic.id, self._versions.setdefault(topic.name, topic.schema_id)) for topic in topics}
+        return {
+            topic.name: TopicVersion(topic.id, self._versions.setdefault(topic.name, topic.schema_id))
+            for topic in topics
+        }
 
     # Places
 
@@ -203,7 +206,7 @@ class Subscription:
         schema = pa.schema([FIELDS.get(name) or found.field(name) for name in names])
         if DELETED.name in names:  # a deletion has its key and nothing else
             return pa.schema([field.with_nullable(True) for field in schema])
-        return pa.schema(map(may_be_null, schema)) if PASSED in names else schema
+        return pa.schema(map(may_be_null, schema)) if BATCH_WATERMARK in names else schema
 
     def _place(self, where: Place, at: At, bound: Bounds) -> int:
         if where == EARLIEST:

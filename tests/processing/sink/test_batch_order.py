@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import Write
-from headwater.processing.sink.order import Order, Weaving, order_of
+from headwater.processing.sink.batch_order import BatchOrder, Order, order_of
 from tests.rigs.spark import patiently
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -69,7 +69,7 @@ def test_nobody_is_late_who_was_on_time(seed: int, order: Order) -> None:
     """However tasks give their rows, and each task, or each key of it, keeps its order. One after the other they would be late."""
     rows, task = rows_of(seed)
     now = NOON + timedelta(hours=1)
-    weaving = Weaving(topic(), order, now_us=int(now.timestamp() * 1_000_000))
+    weaving = BatchOrder(topic(), order, now_us=int(now.timestamp() * 1_000_000))
     found = weaving.rows(rows, np.array(task)).to_pylist()
     assert sorted(row["id"] for row in found) == list(range(len(task)))
     late = set().union(*(late_ids([row for row in rows.to_pylist() if row["who"] == f"w{n}"], now) for n in range(4)))
@@ -99,7 +99,7 @@ def test_rows_in_the_order_of_another_key_are_late_in_no_partition(
     hashed = sorted(range(len(task)), key=lambda at: (task[at], rows["id"][at].as_py() * 2_654_435_761 % 2**32))
     rows, task = rows.take(hashed), [task[at] for at in hashed]
     now = NOON + timedelta(hours=1)
-    weaving = Weaving(topic(key=key, partitions=partitions), order, now_us=int(now.timestamp() * 1_000_000))
+    weaving = BatchOrder(topic(key=key, partitions=partitions), order, now_us=int(now.timestamp() * 1_000_000))
     found = weaving.rows(rows, np.array(task)).to_pylist()
     assert sorted(row["id"] for row in found) == list(range(len(task)))
     place = {row["id"]: hash(row[key]) % partitions if key else random.randrange(partitions) for row in found}
@@ -116,7 +116,7 @@ def test_rows_in_the_order_of_another_key_are_late_in_no_partition(
 def test_staged_rows_are_woven_in_each_partition(seed: int) -> None:
     """As those that were fetched; what is in order already is not copied, and what is kept in a file comes back from there."""
     rows, task = rows_of(seed)
-    weaving = Weaving(topic(partitions=2), "tasks", now_us=NOON_US + 3_600_000_000)
+    weaving = BatchOrder(topic(partitions=2), "tasks", now_us=NOON_US + 3_600_000_000)
     bounds = [*np.flatnonzero(np.diff([-1, *task])), len(task)]
     tasks = [rows.slice(start, end - start).combine_chunks() for start, end in pairwise(bounds)]
     batches = [table.to_batches()[0] for table in tasks]
@@ -147,7 +147,7 @@ def test_staged_rows_are_woven_in_each_partition(seed: int) -> None:
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_a_batch_without_rows_gives_none(order: Order, batches: int) -> None:
     """A filter that lets nothing pass gives a table without rows, with or without batches in it, and tasks that staged nothing."""
-    weaving = Weaving(topic(), order, now_us=NOON_US)
+    weaving = BatchOrder(topic(), order, now_us=NOON_US)
     empty = rows_of(0)[0].schema.empty_table()
     batch = pa.RecordBatch.from_pylist([], empty.schema)
     given = pa.Table.from_batches([batch] * batches, empty.schema)

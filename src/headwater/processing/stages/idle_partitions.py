@@ -5,10 +5,16 @@ heartbeat: time has come there as far as in the other inputs of the stage. A log
 stand beside the checkpoint.
 
 Heartbeats are for ever, so two kinds of partitions are told less:
-- those of a topic that a stage of the application writes: no more than that stage has passed (see `output_watermark`), however long it
+- those of a topic that a stage of the application writes: no more than that stage has passed, however long it
 is silent;
 - those that never had an event, in a topic that has some: nobody waits for them. They are told no more than what the stage's inputs have
   all passed, and mostly know more already: whoever goes by the watermark has told them before (see `watermark`).
+
+What a stage of the application has passed: a heartbeat in a topic that a stage writes is a promise in that stage's name, that none of its
+rows to come is older. It is known from the stage's last finished batch, whether the stage runs, waits or is behind: what it has not read
+yet will be no older than what it has read allows, unless it is late there already. Times that a stage passes on as they are (`kept`) are
+after the watermark of that batch. Windows that are given once (`windows`) come in the order of their ends, so none is before one that
+is there. Of other results (joins of streams, sessions, times that are computed, mode update) nothing is known.
 """
 
 from __future__ import annotations
@@ -21,9 +27,12 @@ from typing import Protocol
 from headwater.log.log import Log
 from headwater.model.clock import NO_TIME
 from headwater.model.errors import HeadwaterError
-from headwater.processing.checkpoint.offsets import At
+from headwater.processing.checkpoint.marker import committed, ends_of
+from headwater.processing.checkpoint.offsets import BEAT, WATERMARK, At, places_of
 from headwater.processing.source.reading import is_local
+from headwater.processing.stages.stage_plan import StagePlan
 from headwater.processing.time.maxima import Maxima, maxima_of
+from headwater.processing.time.watermark import reached_at, watermark_at
 
 BEAT_S = 1.0
 """So often it is looked who fell silent."""
@@ -32,7 +41,7 @@ Passed = Callable[[str, int], "int | None"]
 """For a topic in which event time has come so far: before which time its writer adds nothing; None where that is no stage of ours."""
 
 
-class Waiting(Protocol):
+class TimedStage(Protocol):
     """A stage that waits: its checkpoint, its inputs, those of them that have an event time, and how far that had come where the log
     does not keep it."""
 
@@ -46,7 +55,7 @@ class Waiting(Protocol):
     def reached(self) -> Mapping[At, tuple[int, int]]: ...
 
 
-class Idle:
+class IdlePartitions:
     """Gives heartbeats to partitions that had no event for `idle_us`."""
 
     def __init__(self, log: Log, idle_us: int, passed: Passed) -> None:
@@ -56,7 +65,7 @@ class Idle:
         self._beat_at = 0.0
         self._silent: dict[At, tuple[int, float]] = {}
 
-    def beat(self, stages: Iterable[Waiting]) -> None:
+    def beat(self, stages: Iterable[TimedStage]) -> None:
         """To be called often; does something now and then. A topic that was deleted or a full disk is told by its stage."""
         if time.monotonic() < self._beat_at:
             return
@@ -66,7 +75,7 @@ class Idle:
             with suppress(HeadwaterError, OSError):
                 tell(stage)
 
-    def _in_the_log(self, stage: Waiting) -> None:
+    def _in_the_log(self, stage: TimedStage) -> None:
         reached = {topic: self._log.reached(topic) for topic in stage.timed}
         empty = {topic: self._empty(topic) for topic in reached}
         known = {
@@ -94,7 +103,7 @@ class Idle:
         ends = {partition: span.stop for partition, span in self._log.offsets(topic).items()}
         return {partition for partition, end in ends.items() if not end} if any(ends.values()) else set()
 
-    def _beside(self, stage: Waiting) -> None:
+    def _beside(self, stage: TimedStage) -> None:
         latest = max((reached for _, reached in stage.reached.values()), default=NO_TIME)
         for number, topic in enumerate(stage.inputs):
             if topic not in stage.timed:
@@ -121,3 +130,27 @@ class Idle:
             elif now - since > self._idle_us / 1e6:
                 found[partition] = end
         return found
+
+
+def passed_by(log: Log, writer: StagePlan, greatest: int) -> int:
+    """Before which time a stage writes no row any more, when the greatest that is there is `greatest`; NO_TIME where it is not known."""
+    match writer.analysed.times:
+        case "kept":
+            return _at_last_batch(log, writer)
+        case "windows":
+            return greatest
+        case _:
+            return NO_TIME
+
+
+def _at_last_batch(log: Log, writer: StagePlan) -> int:
+    epoch = committed(writer.checkpoint)
+    if epoch is None:
+        return NO_TIME
+    ends = [end for end in ends_of(writer.checkpoint, epoch) if end and BEAT not in end]
+    if writer.analysed.uses_time:
+        return min((int(end.get(WATERMARK, NO_TIME)) for end in ends), default=NO_TIME)
+    topics = [log.topic(name) for name in writer.stage.inputs]
+    if not is_local(log) or any(topic.time is None for topic in topics):
+        return NO_TIME
+    return watermark_at(log, topics, reached_at(log, topics, places_of(ends)))

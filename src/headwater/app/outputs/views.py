@@ -29,9 +29,9 @@ from headwater.views.store import ViewStore, open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.processing.stages.analysis import Analysed
-    from headwater.processing.stages.runner import Runner
-    from headwater.processing.stages.runner import Write as WriteBatch
+    from headwater.processing.stages.analysis import StageAnalysis
+    from headwater.processing.stages.stage_plan import Write as WriteBatch
+    from headwater.processing.stages.supervisor import Supervisor
 
 Attempt = Callable[[str, Callable[[], object]], None]
 """Does something now or later; the text says what it means when it fails."""
@@ -53,7 +53,7 @@ class ViewStages:
         self.notes: list[str] = []
         """Why views are built anew."""
 
-    def plan(self, stage: StageNode, analysed: Analysed) -> ViewPlan:
+    def plan(self, stage: StageNode, analysed: StageAnalysis) -> ViewPlan:
         """Which generation of its view a stage maintains."""
         definition = define_view(
             stage.name,
@@ -95,9 +95,9 @@ class ViewStages:
 
         return maintaining
 
-    def look(self, runner: Runner, attempt: Attempt) -> None:
+    def look(self, supervisor: Supervisor, attempt: Attempt) -> None:
         """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
-        for stage in runner.stages:
+        for stage in supervisor.stages:
             name = stage.plan.stage.name
             if name in self._building and stage.is_caught_up:
                 attempt(

@@ -53,7 +53,7 @@ def order_of(stateful: Sequence[str], *, has_operators: bool, is_shuffled: bool 
     return "times" if set(stateful) <= UNORDERED else "keys"
 
 
-class Weaving(msgspec.Struct, frozen=True):
+class BatchOrder(msgspec.Struct, frozen=True):
     """The order of what is appended to a topic by a stage, at the time `now_us`."""
 
     topic: Topic

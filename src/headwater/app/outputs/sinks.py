@@ -136,12 +136,12 @@ class TargetWriter:
     def begin(self) -> Callable[[DataFrame, int], int]:
         """Opens the sink anew, and returns what `foreachBatch` calls; it returns how many rows were set aside."""
         from headwater.processing.checkpoint.marker import marker_of
-        from headwater.processing.sink.batch_tables import Leaving
+        from headwater.processing.sink.batch_tables import BatchTables
 
         self.close()
         sink = self._sink = open_sink(self._stage.to, stage=self._name)
         sink.open(self._shape)
-        leaving = Leaving(self._folder, self._checkpoint, picker(self._shape.key, of_view=self._of_view))
+        leaving = BatchTables(self._folder, self._checkpoint, picker(self._shape.key, of_view=self._of_view))
 
         def write(result: DataFrame, epoch: int) -> int:
             marker = marker_of(self._checkpoint, epoch)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 
 
-class FetchingReader(DataSourceStreamReader):
+class PlannedRowsReader(DataSourceStreamReader):
     """A reader that may put the rows of the batch it plans into `fetched`, and then plans one task."""
 
     fetched: list[pa.RecordBatch] | None = None

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater as hw
-from headwater.app.stages.transactions import TransactionWriter
+from headwater.app.outputs.transactions import TransactionWriter
 from headwater.log.file.store import LocalStore
 from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.model.errors import InvalidApp, NotCapturable
