@@ -17,20 +17,20 @@ from headwater.capture.source import (
     ChangeBatch,
     Changes,
     SourceLag,
+    SourceTable,
     TableChange,
-    TableInfo,
     changes_schema,
 )
 from headwater.log.log import Log, open_log
 from headwater.model.errors import CaptureLost, NotCapturable, Unreachable
 
-USERS = TableInfo(
+USERS = SourceTable(
     name="users", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())]), key=("id",)
 )
-WIDER = TableInfo(name="users", schema=USERS.schema.append(pa.field("city", pa.string())), key=("id",))
+WIDER = SourceTable(name="users", schema=USERS.schema.append(pa.field("city", pa.string())), key=("id",))
 
 
-def changes(end: str, *rows: tuple[Any, ...], table: TableInfo = USERS, whole: bool = True, **more: Any) -> Changes:
+def changes(end: str, *rows: tuple[Any, ...], table: SourceTable = USERS, whole: bool = True, **more: Any) -> Changes:
     """Rows are op, position, before, after; all of one transaction."""
     told = [
         {
@@ -50,7 +50,9 @@ def changes(end: str, *rows: tuple[Any, ...], table: TableInfo = USERS, whole: b
     return Changes(batches=batches, end=end, whole=whole, **more)
 
 
-def chunk(*rows: dict[str, Any], after: str, until: str, last: bool = True, table: TableInfo = USERS) -> BackfillChunk:
+def chunk(
+    *rows: dict[str, Any], after: str, until: str, last: bool = True, table: SourceTable = USERS
+) -> BackfillChunk:
     return BackfillChunk(
         rows=pa.Table.from_pylist(list(rows), schema=table.schema), done="x", last=last, after=after, until=until
     )
@@ -64,7 +66,7 @@ class Scripted:
     """A source that hands over what it is told to; an error among it is raised."""
 
     def __init__(
-        self, *handed: Changes | Exception | None, chunks: list[BackfillChunk] | None = None, info: TableInfo = USERS
+        self, *handed: Changes | Exception | None, chunks: list[BackfillChunk] | None = None, info: SourceTable = USERS
     ) -> None:
         self.name, self.url, self.identity = "shop", "scripted://shop", "one"
         self.left_out: dict[str, str] = {}
@@ -75,7 +77,7 @@ class Scripted:
         self.resumed: list[str | None] = []
         self.beats = 0
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         return [self.info]
 
     def prepare(self, resume: str | None) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 import headwater as hw
 from headwater.capture.events import EventBatch, FewTopics
-from headwater.capture.progress import Progress, TableProgress
+from headwater.capture.progress import CaptureProgress, TableProgress
 from headwater.capture.source import (
     BEGIN,
     DELETE,
@@ -23,11 +23,11 @@ from headwater.capture.source import (
     INSERT,
     TRANSACTIONS_SCHEMA,
     UPDATE,
-    Change,
     ChangeBatch,
+    ChangeRow,
     Changes,
     FewRows,
-    TableInfo,
+    SourceTable,
     changes_schema,
 )
 from headwater.capture.source_topics import CapturedTopics
@@ -44,10 +44,10 @@ COLUMNS = pa.schema(
     ]
 )
 TABLES = {
-    "one": TableInfo(name="one", schema=COLUMNS, key=("id",)),
-    "text": TableInfo(name="text", schema=COLUMNS, key=("part",)),
-    "both": TableInfo(name="both", schema=COLUMNS, key=("id", "part")),
-    "narrow": TableInfo(name="narrow", schema=COLUMNS, key=("id",)),
+    "one": SourceTable(name="one", schema=COLUMNS, key=("id",)),
+    "text": SourceTable(name="text", schema=COLUMNS, key=("part",)),
+    "both": SourceTable(name="both", schema=COLUMNS, key=("id", "part")),
+    "narrow": SourceTable(name="narrow", schema=COLUMNS, key=("id",)),
 }
 """The last has a topic with a column more than the table."""
 
@@ -67,16 +67,16 @@ class Side:
         topics = CapturedTopics(self.log, "shop", prefix="", names={}, partitions=2, retention="7 days")
         for info in TABLES.values():
             more = [pa.field("dropped", pa.string())] if info.name == "narrow" else []
-            topics.make(TableInfo(name=info.name, schema=pa.schema([*info.schema, *more]), key=info.key))
+            topics.make(SourceTable(name=info.name, schema=pa.schema([*info.schema, *more]), key=info.key))
         self.committed_us = 0
 
-    def add(self, parts: list[tuple[dict[str, list[Change]], list[tuple[Any, ...]]]]) -> None:
+    def add(self, parts: list[tuple[dict[str, list[ChangeRow]], list[tuple[Any, ...]]]]) -> None:
         """One step of a capture, with changes that were handed over one after the other."""
         batch = EventBatch(self.log, "shop", self.committed_us, self._spill, self._known)
         for rows, told in parts:
             batches = [ChangeBatch(name, self._given(some, changes_schema(COLUMNS))) for name, some in rows.items()]
             ended = self._given(told, TRANSACTIONS_SCHEMA)
-            progress = Progress(url="", position="", tables=self._tables)
+            progress = CaptureProgress(url="", position="", tables=self._tables)
             assert not batch.add(Changes(batches=tuple(batches), transactions=ended, end=""), TABLES, progress)
         with self.log.transaction() as transaction:
             for write in batch.writes():
@@ -121,12 +121,12 @@ def test_events_are_the_same_either_way(tmp_path: Path) -> None:
             for _ in range(chance.randrange(1, 3)):
                 number += 1
                 at = chance.choice([TIME_US + number, TIME_US, 0, NOW_US + number if number > 80 else 1])
-                rows: dict[str, list[Change]] = {}
+                rows: dict[str, list[ChangeRow]] = {}
                 for order in range(chance.randrange(1, 4)):
                     op = chance.choice([INSERT, INSERT, UPDATE, DELETE])
                     before = row(chance) if op == DELETE or (op == UPDATE and chance.random() < 0.5) else None
                     after = None if op == DELETE else row(chance)
-                    change = Change(op, before, after, f"{number:08}.{order}", f"t{number}", order, at)
+                    change = ChangeRow(op, before, after, f"{number:08}.{order}", f"t{number}", order, at)
                     rows.setdefault(chance.choice(list(TABLES)), []).append(change)
                 counts = [(name, len(some)) for name, some in rows.items()]
                 told = [
@@ -149,7 +149,7 @@ def test_events_are_the_same_either_way(tmp_path: Path) -> None:
 def test_the_quick_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By plain changes of a table with one key column; and not any more when the topic has got another column."""
     monkeypatch.setattr(EventBatch, "_put", lambda *given: pytest.fail(f"by columns: {given[1]}"))
-    change = Change(INSERT, None, row(random.Random(1)), "1", "t", 1, TIME_US)
+    change = ChangeRow(INSERT, None, row(random.Random(1)), "1", "t", 1, TIME_US)
     with sides(tmp_path) as (few, _):
         few.add([({"one": [change], "text": [change]}, [("t", BEGIN, "1", TIME_US, None, None)])])
         assert len(few.held("one")) == len(few.held("text.changes")) == 1

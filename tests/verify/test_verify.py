@@ -23,7 +23,7 @@ from headwater.model.marker import Marker
 from headwater.model.schema import to_arrow_schema
 from headwater.sinks.newest_rows import Pieces, with_places
 from headwater.sinks.sink import Shape, Sink, write_batch
-from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.comparison import VerifyReport, compare, open_pair
 from headwater.verify.digest import LocalDigests
 from headwater.verify.postgres_side import PostgresLook
 from headwater.verify.repair import repair
@@ -73,7 +73,7 @@ def feed(tmp_path: Path) -> Iterator[Feed]:
     feed.log.close()
 
 
-def verified(source: str, target: str, *, settle_s: float = 0.5, **more: Any) -> Report:
+def verified(source: str, target: str, *, settle_s: float = 0.5, **more: Any) -> VerifyReport:
     pair = open_pair(source, target, **more)
     try:
         return compare(pair, settle_s=settle_s)

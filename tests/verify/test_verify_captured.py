@@ -11,7 +11,7 @@ import pytest
 import headwater as hw
 from headwater.capture.capture import Capture
 from headwater.capture.source_url import open_source
-from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.comparison import VerifyReport, compare, open_pair
 
 TABLES = {
     "users": "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT, city TEXT)",
@@ -37,7 +37,7 @@ def catch_up(folder: Path) -> None:
         capture.close()
 
 
-def verified(source: str, target: str) -> Report:
+def verified(source: str, target: str) -> VerifyReport:
     pair = open_pair(source, target)
     try:
         return compare(pair, settle_s=0.2)

@@ -20,7 +20,7 @@ from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.testing.servers.couchdb import CouchServer
 from headwater.testing.servers.mongodb import MongoServer
 from headwater.verify import document_side
-from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.comparison import VerifyReport, compare, open_pair
 from headwater.verify.side_url import side_of
 from tests.rigs.capture.documents import (
     KINDS,
@@ -47,7 +47,7 @@ def rig(documents: Documents, tmp_path: Path) -> Iterator[Make]:
     yield from rigs(documents, tmp_path)
 
 
-def verified(source: str, target: str, *, settle_s: float = 0.2) -> Report:
+def verified(source: str, target: str, *, settle_s: float = 0.2) -> VerifyReport:
     pair = open_pair(source, target)
     try:
         return compare(pair, settle_s=settle_s)
@@ -60,7 +60,7 @@ def named(documents: Documents, more: str = "") -> str:
     return f"{documents.url}?table={documents.name}{more}"
 
 
-def found(report: Report) -> set[tuple[str, str, tuple[str, ...]]]:
+def found(report: VerifyReport) -> set[tuple[str, str, tuple[str, ...]]]:
     return {(one.kind, one.key["id"], one.columns) for one in report.differences}
 
 

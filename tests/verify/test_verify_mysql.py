@@ -8,14 +8,14 @@ import pytest
 
 from headwater.model.errors import InvalidInput, NotFound, Unsupported
 from headwater.testing.servers.mariadb import MariaDbServer
-from headwater.verify.comparison import Report, compare, open_pair
+from headwater.verify.comparison import VerifyReport, compare, open_pair
 from headwater.verify.side_url import side_of
 from tests.rigs.capture.mysql import follow, rigged
 
 pytestmark = pytest.mark.service("mariadb")
 
 
-def verified(source: str, target: str) -> Report:
+def verified(source: str, target: str) -> VerifyReport:
     pair = open_pair(source, target)
     try:
         return compare(pair, settle_s=0.2)

@@ -21,7 +21,7 @@ from headwater.model.errors import Conflict, EventsMissed, InvalidInput, NotFoun
 from headwater.model.marker import Marker
 from headwater.testing.contracts.case import refused
 from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages, small_topic
-from headwater.views.catalog import Catalog, plan_view
+from headwater.views.catalog import ViewCatalog, plan_view
 from headwater.views.definition import define_view
 from headwater.views.maintainer import Maintainer
 from headwater.views.store import ViewStore, open_store
@@ -455,7 +455,7 @@ def test_what_a_view_needs_is_said(tmp_path: Path, log: Log, feeder: Feeder, url
     with refused(NotFound, "no file"):
         hw.open_view(f"sqlite:///{tmp_path}/nothing.db", "per_page")
     with refused(NotFound, "'nobody'"):
-        Catalog(log).get("nobody")
+        ViewCatalog(log).get("nobody")
     (tmp_path / "text.db").write_text("not a database at all, just some text that is long enough" * 20)
     with pytest.raises(hw.HeadwaterError, match="damaged"):
         hw.open_view(f"sqlite:///{tmp_path}/text.db", "per_page")

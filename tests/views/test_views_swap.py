@@ -20,7 +20,7 @@ from headwater.model.errors import Fenced
 from headwater.model.schema import to_ddl
 from headwater.testing.contracts.views import Feeder, counts, drained, pages
 from headwater.verify.log_sides import open_log_side
-from headwater.views.catalog import Catalog, CatalogEntry, plan_view
+from headwater.views.catalog import CatalogEntry, ViewCatalog, plan_view
 from headwater.views.definition import ViewDefinition, define_view
 from headwater.views.maintainer import Reach
 from headwater.views.store import ViewStore, open_store
@@ -192,7 +192,7 @@ def test_a_swap_of_an_earlier_version_is_made_up_for(log: Log, store: ViewStore)
         plan = plan_view(log, pages(code=code))
         Feeder(log, store, plan.definition).give(counts(b=2, c=len(code)))
         generation = plan.definition.generation
-        Catalog(log).put(
+        ViewCatalog(log).put(
             "per_page", CatalogEntry(generation, None, {generation: plan.definition})
         )  # as it was done then
         store.show("per_page", generation)
@@ -252,7 +252,7 @@ def run_generations(folder: Path, seed: int, *, die_at: str = "", die_on: int = 
 
     with open_log(folder / "log", durability="os") as log:
         store = open_store(f"sqlite:///{folder}/views.db")
-        entry = Catalog(log).find("per_page")
+        entry = ViewCatalog(log).find("per_page")
         for number in range(0 if entry is None else int(entry.definition.fingerprint), GENERATIONS):
             run_generation(log, store, number, seed, reach)
             assert followed(log) == shown(log, store), (seed, number)
@@ -293,7 +293,7 @@ def test_a_swap_killed_at_a_step_is_ended_by_the_next_process(tmp_path: Path, st
     Child(lambda: run_generations(tmp_path, 7)).result()
     with open_log(tmp_path / "log") as log:
         store = open_store(f"sqlite:///{tmp_path}/views.db")
-        assert Catalog(log).get("per_page").definition.fingerprint == "4"
+        assert ViewCatalog(log).get("per_page").definition.fingerprint == "4"
         assert followed(log) == shown(log, store)
         assert to_ddl(log.topic("per_page.changes").schema) == to_ddl(log.topic("per_page.changes.5").schema)
         store.close()

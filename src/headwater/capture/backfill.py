@@ -10,14 +10,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.source import TRUNCATE, BackfillChunk, Changes, TableInfo
+from headwater.capture.source import TRUNCATE, BackfillChunk, Changes, SourceTable
 from headwater.capture.topics import columns_of, key_values, keys_of_changes
 
 
 class Copying:
     """The copying of one table by this process. Not thread-safe."""
 
-    def __init__(self, table: TableInfo, *, refresh: bool) -> None:
+    def __init__(self, table: SourceTable, *, refresh: bool) -> None:
         self.table = table
         self.held: BackfillChunk | None = None
         self.live: pa.Array | None = None

@@ -26,8 +26,8 @@ import msgspec
 
 from headwater.capture.backfill import Copying
 from headwater.capture.events import EventBatch, FewTopics
-from headwater.capture.progress import STAGE, CaptureStatus, Progress, TableProgress, captures, progress_of
-from headwater.capture.source import CaptureSource, Changes, TableChange, TableInfo
+from headwater.capture.progress import STAGE, CaptureProgress, CaptureStatus, TableProgress, captures, progress_of
+from headwater.capture.source import CaptureSource, Changes, SourceTable, TableChange
 from headwater.capture.source_topics import CapturedTopics
 from headwater.capture.source_url import open_source
 from headwater.capture.spill import Spill
@@ -81,7 +81,7 @@ class Capture:
         self._reach = reach or (lambda point: None)
         self._stage: Stage | None = None
         self._epoch = -1
-        self._tables: dict[str, TableInfo] = {}
+        self._tables: dict[str, SourceTable] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self._copies: dict[str, Copying] = {}
         self._few: dict[str, FewTopics] = {}
@@ -93,7 +93,7 @@ class Capture:
         """How far changes were read; the progress' position is how far they were appended."""
         self._error: str | None = None
         self._state: str = "starting"
-        self.progress = Progress(url=source.url, position="")
+        self.progress = CaptureProgress(url=source.url, position="")
         self._kept = self.progress
 
     # Running
@@ -119,7 +119,7 @@ class Capture:
             )
         self._reach("capture: topics made")
         floor = max(0 if known is None else known.committed_us, self._topics.reached_us(tables))
-        self.progress = Progress(
+        self.progress = CaptureProgress(
             url=self.source.url,
             position=position,
             committed_us=floor,
@@ -127,7 +127,7 @@ class Capture:
             events=0 if known is None else known.events,
             tables=tables,
         )
-        self._kept = Progress(url=self.source.url, position="") if last is None or known is None else known
+        self._kept = CaptureProgress(url=self.source.url, position="") if last is None or known is None else known
         self._end, self._begun = position, None
         self._spill.clear()
         self._state, self._error = "live", None
@@ -204,7 +204,7 @@ class Capture:
 
     # Parts of opening
 
-    def _prepare(self, known: Progress | None, last: Marker | None) -> str:
+    def _prepare(self, known: CaptureProgress | None, last: Marker | None) -> str:
         """The position to go on from; a database that is another one, or has forgotten something, is refused or begun anew."""
         assert self._stage is not None
         resume = None if known is None else known.position
@@ -224,7 +224,7 @@ class Capture:
         self._stage.accept_new_checkpoint()
         return position
 
-    def _begin(self, info: TableInfo, before: TableProgress | None) -> TableProgress:
+    def _begin(self, info: SourceTable, before: TableProgress | None) -> TableProgress:
         """How a table goes on that was so far when a capture last ended."""
         topic = self._topics.name(info.name)
         try:
@@ -357,7 +357,7 @@ class Capture:
             copying = self._copies[info.name]
             copying.table, copying.held = info, None
 
-    def _know(self, info: TableInfo) -> None:
+    def _know(self, info: SourceTable) -> None:
         self._tables[info.name], self._columns[info.name] = info, _columns(info)
 
     def _stop(self, name: str, why: str) -> None:
@@ -418,11 +418,11 @@ def remove_capture(
     return gone
 
 
-def _columns(info: TableInfo) -> tuple[str, ...]:
+def _columns(info: SourceTable) -> tuple[str, ...]:
     return tuple(f"{field.name} {field.type}" for field in info.schema)
 
 
-def _has_others(info: TableInfo, before: TableProgress) -> bool:
+def _has_others(info: SourceTable, before: TableProgress) -> bool:
     """Whether a table has columns that what was captured of it does not know, and nobody tells of them."""
     return not info.is_told and bool(before.columns) and not set(_columns(info)) <= set(before.columns)
 

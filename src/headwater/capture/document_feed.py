@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.capture.source import BackfillChunk, Changes, TableInfo
+from headwater.capture.source import BackfillChunk, Changes, SourceTable
 
 AHEAD_PAGES = 4
 
@@ -35,7 +35,7 @@ class Feed:
         """The page behind a position, which is the end of the one before."""
         return self._ahead.popleft() if self._ahead else self._read(after, timeout_s)
 
-    def chunk(self, table: TableInfo, done: Any | None, read: ReadRows, *, position: str) -> BackfillChunk:
+    def chunk(self, table: SourceTable, done: Any | None, read: ReadRows, *, position: str) -> BackfillChunk:
         """The rows that are read now, between `position` and the end of what is ahead; none while the feed is far behind."""
         if not self._ahead:
             rows, reached, last, fraction = read()

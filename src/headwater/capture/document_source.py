@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.capture.document_feed import Feed
 from headwater.capture.documents import DocumentStore, document_rows
-from headwater.capture.source import BackfillChunk, Changes, TableInfo
+from headwater.capture.source import BackfillChunk, Changes, SourceTable
 from headwater.capture.source_url import SourceUrl
 
 
@@ -30,7 +30,7 @@ class DocumentSource(ABC):
         self._documents = documents
         self._chunk_rows = chunk_rows
         self._feed = Feed(self._read)
-        self._tables: dict[str, TableInfo] = {}
+        self._tables: dict[str, SourceTable] = {}
 
     @abstractmethod
     def _read(self, after: str, timeout_s: float) -> Changes | None:
@@ -45,7 +45,7 @@ class DocumentSource(ABC):
         info = self._tables[table]
         return self._feed.chunk(info, done, lambda: self._rows(info, done), position=position)
 
-    def _rows(self, table: TableInfo, done: Any | None) -> tuple[pa.Table, Any, bool, float | None]:
+    def _rows(self, table: SourceTable, done: Any | None) -> tuple[pa.Table, Any, bool, float | None]:
         page, total = self._documents.page(table, done, limit=self._chunk_rows), table.rows_estimate
         fraction = 1.0 if page.is_last else min(1.0, page.done["rows"] / total) if total else None
         return document_rows(page.documents, table), page.done, page.is_last, fraction

@@ -26,7 +26,7 @@ from headwater.capture.source import (
     END,
     TRANSACTIONS_SCHEMA,
     ChangeBatch,
-    TableInfo,
+    SourceTable,
     changes_schema,
 )
 from headwater.log.arrow.json_types import from_json_texts
@@ -63,13 +63,13 @@ class DocumentStore(Protocol):
 
     url: str
 
-    def table(self) -> TableInfo:
+    def table(self) -> SourceTable:
         """The one table that the URL names; `InvalidInput`, `NotFound`."""
 
-    def page(self, table: TableInfo, done: Any | None, *, limit: int) -> DocumentPage:
+    def page(self, table: SourceTable, done: Any | None, *, limit: int) -> DocumentPage:
         """Up to so many documents behind those that are done, with the fields of these columns."""
 
-    def of_ids(self, table: TableInfo, ids: Sequence[str]) -> list[Document]:
+    def of_ids(self, table: SourceTable, ids: Sequence[str]) -> list[Document]:
         """Those of these ids that there are."""
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     committed_us: int
 
 
-def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estimate: int | None = None) -> TableInfo:
+def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estimate: int | None = None) -> SourceTable:
     """The table that documents make, by the columns that were declared."""
     fields = [pa.field(ID, pa.string(), nullable=False), *([pa.field(REV, pa.string())] if has_rev else [])]
     columns = [pa.field(DOCUMENT, pa.string())]
@@ -109,7 +109,7 @@ def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estim
                 f"The schema of {name!r} declares the column {min(taken)!r}, which is the document's own _{min(taken)}.",
                 advice="It is always there: leave it out of ?schema=.",
             )
-    return TableInfo(name=name, schema=pa.schema([*fields, *columns]), key=(ID,), rows_estimate=rows_estimate)
+    return SourceTable(name=name, schema=pa.schema([*fields, *columns]), key=(ID,), rows_estimate=rows_estimate)
 
 
 def check_keys(shown: str, keys: Mapping[str, tuple[str, ...]]) -> None:
@@ -128,7 +128,7 @@ def json_text(value: Any) -> str:
     return text
 
 
-def document_rows(documents: Sequence[Document], table: TableInfo) -> pa.Table:
+def document_rows(documents: Sequence[Document], table: SourceTable) -> pa.Table:
     """Rows of a backfill, with a column of headers where some value does not fit."""
     misfits: Misfits = {}
     rows = pa.Table.from_arrays(_columns(documents, table, misfits), schema=table.schema)
@@ -136,7 +136,7 @@ def document_rows(documents: Sequence[Document], table: TableInfo) -> pa.Table:
 
 
 def batches_of(
-    changes: Sequence[DocumentChange], tables: Mapping[str, TableInfo], begun: Begun | None
+    changes: Sequence[DocumentChange], tables: Mapping[str, SourceTable], begun: Begun | None
 ) -> list[ChangeBatch]:
     """The changes by table, each in its order; `begun` is the transaction that the first of them may go on with."""
     orders = _orders(changes, begun)
@@ -191,7 +191,7 @@ def _orders(changes: Sequence[DocumentChange], begun: Begun | None) -> list[int]
     return orders
 
 
-def _batch(changes: Sequence[DocumentChange], orders: Sequence[int], table: TableInfo) -> pa.Table:
+def _batch(changes: Sequence[DocumentChange], orders: Sequence[int], table: SourceTable) -> pa.Table:
     schema = changes_schema(table.schema)
     misfits: Misfits = {}
     times = pa.array(np.array([change.committed_us for change in changes], np.int64)).view(COMMITTED)
@@ -208,14 +208,14 @@ def _batch(changes: Sequence[DocumentChange], orders: Sequence[int], table: Tabl
 
 
 def _structs(
-    documents: Sequence[Document | None], table: TableInfo, schema: pa.Schema, misfits: Misfits | None
+    documents: Sequence[Document | None], table: SourceTable, schema: pa.Schema, misfits: Misfits | None
 ) -> pa.Array:
     mask = pa.array([document is None for document in documents], pa.bool_())
     columns = _columns(documents, table, misfits)
     return pa.StructArray.from_arrays(columns, fields=list(schema.field("after").type), mask=mask)
 
 
-def _columns(documents: Sequence[Document | None], table: TableInfo, misfits: Misfits | None) -> list[pa.Array]:
+def _columns(documents: Sequence[Document | None], table: SourceTable, misfits: Misfits | None) -> list[pa.Array]:
     plain: dict[str, Callable[[Document], str | None]] = {ID: lambda document: document.id}
     if DOCUMENT in table.schema.names and pa.types.is_string(table.schema.field(DOCUMENT).type):
         plain[DOCUMENT] = lambda document: document.text

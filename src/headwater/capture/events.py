@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.capture.byte_columns import Indexes
-from headwater.capture.progress import Progress
+from headwater.capture.progress import CaptureProgress
 from headwater.capture.source import (
     DELETE,
     TRANSACTIONS_SCHEMA,
@@ -26,7 +26,7 @@ from headwater.capture.source import (
     ChangeBatch,
     Changes,
     FewRows,
-    TableInfo,
+    SourceTable,
     as_table,
     changes_schema,
 )
@@ -90,7 +90,7 @@ class EventBatch:
             self._spill.add(placed(topic, batch))
         self._appends.clear()
 
-    def add(self, part: Changes, tables: Mapping[str, TableInfo], progress: Progress) -> list[tuple[str, str]]:
+    def add(self, part: Changes, tables: Mapping[str, SourceTable], progress: CaptureProgress) -> list[tuple[str, str]]:
         """The events of changes; of tables that cannot take theirs the name, and why."""
         refused, reached = [], self.committed_us
         for batch in part.batches:
@@ -110,7 +110,7 @@ class EventBatch:
         self.committed_us = reached
         return refused
 
-    def add_rows(self, table: TableInfo, topic: str, rows: pa.Table, *, position: str) -> str | None:
+    def add_rows(self, table: SourceTable, topic: str, rows: pa.Table, *, position: str) -> str | None:
         """Rows of a backfill; why the table cannot take them, if so."""
         if not rows.num_rows:
             return None
@@ -124,7 +124,7 @@ class EventBatch:
         self.events += rows.num_rows
         return None
 
-    def remove(self, keys: pa.Array, table: TableInfo, topic: str, *, position: str) -> None:
+    def remove(self, keys: pa.Array, table: SourceTable, topic: str, *, position: str) -> None:
         """Keys that are gone from the table, nobody saw how."""
         committed = times(np.full(len(keys), max(self.committed_us, self._now_us)))
         positions = pa.repeat(position, len(keys))
@@ -143,7 +143,7 @@ class EventBatch:
             self._put(topic, table.set_column(table.schema.get_field_index(TIME), TIME, times(us)))
         return int(us[-1]) if len(us) else 0
 
-    def _add_batch(self, batch: ChangeBatch, table: TableInfo, topic: str) -> int:
+    def _add_batch(self, batch: ChangeBatch, table: SourceTable, topic: str) -> int:
         """Changes of one table, and the last time."""
         if isinstance(batch.given, FewRows):
             last_us = self._add_few(batch.given.rows, table, topic)
@@ -153,7 +153,7 @@ class EventBatch:
         self._add_changes(batch.changes, table, topic, us)
         return int(us[-1]) if len(us) else 0
 
-    def _add_few(self, rows: Sequence[tuple[Any, ...]], table: TableInfo, topic: str) -> int | None:
+    def _add_few(self, rows: Sequence[tuple[Any, ...]], table: SourceTable, topic: str) -> int | None:
         """A few changes, and the last time; None where they are not plain."""
         current, history = self._log.store.topic(topic), self._log.store.topic(topic + HISTORY)
         known = self._few.get(topic)
@@ -170,7 +170,7 @@ class EventBatch:
         self.events += len(rows)
         return last_us
 
-    def _add_changes(self, changes: pa.Table, table: TableInfo, topic: str, us: Indexes) -> None:
+    def _add_changes(self, changes: pa.Table, table: SourceTable, topic: str, us: Indexes) -> None:
         """Changes of one table; a truncation removes each key that lives there."""
         truncates = []
         if changes.column("after").null_count:
@@ -189,7 +189,7 @@ class EventBatch:
                 self._truncate(changes.slice(at, 1), table, topic, int(us[at]))
             start = at + 1
 
-    def _truncate(self, change: pa.Table, table: TableInfo, topic: str, committed_us: int) -> None:
+    def _truncate(self, change: pa.Table, table: SourceTable, topic: str, committed_us: int) -> None:
         """Tombstones for the keys that live in the log, and for those that this batch has put there before."""
         described = self._log.topic(topic)
         there = live_keys(self._log, described)
@@ -200,7 +200,7 @@ class EventBatch:
         self._remove(keys, table, topic, op=TRUNCATE, positions=positions, committed=when)
 
     def _remove(
-        self, keys: pa.Array, table: TableInfo, topic: str, *, op: str, positions: pa.Array, committed: pa.Array
+        self, keys: pa.Array, table: SourceTable, topic: str, *, op: str, positions: pa.Array, committed: pa.Array
     ) -> None:
         if len(keys):
             current, history = removals(keys, table, op=op, position=positions, committed=committed)
@@ -232,18 +232,18 @@ class FewTopics(NamedTuple):
     `events` are the columns of its changes but for `before`; `key` is the key's place in a row, None where the other way is needed.
     """
 
-    table: TableInfo
+    table: SourceTable
     current: Topic
     history: Topic
     events: pa.StructType
     key: int | None
 
-    def are(self, table: TableInfo, current: Topic, history: Topic) -> bool:
+    def are(self, table: SourceTable, current: Topic, history: Topic) -> bool:
         """Whether it still holds."""
         return self.table is table and self.current is current and self.history is history
 
 
-def few_topics(table: TableInfo, current: Topic, history: Topic) -> FewTopics:
+def few_topics(table: SourceTable, current: Topic, history: Topic) -> FewTopics:
     """What is known of a table before its next change comes."""
     is_same = current.schema.equals(table_schema(table)) and history.schema.equals(history_schema(table))
     key = table.schema.names.index(key_column(table)) if is_same and len(table.key) == 1 else None

@@ -33,7 +33,7 @@ class TableProgress(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A capture. `committed_us` is the latest event time that it has given out, behind which it never goes back."""
 
     url: str
@@ -43,7 +43,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     tables: dict[str, TableProgress] = {}
 
-    def with_table(self, name: str, table: TableProgress) -> Progress:
+    def with_table(self, name: str, table: TableProgress) -> CaptureProgress:
         """The same with one table another."""
         return msgspec.structs.replace(self, tables={**self.tables, name: table})
 
@@ -53,17 +53,17 @@ class CaptureStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     state: Literal["starting", "copying", "live", "waiting", "failed", "ended"]
-    progress: Progress
+    progress: CaptureProgress
     lag: SourceLag | None = None
     error: str | None = None
 
 
-def progress_of(marker: Marker | None) -> Progress | None:
+def progress_of(marker: Marker | None) -> CaptureProgress | None:
     """What a marker says; None where nothing was written yet."""
-    return None if marker is None else msgspec.convert(marker.ends, Progress)
+    return None if marker is None else msgspec.convert(marker.ends, CaptureProgress)
 
 
-def captures(log: Log) -> dict[str, Progress]:
+def captures(log: Log) -> dict[str, CaptureProgress]:
     """How far each capture of a log has come, by the name of its source; asking stops nobody."""
     found = {
         name.removeprefix(STAGE): log.store.stage_state(name).last for name in log.stages() if name.startswith(STAGE)

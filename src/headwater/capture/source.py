@@ -79,7 +79,7 @@ def changes_schema(rows: pa.Schema) -> pa.Schema:
     )
 
 
-class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
+class SourceTable(msgspec.Struct, frozen=True, kw_only=True):
     """A captured table as it is at one position: its name in the log, its columns in types of the log, and its primary key.
 
     `is_told`: how the table changed while no capture ran is told by `changes`, too. Otherwise the runner compares the columns.
@@ -100,7 +100,7 @@ class TableChange(msgspec.Struct, frozen=True, kw_only=True):
     captured any more: it alone stops, and the sentence says what to do.
     """
 
-    table: TableInfo
+    table: SourceTable
     refresh: bool = False
     error: str | None = None
 
@@ -129,7 +129,7 @@ def as_table(rows: pa.Table | FewRows) -> pa.Table:
     return rows.table if isinstance(rows, FewRows) else rows
 
 
-class Change(NamedTuple):
+class ChangeRow(NamedTuple):
     """One of a few changes: values that Arrow takes for those of `changes_schema`. A row is a tuple of the table's columns."""
 
     op: str
@@ -142,7 +142,7 @@ class Change(NamedTuple):
 
 
 class ChangeBatch(msgspec.Struct, frozen=True):
-    """Changes of one table, in commit order, by the columns of `changes_schema`; a few may be given as rows, each a `Change`."""
+    """Changes of one table, in commit order, by the columns of `changes_schema`; a few may be given as rows, each a `ChangeRow`."""
 
     table: str
     given: pa.Table | FewRows
@@ -207,7 +207,7 @@ class CaptureSource(Protocol):
     left_out: dict[str, str]
     """Tables that are not captured though no table was named, with the reason; known once checked."""
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables to capture; an error names the right, key or setting that is missing, and the statement that gives it."""
 
     def prepare(self, resume: str | None) -> str:

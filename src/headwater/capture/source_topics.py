@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.capture.progress import TableProgress, captures
-from headwater.capture.source import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, TableInfo
+from headwater.capture.source import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, SourceTable
 from headwater.capture.topics import (
     EVENT_BYTES_MAX,
     HISTORY,
@@ -47,7 +47,7 @@ class CapturedTopics:
         """The topic that is a table."""
         return check_name(self._names.get(table, self._prefix + table))
 
-    def make(self, info: TableInfo) -> bool:
+    def make(self, info: SourceTable) -> bool:
         """Makes the topics of a table, or widens them; returns whether they hold events already. `NotCapturable`, `SchemaConflict`."""
         topic = self.name(info.name)
         self._check_free(topic)

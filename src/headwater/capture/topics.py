@@ -19,7 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.capture.byte_columns import Indexes
-from headwater.capture.source import BEGIN, COMMITTED, DELETE, END, READ, TRANSACTIONS_SCHEMA, TableInfo, changes_schema
+from headwater.capture.source import (
+    BEGIN,
+    COMMITTED,
+    DELETE,
+    END,
+    READ,
+    TRANSACTIONS_SCHEMA,
+    SourceTable,
+    changes_schema,
+)
 from headwater.log.arrow.json_types import json_texts
 from headwater.log.arrow.table import Newest
 from headwater.log.log import Log
@@ -36,12 +45,12 @@ _EVERYTHING = (1 << 63) - 1
 _OPTIONAL = ("transaction", "transaction_order")
 
 
-def key_column(table: TableInfo) -> str:
+def key_column(table: SourceTable) -> str:
     """The column that is the key of a table's topics."""
     return table.key[0] if len(table.key) == 1 else PRIMARY_KEY
 
 
-def table_schema(table: TableInfo) -> pa.Schema:
+def table_schema(table: SourceTable) -> pa.Schema:
     """The columns of the topic that is the table."""
     added = [] if len(table.key) == 1 else [PRIMARY_KEY]
     for name in (*added, TIME):
@@ -55,7 +64,7 @@ def table_schema(table: TableInfo) -> pa.Schema:
     return pa.schema([*first, *columns, pa.field(TIME, COMMITTED)])
 
 
-def history_schema(table: TableInfo) -> pa.Schema:
+def history_schema(table: SourceTable) -> pa.Schema:
     """The columns of the topic that is the table's history."""
     key = table_schema(table).field(key_column(table))
     columns = changes_schema(table.schema)
@@ -67,7 +76,7 @@ def history_schema(table: TableInfo) -> pa.Schema:
     return pa.schema([key, *(field.with_nullable(field.nullable or field.name in _OPTIONAL) for field in columns)])
 
 
-def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
+def key_values(rows: pa.Table | pa.RecordBatch, table: SourceTable) -> pa.Array:
     """The keys of rows that have at least the key columns, as the topics have them."""
     columns = [one(rows.column(name)) for name in table.key]
     if len(columns) == 1:
@@ -76,7 +85,7 @@ def key_values(rows: pa.Table | pa.RecordBatch, table: TableInfo) -> pa.Array:
     return pc.binary_join_element_wise("[", parts, "]", "")
 
 
-def keys_of_changes(changes: Mapping[str, pa.Array], table: TableInfo) -> pa.Array:
+def keys_of_changes(changes: Mapping[str, pa.Array], table: SourceTable) -> pa.Array:
     """The key of each change: of the row after it, or, where that is gone, before it."""
     after, before = changes["after"], changes["before"]
     if not after.null_count:
@@ -90,7 +99,7 @@ def keys_of_changes(changes: Mapping[str, pa.Array], table: TableInfo) -> pa.Arr
 
 
 def events_of_changes(
-    changes: pa.Table, table: TableInfo, committed: pa.Array
+    changes: pa.Table, table: SourceTable, committed: pa.Array
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """What changes are in the table's topic, and in its history; `committed` is when each of them counts as committed."""
     given = columns_of(changes)
@@ -109,7 +118,9 @@ def events_of_changes(
     return pa.record_batch(columns), pa.record_batch(history)
 
 
-def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed_us: int) -> tuple[pa.Table, pa.Table]:
+def events_of_rows(
+    rows: pa.Table, table: SourceTable, *, position: str, committed_us: int
+) -> tuple[pa.Table, pa.Table]:
     """What rows of a backfill are in the table's topic, and in its history."""
     count, keys = rows.num_rows, key_values(rows, table)
     columns: dict[str, Any] = {PRIMARY_KEY: keys} if len(table.key) > 1 else {}
@@ -130,7 +141,7 @@ def events_of_rows(rows: pa.Table, table: TableInfo, *, position: str, committed
 
 
 def removals(
-    keys: pa.Array, table: TableInfo, *, op: str, position: pa.Array, committed: pa.Array
+    keys: pa.Array, table: SourceTable, *, op: str, position: pa.Array, committed: pa.Array
 ) -> tuple[pa.Table, pa.Table]:
     """Tombstones for keys, and the same in the history by the given op; what the rows were is not known."""
     key = key_column(table)

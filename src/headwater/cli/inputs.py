@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.cli.inference import infer_schema
-from headwater.cli.table_file import Table
+from headwater.cli.table_file import TableFile
 from headwater.formats.blocks import Blocks
-from headwater.formats.formats import Csv, InputFormat, JsonLines, Lines, Parsed, Parser, Rows
+from headwater.formats.formats import ArrowRows, Csv, InputFormat, JsonLines, Lines, Parsed, Parser
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput
 
@@ -36,14 +36,16 @@ _ENDINGS: dict[str, InputFormat] = {
 _COMPRESSED = {".gz", ".bz2", ".zst", ".lz4"}
 
 
-def open_inputs(names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> list[Input]:
+def open_inputs(
+    names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack
+) -> list[InputFile]:
     """Opens every input before anything is appended, so that a name that is wrong is told first."""
     if delimiter is not None and len(delimiter) != 1:
         raise InvalidInput(f"The delimiter {delimiter!r} is not one character.", advice="Use one, such as ';'.")
     return [_open(name, form, delimiter, stack) for name in names]
 
 
-class Input:
+class InputFile:
     """One file, or stdin."""
 
     def __init__(self, name: str, stream: Any, *, form: InputFormat | None, delimiter: str, size: int | None) -> None:
@@ -53,7 +55,7 @@ class Input:
         self._is_form_given = form is not None
         self._stream = stream
         self._delimiter = delimiter
-        self._table: Table | None = None
+        self._table: TableFile | None = None
         self._blocks = Blocks(stream, self.name, quotes=self.form == "csv")
 
     @property
@@ -115,7 +117,7 @@ class Input:
 
     def _parse_table(self, topic: Topic, *, stop: bool) -> Iterator[Parsed]:
         table = self._open_table()
-        rows = Rows(topic, table.schema, name=self.name)
+        rows = ArrowRows(topic, table.schema, name=self.name)
         row = 1
         for batch in table.batches():
             parsed = rows.parse_batch(batch, row, stop=stop)
@@ -124,13 +126,13 @@ class Input:
             if stop and parsed.bad:
                 return
 
-    def _open_table(self) -> Table:
+    def _open_table(self) -> TableFile:
         if self._table is None:
-            self._table = Table(self._stream, self.name, form=self.form)
+            self._table = TableFile(self._stream, self.name, form=self.form)
         return self._table
 
 
-def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> Input:
+def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: ExitStack) -> InputFile:
     stem, ending = os.path.splitext(name.lower())
     is_compressed = ending in _COMPRESSED
     if is_compressed:
@@ -139,14 +141,14 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
     delimiter = delimiter or ("\t" if ending == ".tsv" else ",")
     if name == STDIN:
         stream = _spooled(stack) if form in ("parquet", "arrow") else sys.stdin.buffer
-        return Input(name, stream, form=form, delimiter=delimiter, size=None)
+        return InputFile(name, stream, form=form, delimiter=delimiter, size=None)
     if os.path.isdir(name):
         raise InvalidInput(f"{name} is a folder.", advice="Name its files.")
     file = stack.enter_context(open(name, "rb"))  # noqa: SIM115 - the stack closes it
     size = os.fstat(file.fileno()).st_size
     if is_compressed:
-        return Input(name, pa.input_stream(name, compression="detect"), form=form, delimiter=delimiter, size=None)
-    return Input(name, file, form=form, delimiter=delimiter, size=size or None)
+        return InputFile(name, pa.input_stream(name, compression="detect"), form=form, delimiter=delimiter, size=None)
+    return InputFile(name, file, form=form, delimiter=delimiter, size=size or None)
 
 
 def _spooled(stack: ExitStack) -> Any:

@@ -31,7 +31,7 @@ def table_schema(topic: Topic) -> pa.Schema:
     return pa.schema([*fields, HEADERS, DELETED], metadata={_KEY: note})
 
 
-class TableWriter:
+class TableFileWriter:
     """An exported table on its way to a file."""
 
     def __init__(self, stream: Any, topic: Topic, *, form: Literal["parquet", "arrow"]) -> None:
@@ -52,7 +52,7 @@ class TableWriter:
         self._writer.close()
 
 
-class Table:
+class TableFile:
     """A table in a file, opened for reading."""
 
     def __init__(self, stream: Any, name: str, *, form: str) -> None:

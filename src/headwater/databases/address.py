@@ -26,7 +26,7 @@ SECRETS = ("password_env", "password_file")
 """The options that say where a password is."""
 
 
-class Address(msgspec.Struct, frozen=True):
+class DatabaseAddress(msgspec.Struct, frozen=True):
     """A URL in parts. `client` is what the client is given; `shown` has neither a password nor what only we understand."""
 
     scheme: str
@@ -47,7 +47,7 @@ class Address(msgspec.Struct, frozen=True):
         return path[1:]
 
 
-def parse_address(url: str, *, options: Collection[str], others: bool = False) -> Address:
+def parse_address(url: str, *, options: Collection[str], others: bool = False) -> DatabaseAddress:
     """The parts of a URL; `options` are those that are meant for us, `others` says that the client takes more."""
     bare, _, query = url.partition("?")
     found = dict(parse_qsl(query, keep_blank_values=True))
@@ -60,7 +60,7 @@ def parse_address(url: str, *, options: Collection[str], others: bool = False) -
     rest = "&".join(f"{name}={quote(value, safe='/:,')}" for name, value in found.items())
     shown = without_password(bare if not ours.get("table") else f"{bare}?table={ours['table']}")
     client = f"{bare}?{rest}" if rest else bare
-    return Address(bare.partition("://")[0], client, ours, shown, password_of(ours, shown))
+    return DatabaseAddress(bare.partition("://")[0], client, ours, shown, password_of(ours, shown))
 
 
 def quoted(name: str) -> str:

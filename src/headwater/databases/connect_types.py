@@ -14,8 +14,8 @@
 | `MicroDuration`, `Year` … | as the number it is |
 | array, struct, map | ARRAY, STRUCT, MAP |
 
-`Reading` reads a column, in two steps: Arrow's JSON reader takes it by the type `read`, and `decode` makes of that a column of the log.
-`Writing` is the way back. Bytes stand in JSON as base64, the standard alphabet with padding. A decimal is its unscaled value in two's
+`ColumnReader` reads a column in two steps: Arrow's JSON reader takes it by the type `read`, and `decode` makes a column of the log of it.
+`ColumnWriter` is the way back. Bytes stand in JSON as base64, the standard alphabet with padding. A decimal is its unscaled value in two's
 complement, most significant byte first, as few bytes as hold it. Whole columns become one or the other by NumPy: no value becomes a
 Python object. `ValueError` where text is no base64, or a number takes more than 16 bytes. Frozen data and functions: safe from any thread.
 """
@@ -84,7 +84,7 @@ _DIGITS = Context(prec=2_000)
 _FINER = r"(\.\d{6})\d+"
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ColumnReader(msgspec.Struct, frozen=True):
     """How a column is read; see the module."""
 
     read: pa.DataType
@@ -92,33 +92,33 @@ class Reading(msgspec.Struct, frozen=True):
     decode: Callable[[pa.Array], pa.Array] = lambda column: column
 
 
-class Writing(msgspec.Struct, frozen=True):
+class ColumnWriter(msgspec.Struct, frozen=True):
     """How a column is written: its schema in Connect's words, and what makes of it a column that is plain JSON."""
 
     schema: Mapping[str, Any]
     encode: Callable[[pa.Array], pa.Array] = lambda column: column
 
 
-def reading_of(schema: Mapping[str, Any]) -> Reading:
+def reading_of(schema: Mapping[str, Any]) -> ColumnReader:
     """How a column with this schema of Connect's is read; `ValueError` where Connect has no such type."""
     name, kind = schema.get("name"), schema["type"]
     if name in _DAYS:
-        return Reading(pa.int32(), pa.date32(), lambda column: column.view(pa.date32()))
+        return ColumnReader(pa.int32(), pa.date32(), lambda column: column.view(pa.date32()))
     if name in _STAMPS:
         unit = _STAMPS[name]
-        return Reading(pa.int64(), LOCAL, lambda column: _micros(column, unit).view(LOCAL))
+        return ColumnReader(pa.int64(), LOCAL, lambda column: _micros(column, unit).view(LOCAL))
     if name in _CLOCKS:
         unit = _CLOCKS[name]
-        return Reading(pa.int64(), pa.string(), lambda column: _clock(_micros(column, unit)))
+        return ColumnReader(pa.int64(), pa.string(), lambda column: _clock(_micros(column, unit)))
     if name == ZONED_TIMESTAMP:
-        return Reading(pa.string(), ZONED, _zoned)
+        return ColumnReader(pa.string(), ZONED, _zoned)
     if name in _ISO:
         type_ = _ISO[name]
-        return Reading(pa.string(), type_, lambda column: _no_finer(pc.utf8_rtrim(column, "Z")).cast(type_))
+        return ColumnReader(pa.string(), type_, lambda column: _no_finer(pc.utf8_rtrim(column, "Z")).cast(type_))
     if name == DECIMAL:
         return _decimal(schema.get("parameters", {}))
     if name == "io.debezium.data.VariableScaleDecimal":
-        return Reading(
+        return ColumnReader(
             pa.struct([("scale", pa.int32()), ("value", pa.string())]),
             pa.string(),
             lambda column: _digits(
@@ -128,7 +128,7 @@ def reading_of(schema: Mapping[str, Any]) -> Reading:
     return _PLAIN_READINGS[kind] if kind in _PLAIN_READINGS else _nested(kind, schema)
 
 
-def reading_by_type(type_: pa.DataType, *, time_unit: str = "us", decimals: str = "base64") -> Reading:
+def reading_by_type(type_: pa.DataType, *, time_unit: str = "us", decimals: str = "base64") -> ColumnReader:
     """How a column of this type of the log is read where no schema says what its JSON means.
 
     A time without a zone is a number in `time_unit`, one with a zone is ISO 8601, a date is days since 1970; a decimal is base64, or with
@@ -146,27 +146,29 @@ def reading_by_type(type_: pa.DataType, *, time_unit: str = "us", decimals: str 
         return reading_of({"type": "string", "name": ZONED_TIMESTAMP})
     if is_.is_decimal(type_):
         if decimals == "text":
-            return Reading(pa.string(), type_, lambda column: column.cast(type_))
-        return Reading(pa.string(), type_, lambda column: to_decimals(from_base64(column), type_))
-    return Reading(type_, type_)
+            return ColumnReader(pa.string(), type_, lambda column: column.cast(type_))
+        return ColumnReader(pa.string(), type_, lambda column: to_decimals(from_base64(column), type_))
+    return ColumnReader(type_, type_)
 
 
-def writing_of(type_: pa.DataType) -> Writing:
+def writing_of(type_: pa.DataType) -> ColumnWriter:
     """How a column of the log is written. Inside of arrays, maps and structs times are ISO 8601 and decimals their digits."""
     is_ = pa.types
     if is_.is_binary(type_):
-        return Writing({"type": "bytes"}, to_base64)
+        return ColumnWriter({"type": "bytes"}, to_base64)
     if is_.is_date(type_):
-        return Writing({"type": "int32", "name": DATE, "version": 1}, lambda column: column.view(pa.int32()))
+        return ColumnWriter({"type": "int32", "name": DATE, "version": 1}, lambda column: column.view(pa.int32()))
     if type_ == LOCAL:
-        return Writing({"type": "int64", "name": MICRO_TIMESTAMP, "version": 1}, lambda column: column.view(pa.int64()))
+        return ColumnWriter(
+            {"type": "int64", "name": MICRO_TIMESTAMP, "version": 1}, lambda column: column.view(pa.int64())
+        )
     if is_.is_decimal(type_):
         size = {"scale": str(type_.scale), PRECISION: str(type_.precision)}
-        return Writing(
+        return ColumnWriter(
             {"type": "bytes", "name": DECIMAL, "version": 1, "parameters": size},
             lambda column: to_base64(from_decimals(column)),
         )
-    return Writing(_schema_inside(type_))
+    return ColumnWriter(_schema_inside(type_))
 
 
 def _schema_inside(type_: pa.DataType) -> dict[str, Any]:
@@ -193,21 +195,21 @@ def _optional(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "optional": True}
 
 
-def _nested(kind: str, schema: Mapping[str, Any]) -> Reading:
+def _nested(kind: str, schema: Mapping[str, Any]) -> ColumnReader:
     if kind == "array":
         inner = reading_of(schema["items"])
         type_ = make_list(inner.log)
-        return Reading(pa.list_(inner.read), type_, lambda column: _list(column, inner, type_))
+        return ColumnReader(pa.list_(inner.read), type_, lambda column: _list(column, inner, type_))
     if kind == "struct":
         parts = [(field["field"], reading_of(field)) for field in schema["fields"]]
         return row_reading(parts)
     if kind == "map":
         type_ = make_map(reading_of(schema["keys"]).read, reading_of(schema["values"]).read)
-        return Reading(type_, type_)
+        return ColumnReader(type_, type_)
     raise ValueError(f"Connect has no type {kind!r}")
 
 
-def row_reading(parts: Sequence[tuple[str, Reading]]) -> Reading:
+def row_reading(parts: Sequence[tuple[str, ColumnReader]]) -> ColumnReader:
     """How a struct of these fields is read, such as a row."""
     read = pa.struct([pa.field(name, part.read) for name, part in parts])
     fields = [pa.field(name, part.log) for name, part in parts]
@@ -216,21 +218,21 @@ def row_reading(parts: Sequence[tuple[str, Reading]]) -> Reading:
         columns = [part.decode(pc.struct_field(column, [at])) for at, (_, part) in enumerate(parts)]
         return pa.StructArray.from_arrays(columns, fields=fields, mask=column.is_null())
 
-    return Reading(read, pa.struct(fields), decode)
+    return ColumnReader(read, pa.struct(fields), decode)
 
 
-def _list(column: pa.Array, inner: Reading, type_: pa.DataType) -> pa.Array:
+def _list(column: pa.Array, inner: ColumnReader, type_: pa.DataType) -> pa.Array:
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, inner.decode(column.flatten()), type=type_, mask=column.is_null())
 
 
-def _decimal(parameters: Mapping[str, str]) -> Reading:
+def _decimal(parameters: Mapping[str, str]) -> ColumnReader:
     scale, precision = int(parameters.get("scale", 0)), int(parameters.get(PRECISION, PRECISION_MAX))
     if 0 < precision <= PRECISION_MAX and 0 <= scale <= precision:
         type_ = pa.decimal128(precision, scale)
-        return Reading(pa.string(), type_, lambda column: to_decimals(from_base64(column), type_))
-    return Reading(pa.string(), pa.string(), lambda column: _digits(from_base64(column), [scale] * len(column)))
+        return ColumnReader(pa.string(), type_, lambda column: to_decimals(from_base64(column), type_))
+    return ColumnReader(pa.string(), pa.string(), lambda column: _digits(from_base64(column), [scale] * len(column)))
 
 
 def _digits(octets: pa.Array, scales: Sequence[int | None]) -> pa.Array:
@@ -381,5 +383,5 @@ def _validity(like: pa.Array) -> pa.Buffer | None:
     return pa.array(np.asarray(like.is_valid())).buffers()[1]
 
 
-_BYTES = Reading(pa.string(), pa.binary(), from_base64)
-_PLAIN_READINGS = {**{name: Reading(type_, type_) for name, type_ in _PLAIN.items()}, "bytes": _BYTES}
+_BYTES = ColumnReader(pa.string(), pa.binary(), from_base64)
+_PLAIN_READINGS = {**{name: ColumnReader(type_, type_) for name, type_ in _PLAIN.items()}, "bytes": _BYTES}

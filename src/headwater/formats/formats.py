@@ -33,7 +33,7 @@ _ARROW_ERRORS = (pa.ArrowException, ValueError)
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadRow:
     """A row that is no event of the topic: its line (of Parquet: its row), from 1, and why."""
 
     line: int
@@ -45,7 +45,7 @@ class Parsed:
     """What became of a block. Where reading stops at the first bad row, `batches` holds exactly the rows before it."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
 
 
 class Parser(Protocol):
@@ -93,7 +93,7 @@ class JsonLines:
                 rows.append(self._row(decode(text)))
                 lines.append(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SchemaMismatch) as error:
-                bad.append(Bad(line, _told(error, "JSON")))
+                bad.append(BadRow(line, _told(error, "JSON")))
                 if stop:
                     break
         return _merge(_sort_out(rows, lines, _to_batch_of(self._schema), stop=stop), bad, stop=stop)
@@ -146,7 +146,7 @@ class Csv:
                     rows.append(self._row(cells))
                     lines.append(line)
             except (csv.Error, SchemaMismatch) as error:
-                bad.append(Bad(line, _told(error, "CSV")))
+                bad.append(BadRow(line, _told(error, "CSV")))
                 if stop:
                     break
             line = block.first_line + reader.line_num
@@ -183,13 +183,15 @@ class Lines:
         arrays = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         return Parsed([pa.RecordBatch.from_arrays(arrays, schema=self._schema)], bad)
 
-    def _no_key(self, line: int) -> Bad:
+    def _no_key(self, line: int) -> BadRow:
         assert self._separator is not None
         what = f"There is no key: the separator {self._separator.decode()!r} is missing."
-        return Bad(line, SchemaMismatch(what, advice="Write key, separator and value, or leave out --key-separator."))
+        return BadRow(
+            line, SchemaMismatch(what, advice="Write key, separator and value, or leave out --key-separator.")
+        )
 
 
-class Rows:
+class ArrowRows:
     """Arrow batches, as Parquet and Arrow files give them."""
 
     def __init__(self, topic: Topic, found: pa.Schema, *, name: str) -> None:
@@ -225,7 +227,7 @@ def _sort_out(rows: Any, lines: Sequence[int], convert: Callable[[Any], pa.Recor
             parsed.batches.append(part)
             continue
         at, error = part
-        parsed.bad.append(Bad(lines[at], _told(error, "")))
+        parsed.bad.append(BadRow(lines[at], _told(error, "")))
         if stop:
             break
     return parsed
@@ -248,7 +250,7 @@ def _parts(
     yield from _parts(rows, middle, end, convert)
 
 
-def _merge(parsed: Parsed, bad: list[Bad], *, stop: bool) -> Parsed:
+def _merge(parsed: Parsed, bad: list[BadRow], *, stop: bool) -> Parsed:
     """Adds the rows that could not even be read. When reading stops at the first, all rows of `parsed` stand before it."""
     if stop and parsed.bad:
         return parsed

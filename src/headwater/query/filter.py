@@ -11,7 +11,7 @@ from headwater.model.errors import InvalidInput
 from headwater.query.query import connect, first_sentence
 
 
-class Where:
+class RowFilter:
     """The expression, checked against the columns that it will see."""
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.databases.connect_types import Writing, writing_of
+from headwater.databases.connect_types import ColumnWriter, writing_of
 from headwater.log.arrow.json_types import from_json_texts, row_texts
 from headwater.model.errors import InvalidInput
 
@@ -158,7 +158,7 @@ class EnvelopeWriter:
         return f'{{"schema":{msgspec.json.encode(whole).decode()},"payload":'
 
 
-def _described(writing: Writing, name: str, *, optional: bool) -> dict[str, Any]:
+def _described(writing: ColumnWriter, name: str, *, optional: bool) -> dict[str, Any]:
     return {**writing.schema, "optional": optional, "field": name}
 
 

@@ -21,7 +21,7 @@ from headwater.databases.address import load_client, parse_address, quoted
 from headwater.model.errors import InvalidInput, NotFound, Unreachable
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
-from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
+from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink, column_names
 
 MARKER = "headwater.marker"
@@ -63,7 +63,7 @@ class DeltaSink(ShapedSink):
             if missing:
                 table.alter.add_columns(list(self._delta.Schema.from_arrow(pa.schema(missing)).fields))
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         with self._told():
             return self._entry(self.load()) if self._exists() else NO_ENTRY
 
@@ -72,13 +72,13 @@ class DeltaSink(ShapedSink):
         with self._told():
             return self._delta.DeltaTable(str(self.folder))
 
-    def entries_in(self, table: Any, *, commits: int | None = None) -> dict[str, Entry]:
+    def entries_in(self, table: Any, *, commits: int | None = None) -> dict[str, LedgerEntry]:
         """What a version of the table knows of every stage that writes to it, or what its last commits do."""
-        found: dict[str, Entry] = {}
+        found: dict[str, LedgerEntry] = {}
         for commit in table.history(commits):
             if MARKER in commit:
                 marker = Marker.from_canonical(commit[MARKER].encode())
-                found.setdefault(marker.stage, NO_ENTRY if marker.ends == _ACCEPTED else Entry(0, marker))
+                found.setdefault(marker.stage, NO_ENTRY if marker.ends == _ACCEPTED else LedgerEntry(0, marker))
         return found
 
     def begin(self, marker: Marker) -> bool:
@@ -167,7 +167,7 @@ class DeltaSink(ShapedSink):
             more["app_transactions"] = [self._delta.Transaction(self.stage, marker.epoch)]
         return self._delta.CommitProperties(max_commit_retries=0, **more)
 
-    def _entry(self, table: Any) -> Entry:
+    def _entry(self, table: Any) -> LedgerEntry:
         """The newest marker of the stage among the commits that Delta keeps."""
         if table.transaction_version(self.stage) is None:
             return NO_ENTRY

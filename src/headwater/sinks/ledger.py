@@ -20,17 +20,17 @@ from headwater.model.marker import Marker
 TABLE = "headwater_ledger"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """What a target knows of a stage."""
 
     number: int = 0
     last: Marker | None = None
 
 
-NO_ENTRY = Entry()
+NO_ENTRY = LedgerEntry()
 
 
-def admits(stage: str, entry: Entry, number: int, marker: Marker) -> bool:
+def admits(stage: str, entry: LedgerEntry, number: int, marker: Marker) -> bool:
     """Whether a batch is to be applied now; False where it is there already."""
     if entry.number != number:
         raise Fenced(
@@ -45,7 +45,7 @@ def admits(stage: str, entry: Entry, number: int, marker: Marker) -> bool:
     return is_new(stage, entry.last, marker)
 
 
-def check_unmoved(stage: str, entry: Entry, marker: Marker | None) -> None:
+def check_unmoved(stage: str, entry: LedgerEntry, marker: Marker | None) -> None:
     """For a repair: refuses to go on where a batch was applied since the rows were compared; `Conflict`."""
     if entry.last != marker:
         raise Conflict(

@@ -35,7 +35,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, Unreachable
 from headwater.model.marker import Marker
-from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
+from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.opensearch_client import Action, Answer, OpenSearchClient, path_of
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
@@ -50,7 +50,7 @@ _LEDGER_FIELDS = {"target": {"type": "keyword"}, "stage": {"type": "keyword"}}
 class Ledger(msgspec.Struct, frozen=True):
     """The ledger's document of a stage, and where OpenSearch has it."""
 
-    entry: Entry = NO_ENTRY
+    entry: LedgerEntry = NO_ENTRY
     version: int = 0
     seq_no: int | None = None
     primary_term: int | None = None
@@ -87,14 +87,14 @@ class OpenSearchSink(ShapedSink):
         while True:
             there = self._ledger(uuid)
             number = there.entry.number + 1
-            if self._enter(there, Entry(number, there.entry.last), version=there.version, uuid=uuid):
+            if self._enter(there, LedgerEntry(number, there.entry.last), version=there.version, uuid=uuid):
                 self._number = number
                 return
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         return self._ledger(self._uuid()).entry
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LedgerEntry]:
         """What the ledger knows of every stage that writes to the index."""
         if self.client.ask("POST", path_of(LEDGER, "_refresh"), allows=[404]).status == 404:
             return {}
@@ -136,7 +136,7 @@ class OpenSearchSink(ShapedSink):
         if marker is None:
             return
         # The index that the batch began with: one that somebody made meanwhile lacks what was before.
-        if self._enter(begun, Entry(self._number, marker), version=self._version, uuid=self._begun_with):
+        if self._enter(begun, LedgerEntry(self._number, marker), version=self._version, uuid=self._begun_with):
             return
         # The answer to a first attempt may have been lost: then the marker is there.
         there = self._ledger(self._begun_with).entry
@@ -152,7 +152,7 @@ class OpenSearchSink(ShapedSink):
             there = self._ledger(self._uuid())
             if there.entry == NO_ENTRY:
                 return None
-            entry = Entry(there.entry.number + 1, None)
+            entry = LedgerEntry(there.entry.number + 1, None)
             if self._enter(there, entry, version=there.version, uuid=self._uuid()):
                 return there.entry.last
 
@@ -207,7 +207,7 @@ class OpenSearchSink(ShapedSink):
             _entry(source, uuid), int(source["version"]), answer.body["_seq_no"], answer.body["_primary_term"]
         )
 
-    def _enter(self, there: Ledger, entry: Entry, *, version: int, uuid: str) -> bool:
+    def _enter(self, there: Ledger, entry: LedgerEntry, *, version: int, uuid: str) -> bool:
         """Replaces the ledger's document as it was read; False where it is another one by now."""
         document = {
             "target": self.index,
@@ -290,10 +290,10 @@ def _digest(key: str) -> str:
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def _entry(source: Any, uuid: str) -> Entry:
+def _entry(source: Any, uuid: str) -> LedgerEntry:
     """What a ledger's document says; the marker of an index that is gone counts for nothing."""
     marker = source["marker"] if source["uuid"] == uuid else None
-    return Entry(source["number"], None if marker is None else Marker.from_canonical(marker.encode()))
+    return LedgerEntry(source["number"], None if marker is None else Marker.from_canonical(marker.encode()))
 
 
 def _document(hit: Any) -> tuple[str, str]:

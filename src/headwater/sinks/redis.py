@@ -34,7 +34,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, NoAccess, Unreachable
 from headwater.model.marker import Marker
-from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
+from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.redis_fields import field_texts
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
@@ -131,11 +131,11 @@ class RedisSink(ShapedSink):
                 advice="Use as=hash or as=json.",
             )
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         with self.told():
             return entry_of(self.client.hgetall(self.ledger))
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LedgerEntry]:
         """What Redis knows of every stage that writes to it."""
         with self.told():
             names = list(self.client.scan_iter(f"{LEDGER}*", count=1000))
@@ -284,10 +284,10 @@ class RedisSink(ShapedSink):
         return msgspec.structs.replace(marker, stage=self.stage).canonical().decode()
 
 
-def entry_of(found: Mapping[bytes, bytes]) -> Entry:
+def entry_of(found: Mapping[bytes, bytes]) -> LedgerEntry:
     """The ledger's entry as its hash has it."""
     marker = found.get(b"marker")
-    return Entry(int(found.get(b"number", 0)), None if marker is None else Marker.from_canonical(marker))
+    return LedgerEntry(int(found.get(b"number", 0)), None if marker is None else Marker.from_canonical(marker))
 
 
 def split_key(text: str) -> tuple[str, str] | None:

@@ -31,7 +31,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, NoAccess, Unreachable, Unsupported
 from headwater.model.marker import Marker
-from headwater.sinks.ledger import NO_ENTRY, Entry, admits, check_unmoved
+from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 KEY, ROW, LEDGER = "_key", "_row", "_ledger"
@@ -65,7 +65,7 @@ class SearchSink(ShapedSink):
             with self._locking():
                 entry = self._entry()
                 self._number = entry.number + 1
-                self._enter(Entry(self._number, entry.last))
+                self._enter(LedgerEntry(self._number, entry.last))
                 self._end(commits=True)
 
     def attach(self, shape: Shape) -> None:
@@ -77,7 +77,7 @@ class SearchSink(ShapedSink):
                 )
             self._index = self._tantivy.Index.open(str(self.folder))
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         with self._told():
             if self._index is None:
                 if not self._exists():
@@ -85,11 +85,11 @@ class SearchSink(ShapedSink):
                 self._index = self._tantivy.Index.open(str(self.folder))
             return self._entry()
 
-    def entries_in(self, searcher: Any) -> dict[str, Entry]:
+    def entries_in(self, searcher: Any) -> dict[str, LedgerEntry]:
         """What the index knows of every stage that writes to it, as a searcher sees it."""
         query = self._tantivy.Query.regex_query(self._index.schema, LEDGER, ".*")
         documents = [searcher.doc(hit) for _, hit in searcher.search(query, LEDGERS_MAX).hits]
-        return {document[LEDGER][0]: msgspec.json.decode(document[ROW][0], type=Entry) for document in documents}
+        return {document[LEDGER][0]: msgspec.json.decode(document[ROW][0], type=LedgerEntry) for document in documents}
 
     def everything(self) -> Any:
         """The query that finds all documents."""
@@ -134,7 +134,7 @@ class SearchSink(ShapedSink):
     def commit(self, marker: Marker | None) -> None:
         with self._told():
             if marker is not None:
-                self._enter(Entry(self._number, marker))
+                self._enter(LedgerEntry(self._number, marker))
             self.reach("search: entered")
             self._end(commits=True)
 
@@ -151,7 +151,7 @@ class SearchSink(ShapedSink):
             return None
         with self._told(), self._locking():
             entry = self._entry()
-            self._enter(Entry(entry.number + 1, None))
+            self._enter(LedgerEntry(entry.number + 1, None))
             self._end(commits=True)
         return entry.last
 
@@ -181,18 +181,18 @@ class SearchSink(ShapedSink):
         finally:
             writer.wait_merging_threads()
 
-    def _entry(self) -> Entry:
+    def _entry(self) -> LedgerEntry:
         self._index.reload()
         searcher = self._index.searcher()
         query = self._tantivy.Query.term_query(self._index.schema, LEDGER, self.stage)
         hits = searcher.search(query, 1).hits
         if not hits:
             return NO_ENTRY
-        return msgspec.json.decode(searcher.doc(hits[0][1])[ROW][0], type=Entry)
+        return msgspec.json.decode(searcher.doc(hits[0][1])[ROW][0], type=LedgerEntry)
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: LedgerEntry) -> None:
         named = None if entry.last is None else msgspec.structs.replace(entry.last, stage=self.stage)
-        text = b64encode(msgspec.json.encode(Entry(entry.number, named))).decode()
+        text = b64encode(msgspec.json.encode(LedgerEntry(entry.number, named))).decode()
         self._writer.delete_documents_by_term(LEDGER, self.stage)
         self._writer.add_json(msgspec.json.encode({LEDGER: self.stage, ROW: text}).decode())
 

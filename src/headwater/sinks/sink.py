@@ -37,7 +37,7 @@ from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.model.marker import Marker
 from headwater.model.schema import DELETED
-from headwater.sinks.ledger import Entry
+from headwater.sinks.ledger import LedgerEntry
 from headwater.sinks.newest_rows import PLACE, Pieces
 
 SCHEMES = {
@@ -83,7 +83,7 @@ class Sink(Protocol):
     def attach(self, shape: Shape) -> None:
         """Makes ready to read the ledger and to repair, and takes nothing from the writer."""
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """What the target knows of the stage."""
 
     @property
@@ -134,7 +134,7 @@ class ShapedSink(ABC):
         self._shape = shape
 
     @abstractmethod
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         """What the target knows of the stage."""
 
     @property

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.databases.address import Address, quoted
+from headwater.databases.address import DatabaseAddress, quoted
 from headwater.model.errors import InvalidInput, Unreachable
 from headwater.model.marker import Marker
-from headwater.sinks.ledger import NO_ENTRY, TABLE, Entry, admits, check_unmoved
+from headwater.sinks.ledger import NO_ENTRY, TABLE, LedgerEntry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 _CREATE = f"create table if not exists {TABLE} (stage varchar primary key, number bigint not null, marker varchar)"
@@ -34,7 +34,7 @@ class TableSink(ShapedSink):
     _lock_row = ""
     _snapshot = "begin"
 
-    def __init__(self, address: Address, *, stage: str) -> None:
+    def __init__(self, address: DatabaseAddress, *, stage: str) -> None:
         super().__init__(address.shown, stage=stage)
         self.address = address
         self._number = 0
@@ -96,7 +96,7 @@ class TableSink(ShapedSink):
             self._make(connection, creates=creates)
             entry = self._entry(connection, locks=True)
             self._number = entry.number + 1
-            self._enter(connection, Entry(self._number, entry.last))
+            self._enter(connection, LedgerEntry(self._number, entry.last))
 
     def go_on(self, shape: Shape) -> None:
         """Goes on with another table inside a batch, by whose transaction it, or a column of it, is made where it is missing."""
@@ -109,7 +109,7 @@ class TableSink(ShapedSink):
             else:
                 self._create(connection)
 
-    def entry(self) -> Entry:
+    def entry(self) -> LedgerEntry:
         if not self._is_there():
             return NO_ENTRY
         with self._told(), self._reading() as connection:
@@ -127,7 +127,7 @@ class TableSink(ShapedSink):
             finally:
                 self._finish(commits=False)
 
-    def entries_in(self, connection: Any) -> dict[str, Entry]:
+    def entries_in(self, connection: Any) -> dict[str, LedgerEntry]:
         """What the ledger says of every stage, inside a transaction."""
         if not self._has_ledger(connection):
             return {}
@@ -152,7 +152,7 @@ class TableSink(ShapedSink):
     def commit(self, marker: Marker | None) -> None:
         with self._told():
             if marker is not None:
-                self._enter(self._connection(), Entry(self._number, marker))
+                self._enter(self._connection(), LedgerEntry(self._number, marker))
             self._finish(commits=True)
             self._begun = False
 
@@ -169,7 +169,7 @@ class TableSink(ShapedSink):
             if not self._has_ledger(connection):
                 return None
             entry = self._entry(connection, locks=True)
-            self._enter(connection, Entry(entry.number + 1, None))
+            self._enter(connection, LedgerEntry(entry.number + 1, None))
             return entry.last
 
     @abstractmethod
@@ -228,7 +228,7 @@ class TableSink(ShapedSink):
     def _key_clause(self) -> str:
         return f", primary key ({', '.join(map(quoted, self.shape.key))})"
 
-    def _entry(self, connection: Any, *, locks: bool = False) -> Entry:
+    def _entry(self, connection: Any, *, locks: bool = False) -> LedgerEntry:
         query = f"select number, marker from {TABLE} where stage = {self._mark}{self._lock_row if locks else ''}"
         found = connection.execute(query, (self.stage,)).fetchall()
         if not found:
@@ -236,7 +236,7 @@ class TableSink(ShapedSink):
         ((number, marker),) = found
         return _entry_of(number, marker)
 
-    def _enter(self, connection: Any, entry: Entry) -> None:
+    def _enter(self, connection: Any, entry: LedgerEntry) -> None:
         mark = self._mark
         named = None if entry.last is None else msgspec.structs.replace(entry.last, stage=self.stage)
         text = None if named is None else named.canonical().decode()
@@ -256,5 +256,5 @@ class TableSink(ShapedSink):
         return f"insert into {self.table} ({', '.join(names)}) {source} on conflict ({', '.join(key)}) do {then}"
 
 
-def _entry_of(number: int, marker: str | None) -> Entry:
-    return Entry(number, None if marker is None else Marker.from_canonical(marker.encode()))
+def _entry_of(number: int, marker: str | None) -> LedgerEntry:
+    return LedgerEntry(number, None if marker is None else Marker.from_canonical(marker.encode()))

@@ -25,7 +25,7 @@ from headwater.sinks.sink import Shape
 from headwater.verify.digest import Digests, LocalDigests, Sums, canonical
 from headwater.verify.log_sides import TopicSide
 from headwater.verify.postgres_side import PostgresLook
-from headwater.verify.side import Follows, Look, Side, nullable
+from headwater.verify.side import Follows, Look, VerifySide, nullable
 from headwater.verify.side_url import side_of
 
 DIFFERENCES_MAX = 10_000
@@ -51,7 +51,7 @@ class Difference(msgspec.Struct, frozen=True):
     target: str | None = None
 
 
-class Report(msgspec.Struct, frozen=True):
+class VerifyReport(msgspec.Struct, frozen=True):
     """What a comparison found."""
 
     source: str
@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True):
 class Pair:
     """A source and a target in the same columns."""
 
-    def __init__(self, source: Side, target: Side, shape: Shape, *, stage: str | None = None) -> None:
+    def __init__(self, source: VerifySide, target: VerifySide, shape: Shape, *, stage: str | None = None) -> None:
         self.source = source
         self.target = target
         self.shape = shape
@@ -142,7 +142,7 @@ def open_pair(
         raise
 
 
-def compare(pair: Pair, *, settle_s: float = SETTLE_S) -> Report:
+def compare(pair: Pair, *, settle_s: float = SETTLE_S) -> VerifyReport:
     """Compares both sides once, whole."""
     with pair.looks() as (here, there):
         found = _Found(pair, here, there)
@@ -153,7 +153,7 @@ def compare(pair: Pair, *, settle_s: float = SETTLE_S) -> Report:
     if keys.num_rows and not exact:
         keys, told, exact = _settled(pair, keys, told, settle_s)
     beyond = found.differing - found.keys.num_rows
-    return Report(
+    return VerifyReport(
         source=pair.source.url,
         target=pair.target.url,
         rows=found.rows,
@@ -281,7 +281,7 @@ def _twice(digests: pa.Table) -> int:
     return digests.num_rows - pc.count_distinct(digests.column("key")).as_py()
 
 
-def _shape(here: Side, there: Side, key: Sequence[str], columns: Sequence[str]) -> Shape:
+def _shape(here: VerifySide, there: VerifySide, key: Sequence[str], columns: Sequence[str]) -> Shape:
     sides = sorted((here, there), key=lambda side: not isinstance(side, TopicSide))
     shapes = [shape for shape in (side.shape() for side in sides) if shape is not None]
     if not shapes:
@@ -304,7 +304,7 @@ def _shape(here: Side, there: Side, key: Sequence[str], columns: Sequence[str]) 
     return Shape(found.name, pa.schema([found.schema.field(name) for name in names]), chosen)
 
 
-def _added(side: Side, others: Sequence[Shape]) -> set[str]:
+def _added(side: VerifySide, others: Sequence[Shape]) -> set[str]:
     """The columns that a capture has added to what a database holds, where the other side is that, and not a copy of the topic."""
     if not isinstance(side, TopicSide):
         return set()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from headwater.capture.documents import ID, Document, DocumentStore, document_rows
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.capture.source_url import open_documents
 from headwater.model.errors import Unsupported
 from headwater.sinks.sink import Shape, Sink
@@ -60,7 +60,7 @@ class DocumentLook:
     def __init__(self, store: DocumentStore, shape: Shape) -> None:
         self._store = store
         self._shape = shape
-        self._table = TableInfo(name=store.table().name, schema=nullable(shape.schema), key=shape.key)
+        self._table = SourceTable(name=store.table().name, schema=nullable(shape.schema), key=shape.key)
         self.unreadable: list[str] = []
 
     def chunks(self) -> Iterator[pa.Table]:

@@ -22,7 +22,7 @@ from headwater.sinks.newest_rows import PLACE
 from headwater.sinks.sink import Shape, Sink
 from headwater.sinks.view_changes import rows_of_changes
 from headwater.verify.side import Follows, Look, Places, nullable, picked
-from headwater.views.catalog import Catalog
+from headwater.views.catalog import ViewCatalog
 from headwater.views.definition import ViewDefinition
 from headwater.views.topic import changes_topic
 
@@ -118,7 +118,7 @@ def open_log_side(url: str) -> TopicSide:
     try:
         if name in log.topics():
             return TopicSide(log, name)
-        catalog = Catalog(log)
+        catalog = ViewCatalog(log)
         if name in catalog.names():
             definition = catalog.get(name).definition
             return TopicSide(log, changes_topic(log, definition), view=definition)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pyarrow as pa
 
-from headwater.capture.mysql.connection import Database
+from headwater.capture.mysql.connection import MySqlDatabase
 from headwater.capture.mysql.pages import read_page, typed_rows
 from headwater.capture.mysql.tables import MyTable, info_of, key_of, read_tables
 from headwater.capture.source_url import parse_source_url
@@ -28,7 +28,7 @@ class MySqlSide:
         if len(parsed.tables) != 1:
             raise InvalidInput(f"{parsed.shown} names no table.", advice="Write ?table=… behind it.")
         (self._name,) = parsed.tables
-        self._database = Database(parsed)
+        self._database = MySqlDatabase(parsed)
         self.url = msgspec.structs.replace(parsed, options={}).shown
         self._shape: Shape | None = None
 
@@ -79,7 +79,7 @@ class MySqlLook:
     is_moment = is_final = True
     follows: Follows | None = None
 
-    def __init__(self, database: Database, table: MyTable, shape: Shape) -> None:
+    def __init__(self, database: MySqlDatabase, table: MyTable, shape: Shape) -> None:
         self._database = database
         self._table = table
         self._shape = shape

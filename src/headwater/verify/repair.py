@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headwater.model.errors import Conflict, Unsupported
 from headwater.sinks.sink import Refusal, Sink
-from headwater.verify.comparison import SETTLE_S, Difference, Pair, Report, compare
+from headwater.verify.comparison import SETTLE_S, Difference, Pair, VerifyReport, compare
 from headwater.verify.digest import canonical
 from headwater.verify.side import nullable
 
@@ -30,7 +30,7 @@ class Repaired(msgspec.Struct, frozen=True):
     refused: tuple[str, ...]
 
 
-def repair(pair: Pair, report: Report, *, settle_s: float = SETTLE_S) -> tuple[Repaired, Report]:
+def repair(pair: Pair, report: VerifyReport, *, settle_s: float = SETTLE_S) -> tuple[Repaired, VerifyReport]:
     """Writes the keys that differ to the target, and compares again; `Unsupported` where the target is not ours to change."""
     if report.unreadable:
         raise Unsupported(

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from headwater.databases.keys import key_texts
 from headwater.model.marker import Marker
-from headwater.sinks.ledger import Entry
+from headwater.sinks.ledger import LedgerEntry
 from headwater.sinks.sink import Shape, Sink
 
 At = tuple[str, int]
@@ -60,7 +60,7 @@ class Look(Protocol):
         """The rows of some keys."""
 
 
-class Side(Protocol):
+class VerifySide(Protocol):
     """One system. `url` has no password in it."""
 
     url: str
@@ -83,7 +83,7 @@ class Side(Protocol):
         """Frees connections."""
 
 
-def chosen(entries: Mapping[str, Entry], *, topic: str | None, stage: str | None) -> Follows | None:
+def chosen(entries: Mapping[str, LedgerEntry], *, topic: str | None, stage: str | None) -> Follows | None:
     """The stage that is meant among those that feed a target: the one that is named, or the only one that reads the topic."""
     found = [Follows(name, entry.last) for name, entry in entries.items() if entry.last is not None]
     if stage is not None:

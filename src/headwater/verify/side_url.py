@@ -22,11 +22,11 @@ from headwater.verify.document_side import DocumentSide
 from headwater.verify.log_sides import open_log_side
 from headwater.verify.mysql_side import MySqlSide
 from headwater.verify.postgres_side import PostgresSide
-from headwater.verify.side import Side
+from headwater.verify.side import VerifySide
 from headwater.verify.store_sides import DeltaSide, OpenSearchSide, ParquetSide, RedisSide, SearchSide
 from headwater.verify.table_sides import DuckdbSide, SqliteSide
 
-_SIDES: dict[str, Callable[[str], Side]] = {
+_SIDES: dict[str, Callable[[str], VerifySide]] = {
     "sqlite": SqliteSide,
     "duckdb": DuckdbSide,
     "postgresql": PostgresSide,
@@ -46,7 +46,7 @@ _SIDES: dict[str, Callable[[str], Side]] = {
 }
 
 
-def side_of(url: str) -> Side:
+def side_of(url: str) -> VerifySide:
     """The side of a URL; its columns are taken later."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in _SIDES:
@@ -61,7 +61,7 @@ def side_of(url: str) -> Side:
 
 
 @contextmanager
-def open_side(url: str, *, shape: Shape) -> Iterator[Side]:
+def open_side(url: str, *, shape: Shape) -> Iterator[VerifySide]:
     """The side of a URL, in these columns."""
     side = side_of(url)
     try:

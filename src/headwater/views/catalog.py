@@ -31,7 +31,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
         return self.definitions[self.current]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ViewPlan(msgspec.Struct, frozen=True):
     """How to go on with a view: its definition with the generation to maintain, and why that is a new one if it is."""
 
     definition: ViewDefinition
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class Catalog:
+class ViewCatalog:
     """The views of a log."""
 
     def __init__(self, log: Log) -> None:
@@ -87,19 +87,19 @@ def catalog_row(name: str, entry: CatalogEntry) -> dict[str, object]:
     }
 
 
-def plan_view(log: Log, definition: ViewDefinition) -> Plan:
+def plan_view(log: Log, definition: ViewDefinition) -> ViewPlan:
     """Which generation a definition is: the one that is there, the one that is being built, or a new one beside it."""
-    entry = Catalog(log).find(definition.name)
+    entry = ViewCatalog(log).find(definition.name)
     if entry is None:
-        return Plan(msgspec.structs.replace(definition, generation=1), rebuild=False)
+        return ViewPlan(msgspec.structs.replace(definition, generation=1), rebuild=False)
     verdict = check_definition(entry.definition, definition)
     if verdict.same:
-        return Plan(msgspec.structs.replace(definition, generation=entry.current), rebuild=False)
+        return ViewPlan(msgspec.structs.replace(definition, generation=entry.current), rebuild=False)
     if entry.building is not None and check_definition(entry.definitions[entry.building], definition).same:
         generation = entry.building
     else:
         generation = max(entry.definitions) + 1
-    return Plan(msgspec.structs.replace(definition, generation=generation), rebuild=True, why=verdict.why)
+    return ViewPlan(msgspec.structs.replace(definition, generation=generation), rebuild=True, why=verdict.why)
 
 
 def _entry(row: dict[str, object]) -> CatalogEntry:

@@ -33,7 +33,7 @@ from headwater.log.log import Log
 from headwater.log.port.topic import Durability
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaConflict
 from headwater.views.catalog import TOPIC as CATALOG
-from headwater.views.catalog import Catalog, CatalogEntry, catalog_row
+from headwater.views.catalog import CatalogEntry, ViewCatalog, catalog_row
 from headwater.views.changes import (
     CHANGES_KEY,
     DELETE,
@@ -46,7 +46,7 @@ from headwater.views.changes import (
     stored_schema,
 )
 from headwater.views.definition import ViewDefinition
-from headwater.views.store import Applied, Selection, ViewStore
+from headwater.views.store import Applied, ViewSelection, ViewStore
 from headwater.views.topic import ViewTopic, fold
 
 Reach = Callable[[str], None]
@@ -93,7 +93,7 @@ class Maintainer:
         self._log = log
         self._store = store
         self._reach = reach or (lambda point: None)
-        self._catalog = Catalog(log)
+        self._catalog = ViewCatalog(log)
         name = f"{app}.{definition.name}" + ("" if definition.generation == 1 else f".{definition.generation}")
         self._stage = log.stage(name) if stage is None else stage
         store.create(definition)  # first, because a store may refuse the names
@@ -304,7 +304,7 @@ class Maintainer:
         if not self.definition.key:
             return stored_schema(self.definition).empty_table()
         keys = None if self.definition.mode == "complete" else table.column(KEY).combine_chunks()
-        selection = Selection(keys=keys)
+        selection = ViewSelection(keys=keys)
         return self._store.read(self.definition.name, selection, generation=self.definition.generation).rows
 
     def _check_added(self, table: pa.Table, old: pa.Table, gone: pa.Array) -> None:

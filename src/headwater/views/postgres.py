@@ -40,9 +40,9 @@ from headwater.views.store import (
     META,
     Applied,
     Limits,
-    Selection,
     Snapshot,
     Stored,
+    ViewSelection,
     check_condition,
     choose,
     columns_within,
@@ -114,7 +114,7 @@ class PostgresStore(SqlGenerations):
     def read(
         self,
         name: str,
-        selection: Selection = EVERYTHING,
+        selection: ViewSelection = EVERYTHING,
         *,
         generation: int | None = None,
         limits: Limits | None = None,
@@ -220,7 +220,7 @@ class PostgresStore(SqlGenerations):
             raise _refusal(self._psycopg, error, self.url) from None
 
 
-def _where(selection: Selection, definition: ViewDefinition) -> tuple[str, dict[str, Any]]:
+def _where(selection: ViewSelection, definition: ViewDefinition) -> tuple[str, dict[str, Any]]:
     """The rest of a SELECT and its parameters."""
     parts: list[str] = []
     parameters: dict[str, Any] = {}

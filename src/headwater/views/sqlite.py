@@ -44,9 +44,9 @@ from headwater.views.store import (
     QUESTION,
     Applied,
     Limits,
-    Selection,
     Snapshot,
     Stored,
+    ViewSelection,
     check_condition,
     choose,
     columns_within,
@@ -116,7 +116,7 @@ class SqliteStore(SqlGenerations):
     def read(
         self,
         name: str,
-        selection: Selection = EVERYTHING,
+        selection: ViewSelection = EVERYTHING,
         *,
         generation: int | None = None,
         limits: Limits | None = None,
@@ -215,7 +215,7 @@ class SqliteStore(SqlGenerations):
 
 
 def _where(
-    connection: sqlite3.Connection, selection: Selection, definition: ViewDefinition
+    connection: sqlite3.Connection, selection: ViewSelection, definition: ViewDefinition
 ) -> tuple[str, dict[str, Any]]:
     """The rest of a SELECT and its parameters; many keys go by way of a table of their own."""
     parts, parameters = [], {}

@@ -61,7 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     rows: pa.Table
 
 
-class Selection(msgspec.Struct, frozen=True):
+class ViewSelection(msgspec.Struct, frozen=True):
     """Which rows: of these keys, with these values, for which an SQL condition is true; ordered, and only the first."""
 
     keys: pa.Array | None = None
@@ -71,7 +71,7 @@ class Selection(msgspec.Struct, frozen=True):
     limit: int | None = None
 
 
-EVERYTHING = Selection()
+EVERYTHING = ViewSelection()
 
 
 class ViewStore(Protocol):
@@ -105,7 +105,7 @@ class ViewStore(Protocol):
     def read(
         self,
         name: str,
-        selection: Selection = EVERYTHING,
+        selection: ViewSelection = EVERYTHING,
         *,
         generation: int | None = None,
         limits: Limits | None = None,
@@ -145,7 +145,7 @@ def table_name(definition: ViewDefinition) -> str:
     return f"{definition.name}@{definition.generation}"
 
 
-def order_sql(selection: Selection, expression: Mapping[str, str]) -> str:
+def order_sql(selection: ViewSelection, expression: Mapping[str, str]) -> str:
     """The ORDER BY and LIMIT of a selection; `expression` says how a column is ordered."""
     text = ""
     if selection.order:

@@ -37,12 +37,12 @@ from headwater.log.port.store import Waiter, check_not_missed
 from headwater.log.port.topic import Topic
 from headwater.model.errors import Closed, EventsMissed, InvalidInput, PositionLost
 from headwater.views.catalog import TOPIC as CATALOG
-from headwater.views.catalog import Catalog
+from headwater.views.catalog import ViewCatalog
 from headwater.views.changes import KEY
 from headwater.views.definition import check_limit, check_order
 from headwater.views.store import ViewStore
 from headwater.views.token import Token, parse_token
-from headwater.views.top_n import TopN
+from headwater.views.top_n import RankedRows
 from headwater.views.topic import SWAPPED, fold
 
 Kind = Literal["added", "changed", "removed", "ready", "reset", "heartbeat"]
@@ -91,7 +91,7 @@ class Subscription:
         self._closed = False
         self._is_replaced = False
         self._source: Iterator[Change] = iter(())
-        self._top: TopN | None = None
+        self._top: RankedRows | None = None
         self._open(None if since is None else parse_token(since, view=name))
 
     def poll(self, *, changes_max: int = 500, timeout_s: float = 1.0) -> list[Change]:
@@ -150,7 +150,7 @@ class Subscription:
 
     def _open(self, token: Token | None, *, why: str = "") -> None:
         """Begins at a token, or with the current rows; after a `reset` where there is something to forget."""
-        catalog = Catalog(self._log)
+        catalog = ViewCatalog(self._log)
         catalog.get(self._name)
         self._is_replaced = False
         self._catalog = self._log.reader(CATALOG, start="latest")  # before the entry counts: a swap after it is seen
@@ -158,7 +158,7 @@ class Subscription:
         order = self._definition.order if self._order is None else self._order
         limit = self._definition.limit if self._limit is None else self._limit
         order = check_order(self._name, self._definition.schema, order)
-        self._top = TopN(order, check_limit(limit)) if order or limit is not None else None
+        self._top = RankedRows(order, check_limit(limit)) if order or limit is not None else None
         self._start(token, why)
         self._waiter: Waiter = self._log.store.waiter([self._definition.changes, CATALOG])
 
@@ -259,7 +259,7 @@ class Subscription:
         if not was_told and not self._is_replaced:
             return False
         self._catalog.seek("latest")
-        now = Catalog(self._log).get(self._name).current
+        now = ViewCatalog(self._log).get(self._name).current
         if now == self._definition.generation:
             return False
         self._again(f"The view was built anew: generation {self._definition.generation} is now {now}.")

@@ -37,7 +37,7 @@ class _Descending:
     __hash__ = None  # type: ignore[assignment]
 
 
-class TopN:
+class RankedRows:
     """Rows by rank, of which the first `limit` are seen."""
 
     def __init__(self, order: Sequence[str], limit: int | None) -> None:
@@ -100,7 +100,7 @@ class TopN:
 
 def ranked_keys(rows: pa.Table, order: Sequence[str]) -> pa.Array:
     """The keys of rows (with `_key`) in an order."""
-    top = TopN(order, None)
+    top = RankedRows(order, None)
     columns = [column.removeprefix("-") for column in order]
     top.load(zip(rows.column(KEY).to_pylist(), rows.select(columns).to_pylist(), strict=True))
     return pa.array(top.keys(), pa.string())

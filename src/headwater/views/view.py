@@ -20,11 +20,11 @@ from headwater.log.log import Log, open_log
 from headwater.log.port.topic import check_name
 from headwater.model.clock import time_us
 from headwater.model.errors import EventsMissed, InvalidInput, NotFound, Unsupported
-from headwater.views.catalog import Catalog
+from headwater.views.catalog import ViewCatalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
 from headwater.views.keys import key_text
-from headwater.views.store import Limits, Selection, ViewStore, open_store
+from headwater.views.store import Limits, ViewSelection, ViewStore, open_store
 from headwater.views.subscription import Subscription
 from headwater.views.token import Token, is_token, parse_token
 from headwater.views.top_n import ranked_keys
@@ -44,7 +44,7 @@ def open_view(url: str, name: str, *, log: Log | str | os.PathLike[str] | None =
     check_name(name, of="view")
     store = open_store(url, read_only=True)
     try:
-        store.read(name, Selection(limit=1))
+        store.read(name, ViewSelection(limit=1))
         opened = open_log(log, create=False, read_only=True) if isinstance(log, (str, os.PathLike)) else log
     except BaseException:
         store.close()
@@ -64,13 +64,13 @@ class View:
     @property
     def definition(self) -> ViewDefinition:
         """What the view is now."""
-        return self._store.read(self.name, Selection(limit=1)).stored.definition
+        return self._store.read(self.name, ViewSelection(limit=1)).stored.definition
 
     def get(self, **key: Any) -> dict[str, Any] | None:
         """The row of a key, given as the values of its columns; None where there is none."""
 
-        def select(definition: ViewDefinition) -> Selection:
-            return Selection(keys=pa.array([key_text(definition, key)], pa.string()))
+        def select(definition: ViewDefinition) -> ViewSelection:
+            return ViewSelection(keys=pa.array([key_text(definition, key)], pa.string()))
 
         rows = self._read(select).drop_columns([KEY]).to_pylist()
         return rows[0] if rows else None
@@ -89,7 +89,7 @@ class View:
         `order` and `limit` are the view's own (its top-N) where none are given; `order="-count"` is descending.
         """
 
-        def select(definition: ViewDefinition) -> Selection:
+        def select(definition: ViewDefinition) -> ViewSelection:
             return _selection(definition, where, order, limit)
 
         if as_of is None:
@@ -151,7 +151,7 @@ class View:
     ) -> None:
         self.close()
 
-    def _read(self, select: Callable[[ViewDefinition], Selection], limits: Limits | None = None) -> pa.Table:
+    def _read(self, select: Callable[[ViewDefinition], ViewSelection], limits: Limits | None = None) -> pa.Table:
         """Rows that a definition selects, of that very generation; once more where it was swapped away in between."""
         for left in range(_SWAPS_MAX, -1, -1):
             definition = self.definition
@@ -166,7 +166,7 @@ class View:
     def _as_of(self, moment: Moment) -> tuple[ViewDefinition, pa.Table]:
         """The rows as they were."""
         log = self._needed_log("ask for an earlier state of")
-        definition = Catalog(log).get(self.name).definition
+        definition = ViewCatalog(log).get(self.name).definition
         topic = log.topic(definition.changes)
         held = log.offsets(topic.name)
         if topic.compact or any(span.start for span in held.values()):
@@ -202,8 +202,8 @@ def _selection(
     where: Mapping[str, Any] | str | None,
     order: str | Sequence[str] | None,
     limit: int | None,
-) -> Selection:
-    return Selection(
+) -> ViewSelection:
+    return ViewSelection(
         equals=_values(definition, where) if isinstance(where, Mapping) else {},
         condition=where if isinstance(where, str) else None,
         order=check_order(definition.name, definition.schema, definition.order if order is None else order),
@@ -224,7 +224,7 @@ def _values(definition: ViewDefinition, wanted: Mapping[str, Any]) -> dict[str, 
     return to_batch([dict(wanted)], pa.schema(fields)).to_pylist()[0] if fields else {}
 
 
-def _selected(rows: pa.Table, selection: Selection, definition: ViewDefinition) -> pa.Table:
+def _selected(rows: pa.Table, selection: ViewSelection, definition: ViewDefinition) -> pa.Table:
     """A selection, made by Arrow."""
     for column, value in selection.equals.items():
         values = rows.column(column)

@@ -16,10 +16,10 @@ import pytest
 from headwater.capture.mysql import binlog
 from headwater.capture.mysql import stream as mysql_stream
 from headwater.capture.mysql.binlog import MappedColumn
-from headwater.capture.mysql.changes import Decoder
-from headwater.capture.mysql.positions import Place, begun_of, end_text, event_texts, gtids_of, place_of
-from headwater.capture.mysql.stream import Block, Event
-from headwater.capture.mysql.tables import Captured, MyTable, info_of
+from headwater.capture.mysql.changes import BinlogDecoder
+from headwater.capture.mysql.positions import BinlogPlace, begun_of, end_text, event_texts, gtids_of, place_of
+from headwater.capture.mysql.stream import BinlogBlock, BinlogEvent
+from headwater.capture.mysql.tables import CapturedMyTable, MyTable, info_of
 from headwater.capture.mysql.types import Declared
 from headwater.capture.mysql.values import layout_of, padded, read_values, walk
 
@@ -29,15 +29,15 @@ SOURCE = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
 def test_positions_sort_as_the_binlog_goes_on() -> None:
     """Through offsets, files and events; the GTIDs that are reached stand before the events that follow, and can be left out."""
     ends = [
-        end_text(Place(1, 999)),
-        end_text(Place(1, 1000)),
-        end_text(Place(1, 1000), "0-1-7", 255),
-        end_text(Place(2, 4)),
+        end_text(BinlogPlace(1, 999)),
+        end_text(BinlogPlace(1, 1000)),
+        end_text(BinlogPlace(1, 1000), "0-1-7", 255),
+        end_text(BinlogPlace(2, 4)),
     ]
     (event,) = event_texts(np.array([1]), np.array([1000]), np.array([1])).to_pylist()
-    ordered = [*ends[:3], event, ends[3], end_text(Place(16, 4)), end_text(Place(16, 1 << 33))]
+    ordered = [*ends[:3], event, ends[3], end_text(BinlogPlace(16, 4)), end_text(BinlogPlace(16, 1 << 33))]
     assert ordered == sorted(ordered)
-    assert (place_of(ends[2]), gtids_of(ends[2]), begun_of(ends[2])) == (Place(1, 1000), "0-1-7", 255)
+    assert (place_of(ends[2]), gtids_of(ends[2]), begun_of(ends[2])) == (BinlogPlace(1, 1000), "0-1-7", 255)
     assert (gtids_of(ends[1]), begun_of(ends[1])) == ("", 0)
 
 
@@ -81,7 +81,7 @@ def test_an_event_of_several_packets_is_whole_wherever_it_is_cut_on_its_way(monk
     pieces = [event[at : at + 0xFF] for at in range(0, len(event), 0xFF)]
     sent = b"".join(struct.pack("<I", len(piece) | number << 24) + piece for number, piece in enumerate(pieces))
     sending = Sending()
-    stream = mysql_stream.Stream(sending, file="log.000001", offset=4)  # type: ignore[arg-type]
+    stream = mysql_stream.BinlogStream(sending, file="log.000001", offset=4)  # type: ignore[arg-type]
     for cut in range(1, len(sent)):
         sending.server.sendall(sent[:cut])
         assert stream.read(0.0) is None, cut
@@ -136,7 +136,7 @@ def test_a_transaction_of_mysql_is_read_as_one_of_mariadb_is() -> None:
     data, events, end = b"", [], 200
     for kind, body in bodies:
         end += 19 + len(body)
-        events.append(Event(1_700_000_000, kind, 1, 19 + len(body), end, len(data), len(data) + len(body)))
+        events.append(BinlogEvent(1_700_000_000, kind, 1, 19 + len(body), end, len(data), len(data) + len(body)))
         data += body
     columns = (
         Declared(name="id", type="int", full="int unsigned"),
@@ -144,19 +144,19 @@ def test_a_transaction_of_mysql_is_read_as_one_of_mariadb_is() -> None:
         Declared(name="d", type="json", full="json"),
     )
     info = info_of(_table(columns), ("id",))
-    decoder = Decoder(
-        {"t": Captured(info)},
+    decoder = BinlogDecoder(
+        {"t": CapturedMyTable(info)},
         database="shop",
         codecs={45: "utf8"},
         look=lambda name: None,
-        after=end_text(Place(3, 200)),
+        after=end_text(BinlogPlace(3, 200)),
     )
-    (found,) = decoder.changes(Block(data, events))
+    (found,) = decoder.changes(BinlogBlock(data, events))
     (change,) = found.batches[0].changes.to_pylist()
     assert change["after"] == {"id": 4_000_000_000, "name": "zoe", "d": '{"a": 1}'}
     assert (change["op"], change["transaction"]) == ("c", f"{SOURCE}:5")
     assert change["committed"] == datetime.datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=datetime.UTC)
-    assert (found.end, found.whole) == (end_text(Place(3, end), f"{SOURCE}:5", 0), True)
+    assert (found.end, found.whole) == (end_text(BinlogPlace(3, end), f"{SOURCE}:5", 0), True)
 
 
 def _table(columns: tuple[Declared, ...]) -> MyTable:

@@ -46,7 +46,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How the slot was read, in order."""
     monkeypatch.setattr(postgres, "BEHIND_BYTES", 100_000)
     ended: list[str] = []
-    for way in (postgres.Ahead, postgres.Peek, postgres.Stream):
+    for way in (postgres.SlotCopy, postgres.SlotPeek, postgres.SlotStream):
         monkeypatch.setattr(way, "close", _noted(ended, way.__name__, way.close))
     return ended
 
@@ -92,7 +92,7 @@ def test_what_is_far_behind_is_read_ahead_and_then_streamed(rig: Rig, ways: list
         rig.run("insert into a values (10000, 'last')")
         follow(capture, rig)
         assert slots(rig) == [f"headwater_{rig.name}"]
-    assert ways == ["Ahead", "Stream"]
+    assert ways == ["SlotCopy", "SlotStream"]
     check_all(rig, ROWS + 1)
 
 
@@ -109,7 +109,7 @@ def test_a_stream_that_falls_behind_gives_way_to_bulk(
             rig.run(f"insert into a select i, repeat('x', 100) from generate_series({start + 1}, {start + 20}) i")
         assert capture.step() and rig.log.table("a").num_rows == 40, "the part of the third waits, the first two do not"
         follow(capture, rig)
-    assert ways[:2] == ["Stream", "Ahead"]
+    assert ways[:2] == ["SlotStream", "SlotCopy"]
     check_all(rig)
 
 
@@ -170,7 +170,7 @@ def test_where_no_copy_can_be_made_peeks_serve(rig: Rig, ways: list[str], obstac
         rig.run("insert into a values (10000, 'last')")
         follow(capture, rig)
         capture.close()
-    assert ways.count("Peek") > 2 and "Ahead" not in ways and ways[-1] == "Stream"
+    assert ways.count("SlotPeek") > 2 and "SlotCopy" not in ways and ways[-1] == "SlotStream"
     check_all(rig, ROWS + 1)
 
 
@@ -228,7 +228,7 @@ def test_a_capture_killed_while_it_reads_ahead_is_gone_on_with(
     ways.clear()
     with rig.capture("a") as capture:
         follow(capture, rig)
-    assert ways[0] != "Stream"
+    assert ways[0] != "SlotStream"
     check_all(rig)
     assert slots(rig) == [f"headwater_{rig.name}"]
 

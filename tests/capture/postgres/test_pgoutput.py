@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.capture.postgres import stream as pg_stream
-from headwater.capture.postgres.changes import FEW_MESSAGES, Decoder
+from headwater.capture.postgres.changes import FEW_MESSAGES, PgoutputDecoder
 from headwater.capture.postgres.pgoutput import block_of, block_of_column, read_relation, rows_at, texts
 from headwater.capture.postgres.positions import end_text, event_texts, lsn_of, lsn_sql
-from headwater.capture.postgres.stream import Stream
-from headwater.capture.postgres.tables import Captured, PgColumn, PgTable
+from headwater.capture.postgres.stream import SlotStream
+from headwater.capture.postgres.tables import CapturedPgTable, PgColumn, PgTable
 from headwater.capture.postgres.types import array_texts, composite_texts, elements, parts, type_of
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 
 TEXT, INT8 = 25, 20
 UNCHANGED = object()
@@ -91,7 +91,7 @@ class Plain:
         return type_of(oid, modifier, {})
 
 
-def decoder(*, after: int = 0, present: Nothing | None = None) -> Decoder:
+def decoder(*, after: int = 0, present: Nothing | None = None) -> PgoutputDecoder:
     captured = {}
     for oid in (1, 2):
         table = PgTable(
@@ -99,8 +99,8 @@ def decoder(*, after: int = 0, present: Nothing | None = None) -> Decoder:
             owned=True, columns=(PgColumn("id", INT8, -1), PgColumn("t", TEXT, -1)),
         )  # fmt: skip
         schema = pa.schema([("id", pa.int64()), ("t", pa.string())])
-        captured[oid] = Captured(TableInfo(name=f"a{oid}", schema=schema, key=("id",)), table)
-    return Decoder(
+        captured[oid] = CapturedPgTable(SourceTable(name=f"a{oid}", schema=schema, key=("id",)), table)
+    return PgoutputDecoder(
         captured,
         types=Plain(),
         present=present or Nothing(),
@@ -291,7 +291,7 @@ def test_a_transaction_is_not_read_in_parts_because_it_came_in_parts(monkeypatch
             payload = coming.pop(0)
             return None if payload is None else SimpleNamespace(payload=payload)
 
-    stream = Stream.__new__(Stream)
+    stream = SlotStream.__new__(SlotStream)
     stream._cursor, stream._connection, stream._told_s, stream._is_open = Cursor(), None, time.monotonic(), False
     monkeypatch.setattr(pg_stream, "is_readable", lambda connection, timeout_s: timeout_s > 0)
     assert stream._messages(1.0) == whole and len(coming) == 1

@@ -82,9 +82,9 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_rows_are_the_tables_of_the_sections(checkout: Path) -> None:
     """Headings, rules and tables before the first section are no rows; a bar inside a behaviour is kept."""
     assert coverage.read_rows(checkout) == [
-        coverage.Row("Transmitting event streams", "Kafka", "offsets, `groups` | replay"),
-        coverage.Row("Transmitting event streams", "Qpid", "credit"),
-        coverage.Row("Concepts", "concept: replay", "output identical"),
+        coverage.CoverageRow("Transmitting event streams", "Kafka", "offsets, `groups` | replay"),
+        coverage.CoverageRow("Transmitting event streams", "Qpid", "credit"),
+        coverage.CoverageRow("Concepts", "concept: replay", "output identical"),
     ]
 
 
@@ -100,10 +100,12 @@ def test_every_row_of_ours_is_read() -> None:
 def test_marks_of_a_contract_count_for_every_class_derived_from_it(checkout: Path) -> None:
     """The backend is the derived class's; a test it overrides counts only with its own marks."""
     assert coverage.read_marks(checkout) == [
-        coverage.Mark("Kafka", "tests/log/test_contract.py::TestFileLog::test_offsets_are_dense", ("file",)),
-        coverage.Mark("Qpid", "tests/log/test_contract.py::TestFileLog::test_credit", ("file",)),
-        coverage.Mark("Kafka", "tests/log/test_contract.py::TestMemoryLog::test_offsets_are_dense", ("memory",)),
-        coverage.Mark("concept: replay", "tests/log/test_contract.py::test_replay", ("file", "kafka")),
+        coverage.CoverageMark("Kafka", "tests/log/test_contract.py::TestFileLog::test_offsets_are_dense", ("file",)),
+        coverage.CoverageMark("Qpid", "tests/log/test_contract.py::TestFileLog::test_credit", ("file",)),
+        coverage.CoverageMark(
+            "Kafka", "tests/log/test_contract.py::TestMemoryLog::test_offsets_are_dense", ("memory",)
+        ),
+        coverage.CoverageMark("concept: replay", "tests/log/test_contract.py::test_replay", ("file", "kafka")),
     ]
 
 

@@ -20,8 +20,7 @@ from headwater.log.log import Log
 from headwater.model.errors import CheckpointConflict
 from headwater.model.url import inside
 from headwater.processing.graph.graph import Graph, StageNode
-from headwater.views.catalog import Catalog, plan_view
-from headwater.views.catalog import Plan as ViewPlan
+from headwater.views.catalog import ViewCatalog, ViewPlan, plan_view
 from headwater.views.definition import define_view
 from headwater.views.maintainer import Maintainer
 from headwater.views.store import ViewStore, open_store
@@ -145,7 +144,7 @@ class ViewStages:
     def _remove_old(self, name: str) -> None:
         from headwater.processing.state.files import StateFolder
 
-        known = Catalog(self._log).get(name).definitions
+        known = ViewCatalog(self._log).get(name).definitions
         operators = self._operators
         elsewhere = [] if operators is None else StateFolder(operators).names(folders_only=True)
         for generation in set(range(1, max(known))) - set(known):

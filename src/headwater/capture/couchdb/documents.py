@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.capture.couchdb.client import Couch
 from headwater.capture.documents import REV, Document, DocumentPage, document_table, json_text
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import NotCapturable, NotFound
 
@@ -28,7 +28,7 @@ class CouchDocuments:
         self._couch = couch
         self._url = url
 
-    def table(self) -> TableInfo:
+    def table(self) -> SourceTable:
         name, options = self._url.path.strip("/"), self._url.options
         unknown = set(options) - set(OPTIONS)
         if unknown:
@@ -44,14 +44,14 @@ class CouchDocuments:
         told = self._couch.get("")
         return document_table(name, options.get("schema"), has_rev=True, rows_estimate=told.get("doc_count"))
 
-    def page(self, table: TableInfo, done: Any | None, *, limit: int) -> DocumentPage:
+    def page(self, table: SourceTable, done: Any | None, *, limit: int) -> DocumentPage:
         start = {} if done is None else {"startkey": json_text(done["id"] + "\0")}
         found = self._couch.get("_all_docs", include_docs=True, limit=limit, **start)["rows"]
         copied = (done["rows"] if done else 0) + len(found)
         reached = found[-1]["id"] if found else (done or {}).get("id", "")
         return DocumentPage(documents=_documents(found), done={"id": reached, "rows": copied}, is_last=not found)
 
-    def of_ids(self, table: TableInfo, ids: Sequence[str]) -> list[Document]:
+    def of_ids(self, table: SourceTable, ids: Sequence[str]) -> list[Document]:
         return _documents(self._couch.post("_all_docs", {"keys": list(ids)}, include_docs=True)["rows"])
 
     def close(self) -> None:

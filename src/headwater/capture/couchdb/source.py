@@ -31,7 +31,7 @@ from headwater.capture.documents import (
     json_text,
     transactions_of,
 )
-from headwater.capture.source import DELETE, INSERT, UPDATE, CaptureSource, Changes, SourceLag, TableInfo
+from headwater.capture.source import DELETE, INSERT, UPDATE, CaptureSource, Changes, SourceLag, SourceTable
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import CaptureLost
 
@@ -61,7 +61,7 @@ class CouchSource(DocumentSource):
 
     # What the runner calls
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The one table."""
         table = self._documents.table()
         self._tables = {table.name: table}

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.source import COMMITTED, DELETE, INSERT, READ, TRUNCATE, UPDATE, TableInfo
-from headwater.databases.connect_types import Reading, reading_by_type, reading_of, row_reading
+from headwater.capture.source import COMMITTED, DELETE, INSERT, READ, TRUNCATE, UPDATE, SourceTable
+from headwater.databases.connect_types import ColumnReader, reading_by_type, reading_of, row_reading
 from headwater.log.arrow.json_types import columns_of_texts
 from headwater.log.port.topic import Topic
 from headwater.model.errors import NotCapturable, SchemaMismatch
@@ -46,12 +46,12 @@ class EnvelopeOptions(msgspec.Struct, frozen=True):
     unavailable_is_null: bool = False
 
 
-class Shape(msgspec.Struct, frozen=True):
+class EnvelopeShape(msgspec.Struct, frozen=True):
     """How events that begin with `prefix` are read: the table as they know it, its rows, and the topic by the payload's columns."""
 
     prefix: bytes
-    table: TableInfo
-    row: Reading
+    table: SourceTable
+    row: ColumnReader
     payload: Topic
 
 
@@ -68,18 +68,18 @@ class Envelopes:
         self._topic = topic
         self._table = table
         self._options = options
-        self._shapes: dict[bytes, Shape] = {}
-        self._last: Shape | None = None
+        self._shapes: dict[bytes, EnvelopeShape] = {}
+        self._last: EnvelopeShape | None = None
         self.key = key
 
-    def look(self, key: bytes | None, value: bytes) -> TableInfo:
+    def look(self, key: bytes | None, value: bytes) -> SourceTable:
         """The table as an event knows it; its key's columns are those of the first event that has a key. `NotCapturable`."""
         if self.key is None and key is not None:
             self.key = _key_columns(key)
         self._last = self._shape(value)
         return self._last.table
 
-    def runs(self, values: pa.Array) -> Iterator[tuple[Shape, pa.Array, int, int]]:
+    def runs(self, values: pa.Array) -> Iterator[tuple[EnvelopeShape, pa.Array, int, int]]:
         """Events that follow one another and are read alike: their payloads, and from where to where they stand."""
         start = 0
         while start < len(values):
@@ -97,7 +97,7 @@ class Envelopes:
             start += count
 
     def changes(
-        self, shape: Shape, payloads: pa.Array, positions: pa.Array, *, partition: int, offsets: Any
+        self, shape: EnvelopeShape, payloads: pa.Array, positions: pa.Array, *, partition: int, offsets: Any
     ) -> pa.Table:
         """The changes that payloads tell, by the columns of `changes_schema`; `NotCapturable`, `SchemaMismatch`."""
         self._last = shape
@@ -144,14 +144,14 @@ class Envelopes:
             }
         )
 
-    def _shape(self, value: bytes) -> Shape:
+    def _shape(self, value: bytes) -> EnvelopeShape:
         event = _parsed(value)
         prefix = _WRAPPED + bytes(event.schema) + b',"payload":' if bytes(event.payload) else b""
         if prefix not in self._shapes:
             self._shapes[prefix] = self._understood(prefix, event, value)
         return self._shapes[prefix]
 
-    def _understood(self, prefix: bytes, event: _Event, value: bytes) -> Shape:
+    def _understood(self, prefix: bytes, event: _Event, value: bytes) -> EnvelopeShape:
         schema = msgspec.json.decode(event.schema)
         payload = msgspec.json.decode(bytes(event.payload) or value)
         if not isinstance(payload, dict) or "op" not in payload or not {"before", "after"} & payload.keys():
@@ -172,14 +172,14 @@ class Envelopes:
                 )
         row = row_reading(parts)
         table = pa.schema([pa.field(name, part.log, nullable=name not in (self.key or ())) for name, part in parts])
-        return Shape(
+        return EnvelopeShape(
             prefix,
-            TableInfo(name=self._table, schema=table, key=self.key, is_told=True),
+            SourceTable(name=self._table, schema=table, key=self.key, is_told=True),
             row,
             _by(self._topic, pa.struct(_payload_fields(row.read, payload))),
         )
 
-    def _by_schema(self, schema: Any) -> list[tuple[str, Reading]]:
+    def _by_schema(self, schema: Any) -> list[tuple[str, ColumnReader]]:
         rows = [field for field in schema.get("fields", ()) if field.get("field") in ("after", "before")]
         if not rows:
             raise self._refused("has a schema part without before and after.", "Leave the topic out.")
@@ -190,7 +190,7 @@ class Envelopes:
                 f"has a column that cannot be read: {error}.", "Leave it out: column.exclude.list."
             ) from None
 
-    def _by_columns(self) -> list[tuple[str, Reading]]:
+    def _by_columns(self) -> list[tuple[str, ColumnReader]]:
         options = self._options
         if options.columns is None:
             raise self._refused(
@@ -202,7 +202,7 @@ class Envelopes:
         ]
         return list(zip(options.columns.names, read, strict=True))
 
-    def _decoded(self, shape: Shape, rows: pa.Array, partition: int, offsets: Any) -> pa.Array:
+    def _decoded(self, shape: EnvelopeShape, rows: pa.Array, partition: int, offsets: Any) -> pa.Array:
         try:
             return shape.row.decode(rows)
         except (pa.ArrowInvalid, ValueError) as error:

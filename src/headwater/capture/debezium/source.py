@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.capture.debezium.envelope import EnvelopeOptions, Envelopes, Shape
+from headwater.capture.debezium.envelope import EnvelopeOptions, Envelopes, EnvelopeShape
 from headwater.capture.source import (
     DELETE,
     TRUNCATE,
@@ -36,8 +36,8 @@ from headwater.capture.source import (
     ChangeBatch,
     Changes,
     SourceLag,
+    SourceTable,
     TableChange,
-    TableInfo,
 )
 from headwater.capture.source_url import SourceUrl
 from headwater.log.clients.reader import Reader
@@ -65,22 +65,22 @@ _LOOK_BACK = 100
 _PLACE = re.compile(r"(.+?)(\*?)/(\d+)@(\d+)(d?)")
 
 
-class Place(msgspec.Struct):
+class PartitionPlace(msgspec.Struct):
     """How far a partition was read, and whether the last event was a delete."""
 
     offset: int
     behind_delete: bool = False
 
 
-class Read(msgspec.Struct):
+class DebeziumPosition(msgspec.Struct):
     """How far everything was read: a position, taken apart."""
 
     events: int = 0
     copied: set[str] = msgspec.field(default_factory=set)
-    places: dict[tuple[str, int], Place] = msgspec.field(default_factory=dict)
+    places: dict[tuple[str, int], PartitionPlace] = msgspec.field(default_factory=dict)
 
     @classmethod
-    def at(cls, position: str) -> Read:
+    def at(cls, position: str) -> DebeziumPosition:
         """The parts of a position."""
         events, _, listed = position.partition("~")
         read = cls(int(events))
@@ -88,7 +88,7 @@ class Read(msgspec.Struct):
             found = _PLACE.fullmatch(text)
             assert found is not None, position
             table, copied, partition, offset, deleted = found.groups()
-            read.places[table, int(partition)] = Place(int(offset), bool(deleted))
+            read.places[table, int(partition)] = PartitionPlace(int(offset), bool(deleted))
             if copied:
                 read.copied.add(table)
         return read
@@ -124,16 +124,16 @@ class DebeziumSource:
         self._held: Log | None = None
         self._reader: Reader | None = None
         self._envelopes: dict[str, Envelopes] = {}
-        self._tables: dict[str, TableInfo] = {}
+        self._tables: dict[str, SourceTable] = {}
         self._following: set[str] = set()
         """The tables that are read: those that are copied, or whose copying has begun."""
-        self._read = Read()
+        self._read = DebeziumPosition()
         self._event_bytes = 1_000.0
         _check_options(url)
 
     # What the runner calls
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables, by the newest event of each topic."""
         self._envelopes, self._tables, self.left_out = {}, {}, {}
         for table in self._chosen or self._found():
@@ -151,12 +151,12 @@ class DebeziumSource:
     def prepare(self, resume: str | None) -> str:
         """Where each partition was, or its first event."""
         self._close_reader()
-        known = Read() if resume is None else Read.at(resume)
-        self._read = Read(known.events, known.copied & self._tables.keys())
+        known = DebeziumPosition() if resume is None else DebeziumPosition.at(resume)
+        self._read = DebeziumPosition(known.events, known.copied & self._tables.keys())
         self._following = set(self._read.copied)
         for table in self._tables:
             for partition, span in self._log.offsets(self._topic(table)).items():
-                place = known.places.get((table, partition), Place(span.start))
+                place = known.places.get((table, partition), PartitionPlace(span.start))
                 if not span.start <= place.offset <= span.stop:
                     raise CaptureLost(
                         f"Topic {self._topic(table)!r}, partition {partition}, has offsets {span.start} to {span.stop}; the log goes on at "
@@ -218,7 +218,7 @@ class DebeziumSource:
 
     def lag(self, position: str | None = None) -> SourceLag:
         """The events that were not read yet."""
-        read = self._read if position is None else Read.at(position)
+        read = self._read if position is None else DebeziumPosition.at(position)
         with open_log(self._log_url, read_only=True) as log:
             behind = 0
             for table in {table for table, _ in read.places}:
@@ -245,7 +245,7 @@ class DebeziumSource:
     def _found(self) -> list[str]:
         return sorted(name.removeprefix(self._prefix) for name in self._log.topics() if name.startswith(self._prefix))
 
-    def _look(self, table: str) -> TableInfo:
+    def _look(self, table: str) -> SourceTable:
         """A table by the newest of its topic's events that is no tombstone."""
         topic = self._log.topic(self._topic(table))
         if topic.has_schema:
@@ -282,16 +282,16 @@ class DebeziumSource:
         self._following.add(table)
         self._read.copied.discard(table)
         for partition, span in self._log.offsets(self._topic(table)).items():
-            self._read.places[table, partition] = Place(span.start)
+            self._read.places[table, partition] = PartitionPlace(span.start)
         self._close_reader()
 
     def _ends_now(self, table: str) -> dict[int, int]:
         return {partition: span.stop for partition, span in self._log.offsets(self._topic(table)).items()}
 
-    def _take(self, batch: pa.RecordBatch, told: list[ChangeBatch]) -> tuple[str, TableInfo | str] | None:
+    def _take(self, batch: pa.RecordBatch, told: list[ChangeBatch]) -> tuple[str, SourceTable | str] | None:
         """Puts the changes of a batch behind those that were told, up to where its table looks different; that is returned then."""
         table = batch.column("_topic")[0].as_py().removeprefix(self._prefix)
-        self._read.places.setdefault((table, batch.column("_partition")[0].as_py()), Place(0))
+        self._read.places.setdefault((table, batch.column("_partition")[0].as_py()), PartitionPlace(0))
         self._event_bytes = max(1.0, batch.nbytes / max(1, batch.num_rows))
         values = batch.column("value")
         valued = np.flatnonzero(values.is_valid())
@@ -311,7 +311,7 @@ class DebeziumSource:
         return None
 
     def _tell(
-        self, table: str, events: pa.RecordBatch, read: tuple[Shape, pa.Array] | None, told: list[ChangeBatch]
+        self, table: str, events: pa.RecordBatch, read: tuple[EnvelopeShape, pa.Array] | None, told: list[ChangeBatch]
     ) -> None:
         """The changes of events that are read alike, with the tombstones between and behind them; or of tombstones alone."""
         envelopes, partition = self._envelopes[table], events.column("_partition")[0].as_py()
@@ -353,7 +353,7 @@ class DebeziumSource:
             )
         return changes
 
-    def _wider(self, table: str, seen: TableInfo) -> TableInfo | None:
+    def _wider(self, table: str, seen: SourceTable) -> SourceTable | None:
         """The table with what an event knows of it besides; None where there is nothing new. `SchemaConflict`, `NotCapturable`."""
         known = self._tables[table]
         if seen.key != known.key:
@@ -376,7 +376,7 @@ class DebeziumSource:
         places = [events.column(name).cast(pa.string()) for name in ("_partition", "_offset")]
         return pc.binary_join_element_wise(pc.utf8_lpad(numbers, 20, "0"), f" {table}/", places[0], "@", places[1], "")
 
-    def _changed(self, changed: tuple[str, TableInfo | str]) -> Changes:
+    def _changed(self, changed: tuple[str, SourceTable | str]) -> Changes:
         """Tells that a table looks different, or cannot be read on."""
         table, new = changed
         self._read.events += 1
@@ -392,7 +392,7 @@ class DebeziumSource:
         """Where transactions ended, or compaction took events, there is nothing to read."""
         for place in reader.positions():
             at = (place.topic.removeprefix(self._prefix), place.partition)
-            known = self._read.places.setdefault(at, Place(0))
+            known = self._read.places.setdefault(at, PartitionPlace(0))
             if place.offset > known.offset:
                 known.offset = place.offset
                 self._read.events += 1

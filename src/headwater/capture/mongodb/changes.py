@@ -27,7 +27,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from headwater.capture.documents import DOCUMENT, ID, Document, DocumentChange
-from headwater.capture.source import DELETE, INSERT, TRUNCATE, UPDATE, TableInfo
+from headwater.capture.source import DELETE, INSERT, TRUNCATE, UPDATE, SourceTable
 
 RENAME = "rename"
 
@@ -52,7 +52,7 @@ def transaction_of(event: Mapping[str, Any]) -> str | None:
     return f"{event['lsid']['id'].hex}.{int(event['txnNumber'])}"
 
 
-def change_of(event: Mapping[str, Any], table: TableInfo) -> DocumentChange | None:
+def change_of(event: Mapping[str, Any], table: SourceTable) -> DocumentChange | None:
     """The change that an event tells of a table; None where it changes no document (an index was made, say)."""
     op = _OPS.get(event["operationType"])
     if op is None:
@@ -74,7 +74,7 @@ def change_of(event: Mapping[str, Any], table: TableInfo) -> DocumentChange | No
     )
 
 
-def document_of(document: Mapping[str, Any], table: TableInfo) -> Document:
+def document_of(document: Mapping[str, Any], table: SourceTable) -> Document:
     """A document as a row of a table."""
     names = table.schema.names
     wanted = {name: plain(document[name]) for name in names if name != ID and name in document}

@@ -18,7 +18,7 @@ from bson.objectid import ObjectId
 from headwater.capture.documents import Document, DocumentPage, document_table
 from headwater.capture.mongodb.changes import CANONICAL, RELAXED, document_of, id_text
 from headwater.capture.mongodb.client import CODEC, Mongo
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import InvalidInput, NotFound
 
@@ -75,7 +75,7 @@ class MongoDocuments:
         """The columns that the URL declares for a collection."""
         return self._url.options.get(f"schema.{name}", self._url.options.get("schema"))
 
-    def table(self) -> TableInfo:
+    def table(self) -> SourceTable:
         if len(self._url.tables) != 1:
             raise InvalidInput(f"{self.url} names no collection.", advice="Write ?table=… behind it.")
         (name,) = self._url.tables
@@ -84,7 +84,7 @@ class MongoDocuments:
             raise self.not_found(name, found)
         return document_table(name, self.declared(name), has_rev=False)
 
-    def page(self, table: TableInfo, done: Any | None, *, limit: int) -> DocumentPage:
+    def page(self, table: SourceTable, done: Any | None, *, limit: int) -> DocumentPage:
         """Kind by kind."""
         kind, last = (0, None) if done is None else (done["kind"], done["id"])
         copied = 0 if done is None else done["rows"]
@@ -104,7 +104,7 @@ class MongoDocuments:
             is_last=kind == len(_KINDS),
         )
 
-    def of_ids(self, table: TableInfo, ids: Sequence[str]) -> list[Document]:
+    def of_ids(self, table: SourceTable, ids: Sequence[str]) -> list[Document]:
         wanted = [value for text in ids for value in _ids_of(text)]
         found = [document_of(document, table) for document in self._find(table.name, {"$in": wanted}, 0)]
         return [document for document in found if document.id in ids]

@@ -27,7 +27,7 @@ from headwater.capture.documents import (
 from headwater.capture.mongodb.changes import RENAME, change_of, position_of, transaction_of
 from headwater.capture.mongodb.client import Mongo
 from headwater.capture.mongodb.documents import MongoDocuments
-from headwater.capture.source import CaptureSource, Changes, SourceLag, TableChange, TableInfo
+from headwater.capture.source import CaptureSource, Changes, SourceLag, SourceTable, TableChange
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import InvalidInput, NotCapturable
 
@@ -65,7 +65,7 @@ class MongoSource(DocumentSource):
 
     # What the runner calls
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The collections, by the names that were given, or all; that there is a change stream is found out by opening one."""
         found = self._documents.collections()
         names = self._url.tables or [name for name in found if self._can_be(found[name])]
@@ -123,7 +123,7 @@ class MongoSource(DocumentSource):
     def _can_be(self, described: Mapping[str, Any]) -> bool:
         return described.get("type", "collection") == "collection" and not described["name"].startswith("system.")
 
-    def _table(self, name: str, *, alone: bool) -> TableInfo:
+    def _table(self, name: str, *, alone: bool) -> SourceTable:
         if "schema" in self._url.options and not alone:
             raise InvalidInput(
                 f"{self.url}: ?schema= is for one collection.", advice=f"Write schema.{name}=… for each."

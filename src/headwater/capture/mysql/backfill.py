@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from headwater.capture.mysql.connection import Database, quoted
+from headwater.capture.mysql.connection import MySqlDatabase, quoted
 from headwater.capture.mysql.pages import Page, read_page, typed_rows
-from headwater.capture.mysql.positions import Place, end_text, file_number, gtids_of, place_of
-from headwater.capture.mysql.requirements import Server
+from headwater.capture.mysql.positions import BinlogPlace, end_text, file_number, gtids_of, place_of
+from headwater.capture.mysql.requirements import MySqlServer
 from headwater.capture.mysql.resume_point import end_of_binlog
-from headwater.capture.mysql.tables import Captured, read_tables
+from headwater.capture.mysql.tables import CapturedMyTable, read_tables
 from headwater.capture.source import BackfillChunk
 from headwater.model.errors import NotCapturable, TimedOut
 
@@ -37,23 +37,25 @@ _CHANGED_MEANWHILE = (1054, 1205, 1213, 1222, 1412)
 """The table has other columns now, or somebody holds it: the chunk begins again."""
 
 
-class Progress(msgspec.Struct):
+class MySqlBackfillProgress(msgspec.Struct):
     """How far a table's backfill has come."""
 
     key: list[str]
     rows: int
 
 
-class Backfill:
+class MySqlBackfill:
     """Reads chunks by a connection of its own."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MySqlDatabase) -> None:
         self._database = database
         self._rows: dict[str, int] = {}
 
-    def chunk(self, captured: Captured, done: Any | None, *, position: str, server: Server) -> BackfillChunk:
+    def chunk(
+        self, captured: CapturedMyTable, done: Any | None, *, position: str, server: MySqlServer
+    ) -> BackfillChunk:
         """The next rows of a table."""
-        progress = None if done is None else msgspec.convert(done, Progress)
+        progress = None if done is None else msgspec.convert(done, MySqlBackfillProgress)
         for _ in range(TRIES_MAX):
             with self._database.told():
                 try:
@@ -72,7 +74,9 @@ class Backfill:
         """Ends the connection."""
         self._database.close()
 
-    def _chunk(self, captured: Captured, progress: Progress | None, position: str, server: Server) -> BackfillChunk:
+    def _chunk(
+        self, captured: CapturedMyTable, progress: MySqlBackfillProgress | None, position: str, server: MySqlServer
+    ) -> BackfillChunk:
         info, database = captured.info, self._database
         after = self._snapshot(position, server)
         try:
@@ -104,14 +108,14 @@ class Backfill:
         last = found.rows < limit
         return BackfillChunk(
             rows=typed_rows(found, names, table, info.schema),
-            done=msgspec.to_builtins(Progress(found.last, rows)) if found.rows else None,
+            done=msgspec.to_builtins(MySqlBackfillProgress(found.last, rows)) if found.rows else None,
             last=last,
             after=after,
             until=end_text(until),
             fraction=1.0 if last else min(1.0, rows / max(table.rows_estimate, rows, 1)),
         )
 
-    def _snapshot(self, position: str, server: Server) -> str:
+    def _snapshot(self, position: str, server: MySqlServer) -> str:
         """Begins a transaction in which everything is visible that was handed over; the position of its moment, or before it."""
         database = self._database
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
@@ -141,6 +145,6 @@ class Backfill:
             self._rows[table] = max(1, min(CHUNK_BYTES // size, ROWS_MAX))
 
 
-def _snapshot_place(database: Database) -> Place:
+def _snapshot_place(database: MySqlDatabase) -> BinlogPlace:
     found = {name.lower(): value for name, value in database.ask("SHOW STATUS LIKE 'binlog_snapshot_%'")}
-    return Place(file_number(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))
+    return BinlogPlace(file_number(found["binlog_snapshot_file"]), int(found["binlog_snapshot_position"]))

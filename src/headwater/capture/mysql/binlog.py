@@ -91,7 +91,7 @@ class TableMap(msgspec.Struct, frozen=True):
     named: bool
 
 
-class Query(NamedTuple):
+class BinlogQuery(NamedTuple):
     """A statement, and the database that was in use."""
 
     database: str
@@ -123,11 +123,11 @@ def read_rotate(body: memoryview) -> tuple[int, str]:
     return position, bytes(body[8:]).rstrip(b"\0").decode("latin1")
 
 
-def read_query(body: memoryview) -> Query:
+def read_query(body: memoryview) -> BinlogQuery:
     """A statement."""
     _, _, size, _, status = struct.unpack_from("<IIBHH", body)
     at = 13 + status
-    return Query(
+    return BinlogQuery(
         bytes(body[at : at + size]).decode("utf8", "replace"), bytes(body[at + size + 1 :]).decode("utf8", "replace")
     )
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from headwater.capture.byte_columns import Bytes, Flags, Indexes
 from headwater.capture.mysql import binlog
 from headwater.capture.mysql.binlog import TableMap
-from headwater.capture.mysql.positions import Place, event_texts
-from headwater.capture.mysql.tables import Captured
+from headwater.capture.mysql.positions import BinlogPlace, event_texts
+from headwater.capture.mysql.tables import CapturedMyTable
 from headwater.capture.mysql.values import Found, layout_of, padded, read_values, walk
 from headwater.capture.source import (
     COMMITTED,
@@ -27,7 +27,7 @@ from headwater.capture.source import (
     TRUNCATE,
     UPDATE,
     ChangeBatch,
-    TableInfo,
+    SourceTable,
     changes_schema,
 )
 from headwater.capture.topics import transaction_rows
@@ -37,10 +37,10 @@ _OPS = pa.array([INSERT, UPDATE, DELETE, TRUNCATE])
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
 
 
-class Transaction(msgspec.Struct, kw_only=True):
+class BinlogTransaction(msgspec.Struct, kw_only=True):
     """A transaction: where it begins, what it is called, and what was given of it in earlier segments."""
 
-    place: Place
+    place: BinlogPlace
     committed_us: int
     name: str
     stream: str
@@ -75,12 +75,12 @@ class _Rows(NamedTuple):
     after: pa.Array
 
 
-class Segment:
+class BinlogSegment:
     """Gathers transactions; `codecs` are what Python calls the character set of each collation."""
 
     def __init__(self, codecs: Mapping[int, str]) -> None:
         self._codecs = codecs
-        self._transactions: list[Transaction] = []
+        self._transactions: list[BinlogTransaction] = []
         self._ended: list[int] = []
         self._events: list[RowEvent] = []
 
@@ -88,7 +88,7 @@ class Segment:
         """Whether there is anything to tell."""
         return bool(self._events) or any(self._transactions[at].given for at in self._ended)
 
-    def begin(self, transaction: Transaction) -> None:
+    def begin(self, transaction: BinlogTransaction) -> None:
         """A transaction whose events follow."""
         self._transactions.append(transaction)
 
@@ -106,7 +106,7 @@ class Segment:
         self._events.append(RowEvent(len(self._transactions) - 1, table, None, _TRUNCATE, 0, 0))
 
     def changes(
-        self, block: bytes, captured: Mapping[str, Captured]
+        self, block: bytes, captured: Mapping[str, CapturedMyTable]
     ) -> tuple[tuple[ChangeBatch, ...], pa.Table | None]:
         """The events of each table, and begin and end of the transactions that ended."""
         data = padded(block)
@@ -134,7 +134,7 @@ class Segment:
         self._count(list(rows), counts)
         return tuple(batches), self._ended_rows()
 
-    def _rows(self, data: Bytes, info: TableInfo, events: list[int]) -> _Rows:
+    def _rows(self, data: Bytes, info: SourceTable, events: list[int]) -> _Rows:
         """The rows of a table's events, in order."""
         groups: dict[tuple[int, int], list[int]] = {}
         for at in events:
@@ -153,7 +153,7 @@ class Segment:
             pa.concat_arrays([part.after for part in parts]).take(picks),
         )
 
-    def _group(self, data: Bytes, info: TableInfo, row: pa.StructType, group: Indexes) -> _Rows:
+    def _group(self, data: Bytes, info: SourceTable, row: pa.StructType, group: Indexes) -> _Rows:
         """The rows of events that did the same to a table with the same columns."""
         event = self._events[group[0]]
         mapped = event.mapped
@@ -197,7 +197,7 @@ class Segment:
             columns.append(values if values.type == field.type else values.cast(field.type))
         return columns
 
-    def _event_table(self, found: _Rows, which: Indexes, orders: Indexes, info: TableInfo) -> pa.Table:
+    def _event_table(self, found: _Rows, which: Indexes, orders: Indexes, info: SourceTable) -> pa.Table:
         return pa.Table.from_arrays(
             [
                 _OPS.take(pa.array(found.ops)),

@@ -8,7 +8,7 @@ Invariants:
 - what a statement makes of rows is not in the binlog: the table is copied again then (`ddl`). So it is for XA transactions, whose
   rows stand where they were prepared, not where they were committed, and for statements that a session logged instead of rows.
 
-One `Decoder` serves one stream. Not thread-safe.
+One `BinlogDecoder` serves one stream. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from headwater.capture.mysql import binlog
 from headwater.capture.mysql.binlog import TableMap
-from headwater.capture.mysql.binlog_segment import Segment, Transaction
+from headwater.capture.mysql.binlog_segment import BinlogSegment, BinlogTransaction
 from headwater.capture.mysql.ddl import effects
-from headwater.capture.mysql.positions import Place, begun_of, end_text, file_number, gtids_of, place_of
-from headwater.capture.mysql.stream import Block, Event
-from headwater.capture.mysql.tables import Captured, MyTable, info_of, key_of
+from headwater.capture.mysql.positions import BinlogPlace, begun_of, end_text, file_number, gtids_of, place_of
+from headwater.capture.mysql.stream import BinlogBlock, BinlogEvent
+from headwater.capture.mysql.tables import CapturedMyTable, MyTable, info_of, key_of
 from headwater.capture.mysql.types import mapped_type
 from headwater.capture.mysql.values import layout_of
-from headwater.capture.source import Changes, TableChange, TableInfo
+from headwater.capture.source import Changes, SourceTable, TableChange
 from headwater.model.errors import CaptureLost, NotCapturable, SchemaConflict
 from headwater.model.schema import widen
 
@@ -44,12 +44,12 @@ Look = Callable[[str], MyTable | None]
 """A table as the catalog has it now."""
 
 
-class Decoder:
+class BinlogDecoder:
     """Follows one stream. `captured` is by the name of the table, and is changed where a table changes or stops."""
 
     def __init__(
         self,
-        captured: dict[str, Captured],
+        captured: dict[str, CapturedMyTable],
         *,
         database: str,
         codecs: dict[int, str],
@@ -67,15 +67,15 @@ class Decoder:
         self._begun_s = begun_of(after)
         self._maps: dict[int, TableMap | None] = {}
         self._parsed: dict[bytes, TableMap] = {}
-        self._fitting: dict[str, tuple[TableMap, Captured]] = {}
+        self._fitting: dict[str, tuple[TableMap, CapturedMyTable]] = {}
         self._prepared: dict[str, set[str]] = {}
-        self._open: Transaction | None = None
+        self._open: BinlogTransaction | None = None
         self._is_over = False
         """Whether the open transaction ends once what its last event changed has been told: not before, or a kill could lose that."""
-        self._news: list[tuple[TableChange, Captured | None]] = []
+        self._news: list[tuple[TableChange, CapturedMyTable | None]] = []
         self._told: list[TableChange] = []
         """Tables that look different before the next piece."""
-        self._segment = Segment(self._codecs)
+        self._segment = BinlogSegment(self._codecs)
         self.place = self._after
         """How far the binlog was read; part of a transaction may lie before it."""
         self.end = after
@@ -87,7 +87,7 @@ class Decoder:
         """Whether no transaction is open of which something was given."""
         return self._open is None or not self._open.given
 
-    def changes(self, block: Block) -> Iterator[Changes]:
+    def changes(self, block: BinlogBlock) -> Iterator[Changes]:
         """What the events of a block say; a new piece where a table changes."""
         view = memoryview(block.data)
         for event in block.events:
@@ -118,22 +118,22 @@ class Decoder:
             yield self._flush(block)
         self._restart_segment()
 
-    def _advance(self, event: Event, body: memoryview) -> None:
+    def _advance(self, event: BinlogEvent, body: memoryview) -> None:
         """Where the event ends: headers have 32 bits of it, and events that the server makes up have none."""
         if event.kind == binlog.ROTATE:
             offset, name = binlog.read_rotate(body)
-            self.place = Place(file_number(name), offset)
+            self.place = BinlogPlace(file_number(name), offset)
         elif event.end and event.kind not in (binlog.HEARTBEAT, binlog.HEARTBEAT_V2):
             offset = self.place.offset >> _OFFSET_BITS << _OFFSET_BITS | event.end
             offset += (1 << _OFFSET_BITS) * (offset < self.place.offset)
-            self.place = Place(self.place.file, offset)
+            self.place = BinlogPlace(self.place.file, offset)
             if event.kind == binlog.FORMAT:
                 self._begun_s = event.time
 
-    def _begin(self, event: Event, body: memoryview, place: Place) -> None:
+    def _begin(self, event: BinlogEvent, body: memoryview, place: BinlogPlace) -> None:
         is_mariadb = event.kind == binlog.MARIADB_GTID
         gtid = binlog.read_mariadb_gtid(body, event.server) if is_mariadb else binlog.read_mysql_gtid(body)
-        self._open = Transaction(
+        self._open = BinlogTransaction(
             place=place,
             committed_us=gtid.committed_us or event.time * 1_000_000,
             name=gtid.name,
@@ -171,7 +171,7 @@ class Decoder:
         if fits is None or fits[0] is not mapped or fits[1] is not known:
             self._fit(mapped, known)
 
-    def _fit(self, mapped: TableMap, known: Captured) -> None:
+    def _fit(self, mapped: TableMap, known: CapturedMyTable) -> None:
         """Lets the runner know columns that it does not, and stops a table whose rows cannot be read."""
         info = known.info
         if not mapped.named:
@@ -201,11 +201,11 @@ class Decoder:
         schema = pa.schema(list(fields.values()))
         fitting = known
         if schema != info.schema:
-            fitting = Captured(msgspec.structs.replace(info, schema=schema), known.given)
+            fitting = CapturedMyTable(msgspec.structs.replace(info, schema=schema), known.given)
             self._news.append((TableChange(table=fitting.info), fitting))
         self._fitting[mapped.table] = (mapped, fitting)
 
-    def _add_rows(self, event: Event, body: memoryview) -> None:
+    def _add_rows(self, event: BinlogEvent, body: memoryview) -> None:
         mapped = self._maps.get(binlog.table_number(body))
         transaction = self._open
         if mapped is None or transaction is None or not transaction.wanted or mapped.table not in self._captured:
@@ -220,7 +220,7 @@ class Decoder:
             return
         self._segment.add(mapped.table, mapped, event.kind, event.start + header.begin, event.stop)
 
-    def _query(self, query: binlog.Query) -> None:
+    def _query(self, query: binlog.BinlogQuery) -> None:
         """A statement: the begin or end of a transaction, or something that happened to tables."""
         transaction, statement = self._open, query.statement.strip()
         word = statement[:12].upper()
@@ -239,7 +239,7 @@ class Decoder:
             self._see_statement(query)
         self._is_over = not transaction.began
 
-    def _see_statement(self, query: binlog.Query) -> None:
+    def _see_statement(self, query: binlog.BinlogQuery) -> None:
         seen: set[str] = set()
         for effect in effects(query.statement, query.database, list(self._captured)):
             known = self._known(effect.table)
@@ -251,14 +251,14 @@ class Decoder:
             else:
                 self._look_again(known, gone=effect.doing == "gone", refresh=effect.doing != "altered")
 
-    def _known(self, table: str) -> Captured | None:
+    def _known(self, table: str) -> CapturedMyTable | None:
         """The captured table that a statement means."""
         return next((known for name, known in self._captured.items() if self._is_same(name, table)), None)
 
     def _is_same(self, name: str, other: str) -> bool:
         return name.lower() == other.lower() if self._folds_names else name == other
 
-    def _look_again(self, known: Captured, *, gone: bool, refresh: bool) -> None:
+    def _look_again(self, known: CapturedMyTable, *, gone: bool, refresh: bool) -> None:
         """A table that a statement has changed, as the catalog has it now; what comes after that moment will be told again."""
         info = known.info
         table = self._look(info.name)
@@ -278,11 +278,11 @@ class Decoder:
                 "delete its topics, and capture the table anew.",
             )
             return
-        seen = Captured(info_of(table, key), known.given)
+        seen = CapturedMyTable(info_of(table, key), known.given)
         if refresh or seen.info.schema != info.schema:
             self._news.append((TableChange(table=seen.info, refresh=refresh), seen))
 
-    def _xa(self, transaction: Transaction, statement: str) -> None:
+    def _xa(self, transaction: BinlogTransaction, statement: str) -> None:
         """Rows of an XA transaction count when it is committed, which may be much later, or never."""
         found = _XA.match(statement)
         word, name = (found[1].upper(), re.sub(r"\s", "", found[2])) if found else ("", "")
@@ -297,7 +297,7 @@ class Decoder:
         elif word == "PREPARE":
             self._end_prepared(one_phase=False)
 
-    def _prepare(self, transaction: Transaction, name: str) -> None:
+    def _prepare(self, transaction: BinlogTransaction, name: str) -> None:
         if len(self._prepared) >= XA_MAX:  # one that is not known is taken to have touched everything
             self._prepared.clear()
         transaction.xa = name
@@ -313,7 +313,7 @@ class Decoder:
             known = self._captured[table]
             self._news.append((TableChange(table=known.info, refresh=True), known))
 
-    def _stop(self, info: TableInfo, why: str) -> None:
+    def _stop(self, info: SourceTable, why: str) -> None:
         self._news.append((TableChange(table=info, error=f"Table {info.name} {why}"), None))
 
     def _apply_news(self) -> None:
@@ -332,7 +332,7 @@ class Decoder:
         gtids = ",".join(sorted(self._gtids.values()))
         return end_text(place, gtids, self._begun_s) if place >= self._after else self.end
 
-    def _flush(self, block: Block) -> Changes:
+    def _flush(self, block: BinlogBlock) -> Changes:
         """What was gathered since the last piece."""
         batches, transactions = self._segment.changes(block.data, self._captured)
         self.end = self._end_now()
@@ -341,7 +341,7 @@ class Decoder:
         return Changes(batches=batches, transactions=transactions, tables=tables, end=self.end, whole=self.is_whole)
 
     def _restart_segment(self) -> None:
-        self._segment = Segment(self._codecs)
+        self._segment = BinlogSegment(self._codecs)
         if self._open is not None:
             self._segment.begin(self._open)
 

@@ -3,7 +3,7 @@
 A session of ours prints times in UTC, takes part in no default that changes values, and waits for no lock longer than a moment. A password
 comes from the URL, `?password_env=NAME` or `?password_file=…`, is read anew for each connection (so that it may change), and never stands
 in an error. Every failure becomes one of ours by `told`: `Unreachable` where trying again can help, `NotCapturable` where somebody has to
-do something first, `CaptureLost` where changes are gone. Not thread-safe: each thread has its own `Database`.
+do something first, `CaptureLost` where changes are gone. Not thread-safe: each thread has its own `MySqlDatabase`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_BINLOG = 1236
 _OPTIONS = ("password", "password_env", "password_file", "ssl_ca", "ssl_cert", "ssl_key")
 
 
-class Database:
+class MySqlDatabase:
     """One database, and one connection to it, made when it is first needed and again after it was lost."""
 
     def __init__(self, url: SourceUrl) -> None:
@@ -147,7 +147,7 @@ class Database:
         return Unreachable(what, advice="Check that the server runs and takes connections.")
 
 
-def grants(database: Database, user: str = "…") -> str:
+def grants(database: MySqlDatabase, user: str = "…") -> str:
     """The statements that let a user capture a database."""
     return (
         f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}; "

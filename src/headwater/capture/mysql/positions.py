@@ -24,22 +24,22 @@ _FILE_WIDTH, _OFFSET_WIDTH, _ORDER_WIDTH = 8, 12, 8
 _PLACE_WIDTH = _FILE_WIDTH + 1 + _OFFSET_WIDTH
 
 
-class Place(NamedTuple):
+class BinlogPlace(NamedTuple):
     """A byte of the binlog: the number of its file, and the offset in it."""
 
     file: int
     offset: int
 
 
-def end_text(place: Place, gtids: str | None = None, begun_s: int = 0) -> str:
+def end_text(place: BinlogPlace, gtids: str | None = None, begun_s: int = 0) -> str:
     """A place as a position, with the GTIDs that are reached there, and when its file was begun."""
     bare = f"{place.file:0{_FILE_WIDTH}x}:{place.offset:0{_OFFSET_WIDTH}x}"
     return bare if gtids is None else f"{bare}+{gtids}@{begun_s:x}"
 
 
-def place_of(position: str) -> Place:
+def place_of(position: str) -> BinlogPlace:
     """Where a position is."""
-    return Place(int(position[:_FILE_WIDTH], 16), int(position[_FILE_WIDTH + 1 : _PLACE_WIDTH], 16))
+    return BinlogPlace(int(position[:_FILE_WIDTH], 16), int(position[_FILE_WIDTH + 1 : _PLACE_WIDTH], 16))
 
 
 def gtids_of(position: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from headwater.capture.mysql.connection import Database, grants, quoted
+from headwater.capture.mysql.connection import MySqlDatabase, grants, quoted
 from headwater.capture.mysql.tables import MyTable
 from headwater.model.errors import HeadwaterError, NotCapturable
 
@@ -28,7 +28,7 @@ _MYSQL_ONLY = ("gtid_mode", "enforce_gtid_consistency")
 _VERSION_MIN = {True: (10, 5), False: (8, 0)}
 
 
-class Server(msgspec.Struct, frozen=True):
+class MySqlServer(msgspec.Struct, frozen=True):
     """What kind of server it is, and what tells it from others."""
 
     is_mariadb: bool
@@ -40,16 +40,16 @@ class Server(msgspec.Struct, frozen=True):
     """Whether statements may write the names of tables in any case."""
 
 
-def read_server(database: Database) -> Server:
+def read_server(database: MySqlDatabase) -> MySqlServer:
     """The server behind a database."""
     ((version, number, folds),) = database.ask("SELECT version(), @@server_id, @@lower_case_table_names")
     is_mariadb = "mariadb" in version.lower()
     major, minor = re.findall(r"\d+", version)[:2]
     known = (int(major), int(minor))
     if is_mariadb:
-        return Server(True, known, f"mariadb:{number}/{database.name}", "SHOW MASTER STATUS", bool(folds))
+        return MySqlServer(True, known, f"mariadb:{number}/{database.name}", "SHOW MASTER STATUS", bool(folds))
     ((uuid,),) = database.ask("SELECT @@server_uuid")
-    return Server(
+    return MySqlServer(
         False,
         known,
         f"mysql:{uuid}/{database.name}",
@@ -58,7 +58,7 @@ def read_server(database: Database) -> Server:
     )
 
 
-def check_server(database: Database) -> Server:
+def check_server(database: MySqlDatabase) -> MySqlServer:
     """Whether changes can be had from this server at all, by this user."""
     server = read_server(database)
     where = database.shown
@@ -95,7 +95,7 @@ def check_server(database: Database) -> Server:
     return server
 
 
-def check_tables(database: Database, tables: Collection[MyTable]) -> None:
+def check_tables(database: MySqlDatabase, tables: Collection[MyTable]) -> None:
     """Whether this user may read the tables; rights may be for columns only, so each is asked for nothing."""
     for table in tables:
         columns = ", ".join(quoted(column.name) for column in table.columns)
@@ -108,7 +108,7 @@ def check_tables(database: Database, tables: Collection[MyTable]) -> None:
             ) from None
 
 
-def _check_rights(database: Database, server: Server) -> None:
+def _check_rights(database: MySqlDatabase, server: MySqlServer) -> None:
     """By the statement that needs a right where there is one, and by the list of grants where not."""
     user = _user(database)
     try:
@@ -127,7 +127,7 @@ def _check_rights(database: Database, server: Server) -> None:
         )
 
 
-def _user(database: Database) -> str:
+def _user(database: MySqlDatabase) -> str:
     """The account, as a GRANT names it."""
     ((account,),) = database.ask("SELECT current_user()")
     name, _, host = account.rpartition("@")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 
 from headwater.capture.mysql.binlog import FORMAT
-from headwater.capture.mysql.connection import Database
-from headwater.capture.mysql.positions import Place, begun_of, end_text, file_number, gtids_of, place_of
-from headwater.capture.mysql.requirements import Server
-from headwater.capture.mysql.stream import BEGINS_OF_FILE, Stream
+from headwater.capture.mysql.connection import MySqlDatabase
+from headwater.capture.mysql.positions import BinlogPlace, begun_of, end_text, file_number, gtids_of, place_of
+from headwater.capture.mysql.requirements import MySqlServer
+from headwater.capture.mysql.stream import BEGINS_OF_FILE, BinlogStream
 from headwater.model.errors import CaptureLost, Unreachable
 
 DESCRIPTION_S = 10.0
@@ -21,13 +21,13 @@ DESCRIPTION_S = 10.0
 _AGAIN = "Start the capture with `--backfill-again`: it copies the tables anew, and removes what is gone."
 
 
-def end_of_binlog(database: Database, server: Server) -> tuple[str, Place]:
+def end_of_binlog(database: MySqlDatabase, server: MySqlServer) -> tuple[str, BinlogPlace]:
     """Where the binlog ends now: the name of its file, and the place."""
     name, offset = database.ask(server.status)[0][:2]
-    return name, Place(file_number(name), int(offset))
+    return name, BinlogPlace(file_number(name), int(offset))
 
 
-def begin(database: Database, server: Server) -> str:
+def begin(database: MySqlDatabase, server: MySqlServer) -> str:
     """The position behind which a capture that begins now reads."""
     name, place = end_of_binlog(database, server)
     begun_s = _begun_s(database, name)
@@ -37,7 +37,7 @@ def begin(database: Database, server: Server) -> str:
     return end_text(place, _sorted(gtids or ""), begun_s)
 
 
-def find(database: Database, server: Server, position: str) -> str:
+def find(database: MySqlDatabase, server: MySqlServer, position: str) -> str:
     """The file that a position is in; `CaptureLost` where what comes behind it is gone."""
     place = place_of(position)
     files = {file_number(name): (name, int(size)) for name, size, *_ in database.ask("SHOW BINARY LOGS")}
@@ -60,15 +60,15 @@ def find(database: Database, server: Server, position: str) -> str:
     return name
 
 
-def bytes_behind(database: Database, place: Place) -> int:
+def bytes_behind(database: MySqlDatabase, place: BinlogPlace) -> int:
     """How many bytes of binlog stand behind a place."""
     files = [(file_number(name), int(size)) for name, size, *_ in database.ask("SHOW BINARY LOGS")]
     return sum(max(0, size - (place.offset if file == place.file else 0)) for file, size in files if file >= place.file)
 
 
-def _begun_s(database: Database, file: str) -> int:
+def _begun_s(database: MySqlDatabase, file: str) -> int:
     """When a file was begun: its first event says so."""
-    stream = Stream(database, file=file, offset=BEGINS_OF_FILE)
+    stream = BinlogStream(database, file=file, offset=BEGINS_OF_FILE)
     try:
         deadline = time.monotonic() + DESCRIPTION_S
         while time.monotonic() < deadline:
@@ -80,7 +80,7 @@ def _begun_s(database: Database, file: str) -> int:
     raise Unreachable(f"{database.shown}: {file} does not begin.", advice="Try again; see the server's error log.")
 
 
-def _is_reached(database: Database, server: Server, name: str, place: Place, gtids: str) -> bool:
+def _is_reached(database: MySqlDatabase, server: MySqlServer, name: str, place: BinlogPlace, gtids: str) -> bool:
     if server.is_mariadb:
         ((there,),) = database.ask("SELECT BINLOG_GTID_POS(%s, %s)", (name, place.offset))
         return there is not None and _sorted(there) == gtids

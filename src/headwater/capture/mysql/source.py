@@ -19,16 +19,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.capture.mysql.backfill import Backfill
-from headwater.capture.mysql.changes import Decoder
-from headwater.capture.mysql.connection import Database
-from headwater.capture.mysql.positions import Place, place_of
-from headwater.capture.mysql.requirements import Server, check_server, check_tables, read_server
+from headwater.capture.mysql.backfill import MySqlBackfill
+from headwater.capture.mysql.changes import BinlogDecoder
+from headwater.capture.mysql.connection import MySqlDatabase
+from headwater.capture.mysql.positions import BinlogPlace, place_of
+from headwater.capture.mysql.requirements import MySqlServer, check_server, check_tables, read_server
 from headwater.capture.mysql.resume_point import begin, bytes_behind, end_of_binlog, find
-from headwater.capture.mysql.stream import Stream
-from headwater.capture.mysql.tables import Captured, MyTable, chosen, info_of, read_codecs, read_tables
+from headwater.capture.mysql.stream import BinlogStream
+from headwater.capture.mysql.tables import CapturedMyTable, MyTable, chosen, info_of, read_codecs, read_tables
 from headwater.capture.replica import ReplicaSource, not_captured, nothing_to_capture
-from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableInfo
+from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, SourceTable
 from headwater.capture.source_url import SourceUrl
 
 STANDSTILL_S = 10.0
@@ -40,17 +40,17 @@ class MySqlSource(ReplicaSource):
 
     def __init__(self, url: SourceUrl, *, name: str, keys: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(url, name=name, keys=keys)
-        self._database = Database(url)
-        self._watching = Database(url)
-        self._backfill = Backfill(Database(url))
-        self._server: Server | None = None
+        self._database = MySqlDatabase(url)
+        self._watching = MySqlDatabase(url)
+        self._backfill = MySqlBackfill(MySqlDatabase(url))
+        self._server: MySqlServer | None = None
         self._codecs: dict[int, str] = {}
-        self._captured: dict[str, Captured] = {}
-        self._stream: Stream | None = None
-        self._decoder: Decoder | None = None
-        self._reached: Place | None = None
+        self._captured: dict[str, CapturedMyTable] = {}
+        self._stream: BinlogStream | None = None
+        self._decoder: BinlogDecoder | None = None
+        self._reached: BinlogPlace | None = None
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables to capture; `NotCapturable` with the statement to run."""
         self._server = check_server(self._database)
         tables = read_tables(self._database)
@@ -60,7 +60,7 @@ class MySqlSource(ReplicaSource):
         check_tables(self._database, [tables[name] for name in keys])
         self._codecs = read_codecs(self._database)
         infos = [info_of(tables[name], key) for name, key in keys.items()]
-        self._captured = {info.name: Captured(info, self._keys.get(info.name, ())) for info in infos}
+        self._captured = {info.name: CapturedMyTable(info, self._keys.get(info.name, ())) for info in infos}
         return infos
 
     def prepare(self, resume: str | None) -> str:
@@ -112,7 +112,7 @@ class MySqlSource(ReplicaSource):
             self._watching.close()
 
     def _read(self, after: str, timeout_s: float) -> list[Changes]:
-        goal: Place | None = None
+        goal: BinlogPlace | None = None
         deadline, standstill = time.monotonic() + timeout_s, 0.0
         while True:
             decoder, stream = self._current(after)
@@ -132,15 +132,15 @@ class MySqlSource(ReplicaSource):
                 if decoder.place >= goal or now > standstill:
                     return []
 
-    def _current(self, after: str) -> tuple[Decoder, Stream]:
+    def _current(self, after: str) -> tuple[BinlogDecoder, BinlogStream]:
         """The stream that goes on behind a position, the one there is or a new one."""
         decoder, stream = self._decoder, self._stream
         if decoder is not None and stream is not None and (not decoder.is_whole or decoder.end == after):
             return decoder, stream
         self._end_session()
         file = find(self._database, self._the_server(), after)
-        self._stream = Stream(self._database, file=file, offset=place_of(after).offset)
-        self._decoder = Decoder(
+        self._stream = BinlogStream(self._database, file=file, offset=place_of(after).offset)
+        self._decoder = BinlogDecoder(
             self._captured,
             database=self._database.name,
             codecs=self._codecs,
@@ -150,7 +150,7 @@ class MySqlSource(ReplicaSource):
         )
         return self._decoder, self._stream
 
-    def _the_server(self) -> Server:
+    def _the_server(self) -> MySqlServer:
         if self._server is None:
             self._server = read_server(self._database)
         return self._server

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headwater.capture.mysql.binlog import FORMAT, HEADER, ROTATE
-from headwater.capture.mysql.connection import Database
+from headwater.capture.mysql.connection import MySqlDatabase
 from headwater.model.errors import Unreachable
 
 BLOCK_BYTES_MAX = 4 << 20
@@ -32,7 +32,7 @@ _RECEIVED_AT_ONCE = 1 << 20
 _HEAD = struct.Struct("<I")
 
 
-class Event(NamedTuple):
+class BinlogEvent(NamedTuple):
     """An event of a block: its header, and where its body stands in the block."""
 
     time: int
@@ -44,17 +44,17 @@ class Event(NamedTuple):
     stop: int
 
 
-class Block(NamedTuple):
+class BinlogBlock(NamedTuple):
     """Events, and the bytes that they stand in."""
 
     data: bytes
-    events: list[Event]
+    events: list[BinlogEvent]
 
 
-class Stream:
+class BinlogStream:
     """One connection that reads the binlog from a byte of a file on."""
 
-    def __init__(self, database: Database, *, file: str, offset: int) -> None:
+    def __init__(self, database: MySqlDatabase, *, file: str, offset: int) -> None:
         """A byte that the protocol cannot name is begun from the file's start; who reads skips what comes before."""
         self._database = database
         self._file = file
@@ -75,7 +75,7 @@ class Stream:
             self._connection._execute_command(_DUMP, struct.pack("<IHI", begin, 0, server) + name)
         self._socket: socket.socket = self._connection._sock
 
-    def read(self, timeout_s: float) -> Block | None:
+    def read(self, timeout_s: float) -> BinlogBlock | None:
         """The events that have come, or those that come in time."""
         parts, size = [self._rest], len(self._rest)
         enough = max(BLOCK_BYTES_MAX, _end_of_first(self._rest))
@@ -112,9 +112,9 @@ class Stream:
         self._heard = time.monotonic()
         return got
 
-    def _cut(self, data: bytes) -> tuple[Block, bytes]:
+    def _cut(self, data: bytes) -> tuple[BinlogBlock, bytes]:
         """The whole events of what was received, and the rest."""
-        events: list[Event] = []
+        events: list[BinlogEvent] = []
         at, size = 0, len(data)
         while at + 4 <= size:
             length = _HEAD.unpack_from(data, at)[0] & _PACKET_MAX
@@ -139,9 +139,9 @@ class Stream:
             if kind == FORMAT:
                 self._checksum = _CHECKSUM_BYTES * (data[end - _CHECKSUM_BYTES - 1] == _CRC32)
             stop = end - (self._checksum_of_rotate(end - start) if kind == ROTATE else self._checksum)
-            events.append(Event(time_, kind, server, event_size, event_end, start, stop))
+            events.append(BinlogEvent(time_, kind, server, event_size, event_end, start, stop))
             at = end
-        return Block(data[:at] if at < size else data, events), data[at:]
+        return BinlogBlock(data[:at] if at < size else data, events), data[at:]
 
     def _checksum_of_rotate(self, size: int) -> int:
         """One that the server makes up comes before the description of its file: its name is as long as ours, or by some digits longer."""

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.capture.mysql.connection import Database, quoted
+from headwater.capture.mysql.connection import MySqlDatabase, quoted
 from headwater.capture.mysql.types import Declared, codecs
 from headwater.capture.replica import with_keys
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.model.errors import NotCapturable
 
 _TABLES = """
@@ -59,14 +59,14 @@ class MyTable(msgspec.Struct, frozen=True, kw_only=True):
         return {column.name: column for column in self.columns}
 
 
-class Captured(msgspec.Struct, frozen=True):
+class CapturedMyTable(msgspec.Struct, frozen=True):
     """A table that is captured: as the runner knows it, and the key that the caller gave, if any."""
 
-    info: TableInfo
+    info: SourceTable
     given: tuple[str, ...] = ()
 
 
-def read_tables(database: Database, table: str | None = None) -> dict[str, MyTable]:
+def read_tables(database: MySqlDatabase, table: str | None = None) -> dict[str, MyTable]:
     """Every table and view of the database, by its name, or one of them."""
     name = database.name
     wanted = (name,) if table is None else (name, table)
@@ -104,7 +104,7 @@ def read_tables(database: Database, table: str | None = None) -> dict[str, MyTab
     }
 
 
-def read_codecs(database: Database) -> dict[int, str]:
+def read_codecs(database: MySqlDatabase) -> dict[int, str]:
     """What Python calls the character set of each collation, by the collation's number."""
     view = "COLLATION_CHARACTER_SET_APPLICABILITY" if database.ask(_HAS_NUMBERS) else "COLLATIONS"
     found = database.ask(f"SELECT id, character_set_name FROM information_schema.{view} WHERE id IS NOT NULL")
@@ -145,10 +145,10 @@ def key_of(table: MyTable, given: Sequence[str] = ()) -> tuple[str, ...]:
     return key
 
 
-def info_of(table: MyTable, key: tuple[str, ...]) -> TableInfo:
+def info_of(table: MyTable, key: tuple[str, ...]) -> SourceTable:
     """The table as the runner knows it; how it changes is told by the binlog, whenever it is read."""
     fields = [pa.field(column.name, column.arrow) for column in table.columns]
-    return TableInfo(
+    return SourceTable(
         name=table.name, schema=pa.schema(fields), key=key, rows_estimate=table.rows_estimate, is_told=True
     )
 

@@ -42,7 +42,7 @@ _WHOLE_TIMES = {binlog.TIMESTAMP: 4, binlog.DATETIME: 5, binlog.TIME: 3}
 _DECIMAL_DIGITS_FAST = 18
 
 
-class Layout(NamedTuple):
+class ValueLayout(NamedTuple):
     """The bytes of a value: so many (`width`), or as many as a number of `prefix` bytes before it says."""
 
     width: int
@@ -70,29 +70,29 @@ def padded(data: bytes) -> Bytes:
     return np.frombuffer(data + bytes(PADDING), np.uint8)
 
 
-def layout_of(column: MappedColumn) -> Layout | None:
+def layout_of(column: MappedColumn) -> ValueLayout | None:
     """How a column lies in a row; None where nobody knows."""
     kind = column.type
     if kind in _WIDTHS:
-        return Layout(_WIDTHS[kind], 0)
+        return ValueLayout(_WIDTHS[kind], 0)
     if kind in _WHOLE_TIMES:
-        return Layout(_WHOLE_TIMES[kind] + (column.first + 1) // 2, 0)
+        return ValueLayout(_WHOLE_TIMES[kind] + (column.first + 1) // 2, 0)
     if kind == binlog.DECIMAL:
-        return Layout(sum(_decimal_bytes(column.first, column.second)), 0)
+        return ValueLayout(sum(_decimal_bytes(column.first, column.second)), 0)
     if kind == binlog.BIT:
-        return Layout(column.second + (column.first > 0), 0)
+        return ValueLayout(column.second + (column.first > 0), 0)
     if kind in (binlog.ENUM, binlog.SET):
-        return Layout(column.second, 0)
+        return ValueLayout(column.second, 0)
     if kind in (binlog.VARCHAR, binlog.VAR_STRING):
-        return Layout(0, 2 if column.first + (column.second << 8) > 255 else 1)
+        return ValueLayout(0, 2 if column.first + (column.second << 8) > 255 else 1)
     if kind == binlog.STRING:
-        return Layout(0, 2 if column.second > 255 else 1)
+        return ValueLayout(0, 2 if column.second > 255 else 1)
     if kind in (binlog.BLOB, binlog.JSON, binlog.GEOMETRY):
-        return Layout(0, column.first)
+        return ValueLayout(0, column.first)
     return None
 
 
-def walk(data: Bytes, starts: Indexes, stops: Indexes, layouts: list[Layout], *, images: int) -> Walked:
+def walk(data: Bytes, starts: Indexes, stops: Indexes, layouts: list[ValueLayout], *, images: int) -> Walked:
     """Walks over the rows between some bytes, of each event its own, in step; updates have two images of each row."""
     at, active = starts.copy(), np.flatnonzero(starts < stops)
     events: list[Indexes] = []

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from headwater.capture.poll.source import Polled, Where, bare_options, chosen, refuse_column, statement
-from headwater.capture.postgres.connection import Database
+from headwater.capture.poll.source import Polled, RowRange, bare_options, chosen, refuse_column, statement
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.tables import PgTable, Types, info_of, read_tables
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.capture.source_url import SourceUrl
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
@@ -28,13 +28,13 @@ class PolledPostgres:
 
     def __init__(self, url: SourceUrl, keys: Mapping[str, tuple[str, ...]]) -> None:
         self.left_out: dict[str, str] = {}
-        self._database = Database(bare_options(url))
+        self._database = PostgresDatabase(bare_options(url))
         self._named = [name.removeprefix("public.") for name in url.tables]
         self._keys = keys
         self._types = Types(self._database)
-        self._tables: dict[str, tuple[PgTable, TableInfo]] = {}
+        self._tables: dict[str, tuple[PgTable, SourceTable]] = {}
 
-    def tables(self, by: Mapping[str, str]) -> list[TableInfo]:
+    def tables(self, by: Mapping[str, str]) -> list[SourceTable]:
         found = read_tables(self._database)
         self._tables, self.left_out = {}, {}
         for name in chosen(list(found), self._named, by):
@@ -58,7 +58,7 @@ class PolledPostgres:
         ((has_null,),) = self._database.ask(f"select exists (select 1 from {described.sql} where {column} is null)")
         return found, bool(has_null)
 
-    def rows(self, table: str, where: Where, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
+    def rows(self, table: str, where: RowRange, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
         described, info = self._tables[table]
         types = {column.name: self._types.of(column.type, column.modifier) for column in described.columns}
         selected = [f"{type_.selected(quoted(name))} AS {quoted(name)}" for name, type_ in types.items()]
@@ -81,7 +81,7 @@ class PolledPostgres:
     def close(self) -> None:
         self._database.close()
 
-    def _look(self, found: Mapping[str, PgTable], name: str, by: str) -> tuple[PgTable, TableInfo]:
+    def _look(self, found: Mapping[str, PgTable], name: str, by: str) -> tuple[PgTable, SourceTable]:
         if name not in found:
             raise NotCapturable(
                 f"There is no table {name!r}.", advice=f"There are {', '.join(list(found)[:20]) or 'none'}."

@@ -39,8 +39,8 @@ from headwater.capture.source import (
     ChangeBatch,
     Changes,
     SourceLag,
+    SourceTable,
     TableChange,
-    TableInfo,
 )
 from headwater.capture.source_url import SourceUrl
 from headwater.model.clock import duration_us, system_clock
@@ -59,7 +59,7 @@ _HOMES = {
 _NAP_S = 0.05
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class RowRange(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows of a table are wanted, in the order of `order`: those behind `after` in it, and by the polled column a range."""
 
     by: str
@@ -74,20 +74,20 @@ class Polled(Protocol):
 
     left_out: dict[str, str]
 
-    def tables(self, by: Mapping[str, str]) -> list[TableInfo]:
+    def tables(self, by: Mapping[str, str]) -> list[SourceTable]:
         """The tables that have the column by which they are polled (`by` a table's name, or "" for all); `NotCapturable`."""
 
     def greatest(self, table: str, by: str, above: str | None) -> tuple[str | None, bool]:
         """The greatest value above another one, if there is any, and whether any row has none."""
 
-    def rows(self, table: str, where: Where, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
+    def rows(self, table: str, where: RowRange, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
         """Rows, and what stands in the last one in the columns of the order."""
 
     def close(self) -> None:
         """Ends connections."""
 
 
-class Cursor(msgspec.Struct, frozen=True):
+class PollCursor(msgspec.Struct, frozen=True):
     """Where a table is: everything up to `above` was read, and of what is up to `upto` the rows up to `after`."""
 
     above: str | None = None
@@ -115,8 +115,8 @@ class PollSource:
         self._every_s = duration_us(url.options.get("every", EVERY)) / 1e6
         compare = url.options.get("compare")
         self._compare_s = None if compare is None else duration_us(compare) / 1e6
-        self._tables: dict[str, TableInfo] = {}
-        self._cursors: dict[str, Cursor] = {}
+        self._tables: dict[str, SourceTable] = {}
+        self._cursors: dict[str, PollCursor] = {}
         self._count = 0
         self._seen: dict[str, list[tuple[float, str | None]]] = {}
         """What was the greatest value of a table, and when that was seen, oldest first."""
@@ -126,7 +126,7 @@ class PollSource:
 
     # What the runner calls
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables; a column that cannot be polled by, or rows that have nothing in it, are refused."""
         tables = self._database.tables(self._by)
         self.left_out = self._database.left_out
@@ -141,7 +141,7 @@ class PollSource:
         """Goes on where it was."""
         number, _, cursors = (resume or "0~{}").partition("~")
         self._count = int(number)
-        known = msgspec.json.decode(cursors, type=dict[str, Cursor])
+        known = msgspec.json.decode(cursors, type=dict[str, PollCursor])
         self._cursors = {table: cursor for table, cursor in known.items() if table in self._tables}
         self._seen, self._looked_at, self._stopped = {}, {}, set()
         self._compared_at = dict.fromkeys(self._tables, time.monotonic())
@@ -173,14 +173,14 @@ class PollSource:
                 time.sleep(min(_NAP_S, self._settle_s))
                 return self._chunk(info.schema.empty_table(), None, position)
             if upto is None:
-                self._cursors[table] = Cursor()
+                self._cursors[table] = PollCursor()
                 self._count += 1
                 return self._chunk(info.schema.empty_table(), None, position, last=True)
             done = {"upto": upto, "after": []}
         if table not in self._cursors:
-            self._cursors[table] = Cursor(above=done["upto"])
+            self._cursors[table] = PollCursor(above=done["upto"])
             self._count += 1
-        where = Where(by=by, order=info.key, after=tuple(done["after"]), upto=done["upto"])
+        where = RowRange(by=by, order=info.key, after=tuple(done["after"]), upto=done["upto"])
         rows, last = self._database.rows(table, where, rows_max=ROWS_MAX)
         if not rows.num_rows:
             self._compared_at[table] = time.monotonic()
@@ -235,13 +235,13 @@ class PollSource:
                 return Changes(tables=(TableChange(table=info, error=str(error)),), end=self._position)
             if not settled or upto is None:
                 return None
-            cursor = Cursor(cursor.above, upto)
-        where = Where(by=by, order=(by, *info.key), after=cursor.after, above=cursor.above, upto=cursor.upto)
+            cursor = PollCursor(cursor.above, upto)
+        where = RowRange(by=by, order=(by, *info.key), after=cursor.after, above=cursor.above, upto=cursor.upto)
         rows, last = self._database.rows(table, where, rows_max=ROWS_MAX)
         if not rows.num_rows and not cursor.after:  # what was the greatest is gone, or smaller by now
             return None
         is_last = rows.num_rows < ROWS_MAX
-        self._cursors[table] = Cursor(cursor.upto) if is_last else Cursor(cursor.above, cursor.upto, last)
+        self._cursors[table] = PollCursor(cursor.upto) if is_last else PollCursor(cursor.above, cursor.upto, last)
         batches = (ChangeBatch(table, self._told(table, rows)),) if rows.num_rows else ()
         self._count += max(1, rows.num_rows)
         return Changes(batches=batches, end=self._position)
@@ -326,7 +326,7 @@ def refuse_column(table: str, by: str, columns: Sequence[str], *, type_: str | N
     )
 
 
-def statement(selected: str, table: str, where: Where, quoted: Any, *, rows_max: int) -> str:
+def statement(selected: str, table: str, where: RowRange, quoted: Any, *, rows_max: int) -> str:
     """The SELECT of some rows, as both databases take it."""
     by, order = quoted(where.by), [quoted(name) for name in where.order]
     wanted = [f"{by} > {where.above}"] if where.above is not None else []

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from headwater.capture.poll.source import Polled, Where, chosen, refuse_column, statement
-from headwater.capture.source import TableInfo
+from headwater.capture.poll.source import Polled, RowRange, chosen, refuse_column, statement
+from headwater.capture.source import SourceTable
 from headwater.capture.source_url import SourceUrl
 from headwater.capture.sqlite.changes import fetch_columns, misfit_text, read_rows
 from headwater.capture.sqlite.errors import translated
@@ -40,7 +40,7 @@ class PolledSQLite:
         self._tables: dict[str, SQLiteTable] = {}
         self._held: sqlite3.Connection | None = None
 
-    def tables(self, by: Mapping[str, str]) -> list[TableInfo]:
+    def tables(self, by: Mapping[str, str]) -> list[SourceTable]:
         self._tables, self.left_out = {}, {}
         with translated(self._path):
             for name in chosen(table_names(self._connection), self._named, by):
@@ -54,7 +54,7 @@ class PolledSQLite:
                     self.left_out[name] = str(error)
         if not self._tables:
             raise NotCapturable(f"{self._path} has no table to poll.", advice=" ".join(self.left_out.values()))
-        return [TableInfo(name=table.name, schema=table.schema, key=table.key) for table in self._tables.values()]
+        return [SourceTable(name=table.name, schema=table.schema, key=table.key) for table in self._tables.values()]
 
     def greatest(self, table: str, by: str, above: str | None) -> tuple[str | None, bool]:
         column, condition = quoted(by), "" if above is None else f" WHERE {quoted(by)} > {above}"
@@ -66,7 +66,7 @@ class PolledSQLite:
             (has_null,) = ask(f"SELECT EXISTS (SELECT 1 FROM {quoted(table)} WHERE {column} IS NULL)").fetchone()
         return None if found is None else literal, bool(has_null)
 
-    def rows(self, table: str, where: Where, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
+    def rows(self, table: str, where: RowRange, *, rows_max: int) -> tuple[pa.Table, tuple[str, ...]]:
         described = self._tables[table]
         names = [quoted(name) for name in described.columns] + [f"quote({quoted(name)})" for name in where.order]
         with translated(self._path):

@@ -34,10 +34,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.positions import end_text
-from headwater.capture.postgres.tables import Captured, PgColumn, Types
-from headwater.capture.source import BackfillChunk, TableInfo
+from headwater.capture.postgres.tables import CapturedPgTable, PgColumn, Types
+from headwater.capture.source import BackfillChunk, SourceTable
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable, TimedOut
 
@@ -62,7 +62,7 @@ _MOMENT = """
 select pg_current_snapshot()::text, pg_export_snapshot(), (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint"""
 
 
-class Progress(msgspec.Struct):
+class PostgresBackfillProgress(msgspec.Struct):
     """How far a table's backfill has come."""
 
     parts: list[tuple[int, int, int]]
@@ -70,10 +70,10 @@ class Progress(msgspec.Struct):
     page: int = 0
 
 
-class Backfill:
+class PostgresBackfill:
     """Reads chunks. `handed_over` tells the xids of the transactions that the runner has been given of late; from any thread."""
 
-    def __init__(self, database: Database, *, handed_over: Callable[[], Collection[Any]]) -> None:
+    def __init__(self, database: PostgresDatabase, *, handed_over: Callable[[], Collection[Any]]) -> None:
         """The database is for this one alone."""
         self._database = database
         self._types = Types(database)
@@ -82,9 +82,9 @@ class Backfill:
         self._pages = PAGES_FIRST
         self._is_settled = False
         self._thread = ThreadPoolExecutor(1, "headwater-backfill")
-        self._ahead: tuple[Captured, Any, Future[BackfillChunk]] | None = None
+        self._ahead: tuple[CapturedPgTable, Any, Future[BackfillChunk]] | None = None
 
-    def chunk(self, captured: Captured, done: Any | None, *, position: str) -> BackfillChunk:
+    def chunk(self, captured: CapturedPgTable, done: Any | None, *, position: str) -> BackfillChunk:
         """The next rows of a table; those behind them are read meanwhile."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == captured and ahead[1] == done:
@@ -97,7 +97,7 @@ class Backfill:
             self._ahead = (captured, chunk.done, self._thread.submit(self._chunk, captured, chunk.done, position))
         return chunk
 
-    def _chunk(self, captured: Captured, done: Any | None, position: str) -> BackfillChunk:
+    def _chunk(self, captured: CapturedPgTable, done: Any | None, position: str) -> BackfillChunk:
         info = captured.info
         with self._database.told():
             self._settle()
@@ -122,7 +122,9 @@ class Backfill:
             fraction=fraction,
         )
 
-    def _pages_read(self, captured: Captured, done: Any | None) -> tuple[Progress, list[pa.Table], int, int] | None:
+    def _pages_read(
+        self, captured: CapturedPgTable, done: Any | None
+    ) -> tuple[PostgresBackfillProgress, list[pa.Table], int, int] | None:
         """Where the backfill is, the rows of the next pages, the page behind them, and the end of the WAL; None: try again."""
         oid = captured.table.oid
         keeper = self._database.statements()
@@ -186,12 +188,12 @@ class Backfill:
             keeper.execute("rollback")
             _begin(keeper, oid)
 
-    def _progress(self, keeper: Any, oid: int, done: Any | None) -> Progress:
+    def _progress(self, keeper: Any, oid: int, done: Any | None) -> PostgresBackfillProgress:
         """Where to go on: a part that has another file than before begins again, one that is gone is left out."""
         now = {part: (part, file, pages) for part, file, pages in keeper.execute(_PARTS, {"table": oid}).fetchall()}
         if done is None:
-            return Progress(list(now.values()))
-        progress = msgspec.convert(done, Progress)
+            return PostgresBackfillProgress(list(now.values()))
+        progress = msgspec.convert(done, PostgresBackfillProgress)
         parts: list[tuple[int, int, int]] = []
         at, page = progress.part, progress.page
         for number, (part, file, pages) in enumerate(progress.parts):
@@ -200,12 +202,12 @@ class Backfill:
                 page = 0 if number == at else page
                 continue
             if not same and part in now and number <= at:
-                return Progress(list(now.values()))
+                return PostgresBackfillProgress(list(now.values()))
             parts.append((part, file, pages) if same else now.get(part, (part, file, 0)))
-        return Progress(parts, at, page)
+        return PostgresBackfillProgress(parts, at, page)
 
     def _read(
-        self, name: str, columns: list[PgColumn], info: TableInfo, snapshot: str, begin: int, end: int
+        self, name: str, columns: list[PgColumn], info: SourceTable, snapshot: str, begin: int, end: int
     ) -> list[pa.Table]:
         """The rows of some pages, by several readers at once."""
         self._types.learn(column.type for column in columns)
@@ -260,7 +262,7 @@ def _selected(reader: Any, snapshot: str, statement: str) -> pa.Table:
     return rows
 
 
-def _typed(rows: pa.Table, info: TableInfo, types: Any) -> pa.Table:
+def _typed(rows: pa.Table, info: SourceTable, types: Any) -> pa.Table:
     """The rows in the types that the runner knows; what the table has besides them is left to the change that will announce it."""
     columns = []
     for field in info.schema:
@@ -290,7 +292,7 @@ def _runs_in(snapshot: str, xids: Collection[Any]) -> bool:
     return bool(ahead.any() or np.isin(known, listed).any())
 
 
-def _fraction(progress: Progress, end: int) -> float:
+def _fraction(progress: PostgresBackfillProgress, end: int) -> float:
     total = sum(pages for _, _, pages in progress.parts)
     before = sum(pages for _, _, pages in progress.parts[: progress.part])
     return min(1.0, (before + end) / total) if total else 1.0

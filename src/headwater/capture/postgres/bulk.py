@@ -1,9 +1,9 @@
 """A slot read in bulk: by SQL, many changes at once, as Arrow; at a higher rate than a stream, and for a third of the server's time.
 
-`Ahead` is how a capture catches up. It reads a temporary copy of the slot, piece after piece, in a thread of its own: while the runner
+`SlotCopy` is how a capture catches up. It reads a temporary copy of the slot, piece after piece, in a thread of its own: while the runner
 decodes and appends one piece the server makes the next. The slot itself is moved now and then, to what is durable in the log, and where the
-process is killed the copy goes with its connection. `Peek` needs no second slot: it reads one piece of the slot itself and is over, and the
-slot must be moved before the next. It serves where no copy can be made (all slots in use; a killed capture's copy not gone yet).
+process is killed the copy goes with its connection. `SlotPeek` needs no second slot: it reads one piece of the slot itself and is over, and
+the slot must be moved before the next. It serves where no copy can be made (all slots in use; a killed capture's copy not gone yet).
 
 The server reads its WAL anew for each piece, from the last place where it can begin (it notes one every 15 seconds), so a piece must be
 large; it holds a piece in a file before it sends it, so it must not be too large: as many changes as make `PIECE_BYTES`, by the size of
@@ -20,8 +20,8 @@ import time
 from collections.abc import Generator
 from contextlib import suppress
 
-from headwater.capture.postgres.connection import Database, literal
-from headwater.capture.postgres.pgoutput import Block, block_of_column
+from headwater.capture.postgres.connection import PostgresDatabase, literal
+from headwater.capture.postgres.pgoutput import PgoutputBlock, block_of_column
 from headwater.capture.postgres.positions import lsn_sql
 from headwater.capture.postgres.slot import copy_name
 from headwater.capture.postgres.stream import plugin_options
@@ -41,13 +41,13 @@ _SIZE_OPTION = "adbc.postgresql.batch_size_hint_bytes"
 _LET_GO_S = 10.0
 
 
-class Ahead:
+class SlotCopy:
     """What a slot has, up to its end, by a copy that is read in advance."""
 
     has_more = False
     """It ends where there is little more."""
 
-    def __init__(self, database: Database, *, slot: str, publication: str) -> None:
+    def __init__(self, database: PostgresDatabase, *, slot: str, publication: str) -> None:
         self._database = database
         self._slot = slot
         self._reading = database.another()
@@ -57,12 +57,12 @@ class Ahead:
             cursor.execute(f"select pg_backend_pid() from {copied}")
             (self._pid,) = cursor.fetchone()
         self._moved_s = time.monotonic()
-        self._found: queue.Queue[Block | Exception | None] = queue.Queue(BLOCKS_AHEAD)
+        self._found: queue.Queue[PgoutputBlock | Exception | None] = queue.Queue(BLOCKS_AHEAD)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-ahead", daemon=True)
         self._thread.start()
 
-    def read(self, timeout_s: float) -> Block | None:
+    def read(self, timeout_s: float) -> PgoutputBlock | None:
         found = self._found.get()
         if isinstance(found, Exception):
             raise found
@@ -102,7 +102,7 @@ class Ahead:
         finally:
             self._reading.close()
 
-    def _hand_over(self, found: Block | Exception | None) -> bool:
+    def _hand_over(self, found: PgoutputBlock | Exception | None) -> bool:
         """Waits until there is room; false if nobody wants any more."""
         while not self._stop.is_set():
             with suppress(queue.Full):
@@ -111,10 +111,10 @@ class Ahead:
         return False
 
 
-class Peek:
+class SlotPeek:
     """The next many changes of a slot that nobody streams; then it is over."""
 
-    def __init__(self, database: Database, *, slot: str, publication: str) -> None:
+    def __init__(self, database: PostgresDatabase, *, slot: str, publication: str) -> None:
         self._database = database
         self._blocks = _blocks(database, "peek", slot, publication, changes_max=PEEK_CHANGES)
         self._changes = 0
@@ -124,7 +124,7 @@ class Peek:
         """Whether it ended because it had enough, not because there was no more."""
         return self._changes >= PEEK_CHANGES
 
-    def read(self, timeout_s: float) -> Block | None:
+    def read(self, timeout_s: float) -> PgoutputBlock | None:
         with self._database.told():
             block = next(self._blocks, None)
         self._changes += 0 if block is None else len(block.starts)
@@ -138,12 +138,14 @@ class Peek:
             self._blocks.close()
 
 
-def advance(database: Database, *, slot: str, lsn: int) -> None:
+def advance(database: PostgresDatabase, *, slot: str, lsn: int) -> None:
     """Moves a slot that nobody reads to what is durable."""
     database.ask("select pg_replication_slot_advance(%s, %s::pg_lsn)", (slot, lsn_sql(lsn)))
 
 
-def _blocks(database: Database, way: str, slot: str, publication: str, *, changes_max: int) -> Generator[Block]:
+def _blocks(
+    database: PostgresDatabase, way: str, slot: str, publication: str, *, changes_max: int
+) -> Generator[PgoutputBlock]:
     """What the server gives, as it comes."""
     options = ", ".join(literal(word) for pair in plugin_options(publication).items() for word in pair)
     with database.bulk().cursor() as cursor:

@@ -10,7 +10,7 @@ Invariants:
 
 Of each block the xids go to `xids`, for the backfill to know what was given.
 
-One `Decoder` serves one session of the stream: a new session describes its tables anew. Not thread-safe.
+One `PgoutputDecoder` serves one session of the stream: a new session describes its tables anew. Not thread-safe.
 
 A few messages, as of a single small transaction, are read one by one: taking blocks apart by columns costs as much for one row as for some
 hundred, and a transaction of one row took three times as long that way (decision 0017). Invariant: `few_changes` gives what the way by
@@ -45,8 +45,8 @@ from headwater.capture.postgres.pgoutput import (
     TEXT,
     TRUNCATE,
     UPDATE,
-    Block,
     Emitted,
+    PgoutputBlock,
     Relation,
     block_of,
     joined,
@@ -56,15 +56,15 @@ from headwater.capture.postgres.pgoutput import (
 )
 from headwater.capture.postgres.positions import end_text, event_text, event_texts, lsn_texts
 from headwater.capture.postgres.rows import Present, oids_of, table_rows
-from headwater.capture.postgres.tables import Captured, Types
+from headwater.capture.postgres.tables import CapturedPgTable, Types
 from headwater.capture.source import BEGIN as BEGUN
 from headwater.capture.source import (
     COMMITTED,
     END,
     MESSAGES_SCHEMA,
     TRANSACTIONS_SCHEMA,
-    Change,
     ChangeBatch,
+    ChangeRow,
     Changes,
     FewRows,
     TableChange,
@@ -92,7 +92,7 @@ _WIDTH = struct.Struct(">H")
 Row = list[str | None]
 
 
-Follow = Callable[[Relation], tuple[TableChange, Captured | None] | None]
+Follow = Callable[[Relation], tuple[TableChange, CapturedPgTable | None] | None]
 """Asked when the stream describes a table: None if it is as the runner knows it; else the change, and what is captured from here on."""
 
 
@@ -121,12 +121,12 @@ class _Transactions(NamedTuple):
         )
 
 
-class Decoder:
+class PgoutputDecoder:
     """Follows one session of the stream. `captured` is by the oid of the table, and is changed by `follow`'s answers."""
 
     def __init__(
         self,
-        captured: dict[int, Captured],
+        captured: dict[int, CapturedPgTable],
         *,
         types: Types,
         present: Present,
@@ -158,7 +158,7 @@ class Decoder:
         """Whether no transaction has begun and not ended, given or not."""
         return self._open is None and not len(self._kept.starts)
 
-    def changes(self, messages: Block | list[bytes]) -> Iterator[Changes]:
+    def changes(self, messages: PgoutputBlock | list[bytes]) -> Iterator[Changes]:
         """What messages say; a new piece where a table changes its columns."""
         if isinstance(messages, list):
             if self.is_between and (few := self._few(messages)):
@@ -175,7 +175,7 @@ class Decoder:
                 continue
             if relation.oid in self._captured and (answer := self._follow(relation)):
                 if at > begin or tables:
-                    yield self._segment(Block(block.data, block.starts[begin:at]), tables)
+                    yield self._segment(PgoutputBlock(block.data, block.starts[begin:at]), tables)
                 change, captured = answer
                 begin, tables = at, (change,)
                 if captured is None:
@@ -184,7 +184,7 @@ class Decoder:
                     self._captured[relation.oid] = captured
             self._relations[relation.oid] = relation
         if len(block.starts) > begin or tables:
-            yield self._segment(Block(block.data, block.starts[begin:]), tables)
+            yield self._segment(PgoutputBlock(block.data, block.starts[begin:]), tables)
 
     def _few(self, messages: list[bytes]) -> Changes | None:
         few = few_changes(messages, self._few_table, after=self._after, end=self.end)
@@ -203,7 +203,7 @@ class Decoder:
             known = self._few_tables[oid] = few_table(captured, relation, self._types)
         return known
 
-    def _segment(self, block: Block, tables: tuple[TableChange, ...]) -> Changes:
+    def _segment(self, block: PgoutputBlock, tables: tuple[TableChange, ...]) -> Changes:
         kinds = block.kinds
         begins, commits = np.flatnonzero(kinds == BEGIN), np.flatnonzero(kinds == COMMIT)
         transactions = self._transactions(block, begins)
@@ -242,7 +242,7 @@ class Decoder:
             whole=self._open is None,
         )
 
-    def _transactions(self, block: Block, begins: Indexes) -> _Transactions:
+    def _transactions(self, block: PgoutputBlock, begins: Indexes) -> _Transactions:
         at = block.starts[begins]
         found = (
             numbers(block.data, at + 1, ">u8"),
@@ -253,7 +253,7 @@ class Decoder:
         opened = self._open or _Open(0, 0, 0, 0, {})
         return _Transactions(*(np.concatenate([[known], new]) for known, new in zip(opened[:4], found, strict=True)))
 
-    def _rows(self, block: Block, kinds: Bytes, wanted: Flags) -> dict[int, tuple[_Placed, Captured]]:
+    def _rows(self, block: PgoutputBlock, kinds: Bytes, wanted: Flags) -> dict[int, tuple[_Placed, CapturedPgTable]]:
         """The changes of rows by table."""
         about = np.flatnonzero(((kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE)) & wanted)
         oids = oids_of(block.data, block.starts[about])
@@ -276,7 +276,7 @@ class Decoder:
             found[oid] = (_Placed(mine[rows.messages], rows.places, rows.ops, rows.before, rows.after), captured)
         return found
 
-    def _truncates(self, block: Block, kinds: Bytes, wanted: Flags) -> list[tuple[int, list[int]]]:
+    def _truncates(self, block: PgoutputBlock, kinds: Bytes, wanted: Flags) -> list[tuple[int, list[int]]]:
         found = []
         for at in np.flatnonzero((kinds == TRUNCATE) & wanted).tolist():
             oids = [oid for oid in read_truncate(block.message(at)) if oid in self._captured]
@@ -284,7 +284,7 @@ class Decoder:
                 found.append((at, oids))
         return found
 
-    def _emitted(self, block: Block, kinds: Bytes, lsns: Indexes) -> list[tuple[int, Emitted]]:
+    def _emitted(self, block: PgoutputBlock, kinds: Bytes, lsns: Indexes) -> list[tuple[int, Emitted]]:
         found = []
         for at in np.flatnonzero(kinds == MESSAGE).tolist():
             message = read_emitted(block.message(at))
@@ -294,7 +294,10 @@ class Decoder:
         return found
 
     def _batches(
-        self, rows: dict[int, tuple[_Placed, Captured]], truncates: list[tuple[int, list[int]]], numbered: _Numbered
+        self,
+        rows: dict[int, tuple[_Placed, CapturedPgTable]],
+        truncates: list[tuple[int, list[int]]],
+        numbered: _Numbered,
     ) -> tuple[list[ChangeBatch], dict[str, Indexes]]:
         """The events of each table with all their columns, and how many each transaction has of each table."""
         emptied: dict[int, list[tuple[int, int]]] = {}
@@ -367,13 +370,15 @@ class Decoder:
         self._open = _Open(int(known.lsns[-1]), int(known.committed_us[-1]), int(known.xids[-1]), given, events)
 
 
-def _cut(block: Block) -> tuple[Block, Block]:
+def _cut(block: PgoutputBlock) -> tuple[PgoutputBlock, PgoutputBlock]:
     """The transactions of a block that end in it, and the messages behind them; where none ends, all are given."""
     begins, commits = np.flatnonzero(block.kinds == BEGIN), np.flatnonzero(block.kinds == COMMIT)
     if not len(commits) or not len(begins) or begins[-1] < commits[-1]:
         return block, NOTHING
     count, at = int(begins[-1]), int(block.starts[begins[-1]])
-    return Block(block.data[:at], block.starts[:count]), Block(block.data[at:].copy(), block.starts[count:] - at)
+    return PgoutputBlock(block.data[:at], block.starts[:count]), PgoutputBlock(
+        block.data[at:].copy(), block.starts[count:] - at
+    )
 
 
 class _Placed(NamedTuple):
@@ -454,7 +459,7 @@ def _messages(emitted: list[tuple[int, Emitted]], numbered: _Numbered) -> pa.Tab
 class FewTable(NamedTuple):
     """A table as its changes are read here; another one is needed where it is captured or described otherwise."""
 
-    captured: Captured
+    captured: CapturedPgTable
     relation: Relation
     changes: pa.Schema
     columns: list[tuple[int, Callable[[str], Any]] | None]
@@ -464,7 +469,7 @@ class FewTable(NamedTuple):
     """Without columns that the database generates: their values are in no message."""
 
 
-def few_table(captured: Captured, relation: Relation, types: Types) -> FewTable:
+def few_table(captured: CapturedPgTable, relation: Relation, types: Types) -> FewTable:
     """What is known of a table before its next change comes."""
     places = {
         column.name: (at, types.of(column.type, column.modifier).from_one) for at, column in enumerate(relation.columns)
@@ -505,7 +510,7 @@ def few_changes(
     """
     if len(messages) > FEW_MESSAGES:
         return None
-    events: dict[int, tuple[FewTable, list[Change]]] = {}
+    events: dict[int, tuple[FewTable, list[ChangeRow]]] = {}
     transactions: list[_Transaction] = []
     xids: list[int] = []
     current: _Transaction | None = None
@@ -529,7 +534,7 @@ def few_changes(
             op, old, new = found
             order = sum(current.events.values()) + 1
             current.events[oid] = current.events.get(oid, 0) + 1
-            change = Change(
+            change = ChangeRow(
                 op,
                 _values(table, old),
                 _values(table, new),

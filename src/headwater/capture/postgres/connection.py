@@ -3,7 +3,7 @@
 All three are given the same settings, which decide how PostgreSQL prints values (`postgres.types` reads them). A password comes from the
 URL, `?password_env=NAME`, `?password_file=…`, `PGPASSWORD` or `~/.pgpass`, is read anew for each connection (so that it may change), and
 never stands in an error. Every failure becomes one of ours by `told`: `Unreachable` where trying again can help, `NotCapturable` where
-somebody has to do something first, `CaptureLost` where changes are gone. Not thread-safe: each thread has its own `Database`.
+somebody has to do something first, `CaptureLost` where changes are gone. Not thread-safe: each thread has its own `PostgresDatabase`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOO_MANY = "53400"
 _LOST = "can no longer "
 
 
-class Database:
+class PostgresDatabase:
     """One database, and one connection of each kind to it, made when it is first needed and again after it was lost."""
 
     def __init__(self, url: SourceUrl) -> None:
@@ -45,9 +45,9 @@ class Database:
         self._statements: Any = None
         self._bulk: Any = None
 
-    def another(self) -> Database:
+    def another(self) -> PostgresDatabase:
         """The same database by other connections, for another thread."""
-        return Database(self._url)
+        return PostgresDatabase(self._url)
 
     def ask(self, statement: str, parameters: Any = None) -> list[Any]:
         """The rows that a statement gives, in a transaction of its own."""

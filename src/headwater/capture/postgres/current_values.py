@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.tables import PgColumn, PgTable
 from headwater.capture.postgres.types import decoded, printed
 from headwater.databases.address import quoted
@@ -23,7 +23,7 @@ ROWS_MAX = 20_000
 class PresentDatabase:
     """Answers by statements over arrays of text, some thousand rows at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
 
     def values(self, table: PgTable, keys: dict[str, pa.Array], columns: list[str]) -> dict[str, pa.Array]:

@@ -40,7 +40,7 @@ EPOCH_US = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970: what PostgreSQL counts from."""
 
 
-class Block(NamedTuple):
+class PgoutputBlock(NamedTuple):
     """Messages end to end, and where each begins."""
 
     data: Bytes
@@ -56,10 +56,10 @@ class Block(NamedTuple):
         return self.data[self.starts]
 
 
-NOTHING = Block(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+NOTHING = PgoutputBlock(np.zeros(0, np.uint8), np.zeros(0, np.int64))
 
 
-class Column(msgspec.Struct, frozen=True):
+class RelationColumn(msgspec.Struct, frozen=True):
     """A column of a table as the stream describes it; `modifier` holds the digits of a numeric, -1 for none."""
 
     name: str
@@ -75,7 +75,7 @@ class Relation(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     identity: str
-    columns: tuple[Column, ...]
+    columns: tuple[RelationColumn, ...]
 
 
 class Emitted(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class Emitted(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Rows(NamedTuple):
+class RowFields(NamedTuple):
     """Where the columns of some rows stand: per column the letters, the first bytes and the lengths; and where each row ends."""
 
     kinds: list[Bytes]
@@ -96,31 +96,31 @@ class Rows(NamedTuple):
     ends: Indexes
 
 
-def block_of(messages: list[bytes]) -> Block:
+def block_of(messages: list[bytes]) -> PgoutputBlock:
     """A block of single messages."""
     starts = np.array([*accumulate(map(len, messages), initial=0)][:-1], np.int64)
-    return Block(np.frombuffer(b"".join(messages), np.uint8), starts)
+    return PgoutputBlock(np.frombuffer(b"".join(messages), np.uint8), starts)
 
 
-def block_of_column(column: pa.Array) -> Block:
+def block_of_column(column: pa.Array) -> PgoutputBlock:
     """A block of an Arrow column of bytes, without a copy."""
     if not len(column):
         return NOTHING
     kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     _, offsets, data = column.buffers()
     starts = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column)]
-    return Block(np.frombuffer(data, np.uint8), starts.astype(np.int64))
+    return PgoutputBlock(np.frombuffer(data, np.uint8), starts.astype(np.int64))
 
 
-def joined(first: Block, second: Block) -> Block:
+def joined(first: PgoutputBlock, second: PgoutputBlock) -> PgoutputBlock:
     """The messages of two blocks."""
     if not len(first.starts):
         return second
     starts = np.concatenate([first.starts, second.starts + len(first.data)])
-    return Block(np.concatenate([first.data, second.data]), starts)
+    return PgoutputBlock(np.concatenate([first.data, second.data]), starts)
 
 
-def rows_at(data: Bytes, at: Indexes, width: int) -> Rows:
+def rows_at(data: Bytes, at: Indexes, width: int) -> RowFields:
     """Walks over rows of `width` columns that begin at some bytes; column after column, all rows at once."""
     at = at + 2
     kinds, starts, lengths = [], [], []
@@ -138,10 +138,10 @@ def rows_at(data: Bytes, at: Indexes, width: int) -> Rows:
         starts.append(start)
         lengths.append(length)
         at = start + length
-    return Rows(kinds, starts, lengths, at)
+    return RowFields(kinds, starts, lengths, at)
 
 
-def texts(data: Bytes, rows: Rows, column: int) -> pa.Array:
+def texts(data: Bytes, rows: RowFields, column: int) -> pa.Array:
     """A column as Arrow bytes, null where no text was sent; the rows must stand in the order of the block."""
     return texts_at(data, rows.starts[column], rows.lengths[column], rows.kinds[column] == TEXT)
 
@@ -158,7 +158,7 @@ def read_relation(message: memoryview) -> Relation:
         flags = message[at]
         column, at = _name(message, at + 1)
         type_, modifier = struct.unpack_from(">Ii", message, at)
-        columns.append(Column(column, type_, modifier, bool(flags & 1)))
+        columns.append(RelationColumn(column, type_, modifier, bool(flags & 1)))
         at += 8
     return Relation(oid, namespace or "pg_catalog", name, identity.decode(), tuple(columns))
 

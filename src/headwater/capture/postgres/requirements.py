@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headwater.capture.postgres.connection import Database, literal
+from headwater.capture.postgres.connection import PostgresDatabase, literal
 from headwater.capture.postgres.tables import PgTable
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
@@ -25,7 +25,7 @@ _PUBLISHED = """
 select schemaname, tablename from pg_publication_tables where pubname = %s"""
 
 
-def check_server(database: Database, *, slot: str) -> None:
+def check_server(database: PostgresDatabase, *, slot: str) -> None:
     """Whether changes can be had from this server at all, by this role."""
     version, wal_level, senders, slots, standby, role, replicates, _ = database.ask(_SERVER)[0]
     where = database.shown
@@ -54,7 +54,7 @@ def check_server(database: Database, *, slot: str) -> None:
     _check_slots(database, slot, slots)
 
 
-def check_tables(database: Database, tables: Collection[PgTable], *, publication: str) -> None:
+def check_tables(database: PostgresDatabase, tables: Collection[PgTable], *, publication: str) -> None:
     """Whether this role may read the tables, and publish those that are not published yet."""
     role, may_create = (database.ask(_SERVER)[0][at] for at in (5, 7))
     for table in tables:
@@ -81,7 +81,7 @@ def check_tables(database: Database, tables: Collection[PgTable], *, publication
         )
 
 
-def published_tables(database: Database, publication: str) -> tuple[bool, set[tuple[str, str]]]:
+def published_tables(database: PostgresDatabase, publication: str) -> tuple[bool, set[tuple[str, str]]]:
     """Whether a publication exists, and the tables in it by schema and name."""
     exists = bool(database.ask("select 1 from pg_publication where pubname = %s", (publication,)))
     return exists, {(namespace, name) for namespace, name in database.ask(_PUBLISHED, (publication,))}
@@ -93,7 +93,7 @@ def create_statement(publication: str, tables: Collection[PgTable]) -> str:
     return f"CREATE PUBLICATION {quoted(publication)} FOR TABLE {listed} WITH (publish_via_partition_root = true);"
 
 
-def _check_slots(database: Database, slot: str, slots_max: int) -> None:
+def _check_slots(database: PostgresDatabase, slot: str, slots_max: int) -> None:
     slots = dict(database.ask("select slot_name, active from pg_replication_slots"))
     if slot in slots or len(slots) < slots_max:
         return

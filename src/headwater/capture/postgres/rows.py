@@ -32,7 +32,7 @@ from headwater.capture.postgres.pgoutput import (
     UNCHANGED,
     UPDATE,
     Relation,
-    Rows,
+    RowFields,
     rows_at,
     texts,
 )
@@ -72,9 +72,9 @@ class _Sent(NamedTuple):
 
     old: Indexes
     whole: Flags
-    old_rows: Rows
+    old_rows: RowFields
     new: Indexes
-    new_rows: Rows
+    new_rows: RowFields
     old_of_new: Indexes
     """For each new row its old one, or -1."""
 

@@ -14,18 +14,18 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.pgoutput import Relation
-from headwater.capture.postgres.tables import FULL, Captured, PgColumn, PgTable, Types, key_of, read_tables
+from headwater.capture.postgres.tables import FULL, CapturedPgTable, PgColumn, PgTable, Types, key_of, read_tables
 from headwater.capture.source import TableChange
 from headwater.model.errors import NotCapturable
 
 
-class Difference(NamedTuple):
+class TableDifference(NamedTuple):
     """A table that is not as the runner knows it: what to tell, how it is captured from here on (None: not at all)."""
 
     change: TableChange
-    captured: Captured | None
+    captured: CapturedPgTable | None
     unidentified: bool = False
     """Whether PostgreSQL refuses the application's UPDATEs as long as the table is published."""
 
@@ -33,11 +33,11 @@ class Difference(NamedTuple):
 class TableFollower:
     """Compares tables with what the runner knows of them."""
 
-    def __init__(self, database: Database, types: Types) -> None:
+    def __init__(self, database: PostgresDatabase, types: Types) -> None:
         self._database = database
         self._types = types
 
-    def follow(self, relation: Relation, known: Captured) -> Difference | None:
+    def follow(self, relation: Relation, known: CapturedPgTable) -> TableDifference | None:
         """What the stream's description changes, if anything."""
         sent = [(column.name, column.type, column.modifier) for column in relation.columns]
         named = (relation.namespace, relation.name) == (known.table.namespace, known.table.name)
@@ -52,10 +52,10 @@ class TableFollower:
         )
         if not _same_key(relation, known):
             key = [column.name for column in relation.columns if column.key]
-            return Difference(_other_key(known, key), None)
+            return TableDifference(_other_key(known, key), None)
         return self._difference(known, table)
 
-    def look(self, captured: Mapping[int, Captured]) -> dict[int, Difference]:
+    def look(self, captured: Mapping[int, CapturedPgTable]) -> dict[int, TableDifference]:
         """What the catalog has changed, by the oid of the table."""
         now = {table.oid: table for table in read_tables(self._database).values()}
         found = {}
@@ -65,26 +65,26 @@ class TableFollower:
                 error = (
                     f"Table {known.info.name} was dropped in the database. Remove it from the capture; its topics stay."
                 )
-                found[oid] = Difference(TableChange(table=known.info, error=error), None)
+                found[oid] = TableDifference(TableChange(table=known.info, error=error), None)
                 continue
             try:
                 key = key_of(table, known.info.key if table.identity == FULL else ())
             except NotCapturable as error:
                 change = TableChange(table=known.info, error=str(error))
-                found[oid] = Difference(change, None, unidentified=True)
+                found[oid] = TableDifference(change, None, unidentified=True)
                 continue
             if set(key) != set(known.info.key):
-                found[oid] = Difference(_other_key(known, list(key)), None)
+                found[oid] = TableDifference(_other_key(known, list(key)), None)
             elif _every(table) != _every(known.table):
                 found[oid] = self._difference(known, table)
         return found
 
-    def _difference(self, known: Captured, table: PgTable) -> Difference:
+    def _difference(self, known: CapturedPgTable, table: PgTable) -> TableDifference:
         self._types.learn((column.type for column in table.columns), again=True)
         fields = [pa.field(column.name, self._types.of(column.type, column.modifier).arrow) for column in table.columns]
         info = msgspec.structs.replace(known.info, schema=pa.schema(fields))
         change = TableChange(table=info, refresh=_needs_refresh(known.table, table))
-        return Difference(change, Captured(info, table))
+        return TableDifference(change, CapturedPgTable(info, table))
 
 
 def _needs_refresh(before: PgTable, after: PgTable) -> bool:
@@ -102,13 +102,13 @@ def _needs_refresh(before: PgTable, after: PgTable) -> bool:
     )
 
 
-def _same_key(relation: Relation, known: Captured) -> bool:
+def _same_key(relation: Relation, known: CapturedPgTable) -> bool:
     """Whether the stream still identifies rows by the columns that are the topic's key."""
     sent = {column.name for column in relation.columns if column.key}
     return set(known.info.key) <= sent if relation.identity == FULL else set(known.info.key) == sent
 
 
-def _other_key(known: Captured, key: list[str]) -> TableChange:
+def _other_key(known: CapturedPgTable, key: list[str]) -> TableChange:
     text = f"Rows of table {known.info.name} are identified by ({', '.join(key)}) now, and were by ({', '.join(known.info.key)})."
     advice = "The topic's key cannot change: remove the capture, delete its topics, and capture the table anew."
     return TableChange(table=known.info, error=f"{text} {advice}")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.positions import end_text, lsn_of
 from headwater.capture.postgres.requirements import create_statement, published_tables
 from headwater.capture.postgres.tables import PgTable
@@ -45,13 +45,13 @@ class Slot(NamedTuple):
     confirmed: int
 
 
-def read_slot(database: Database, slot: str) -> Slot | None:
+def read_slot(database: PostgresDatabase, slot: str) -> Slot | None:
     """The slot, if there is one."""
     rows = database.ask(_SLOT, (slot,))
     return Slot(*rows[0]) if rows else None
 
 
-def publish(database: Database, publication: str, tables: Collection[PgTable], *, is_ours: bool) -> None:
+def publish(database: PostgresDatabase, publication: str, tables: Collection[PgTable], *, is_ours: bool) -> None:
     """Makes the publication, or brings it up to these tables, and waits for transactions that it does not hold whole."""
     exists, published = published_tables(database, publication)
     wanted = {(table.namespace, table.name) for table in tables}
@@ -67,12 +67,12 @@ def publish(database: Database, publication: str, tables: Collection[PgTable], *
         _wait_for_writers(database, added)
 
 
-def withdraw(database: Database, publication: str, table: PgTable) -> None:
+def withdraw(database: PostgresDatabase, publication: str, table: PgTable) -> None:
     """Takes one table out of the publication."""
     database.ask(f"ALTER PUBLICATION {quoted(publication)} DROP TABLE {table.sql}")
 
 
-def begin_slot(database: Database, slot: str) -> str:
+def begin_slot(database: PostgresDatabase, slot: str) -> str:
     """Makes the slot anew, at the present; waits, as PostgreSQL does, for the transactions that write at this moment."""
     drop_slot(database, slot)
     database.ask("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
@@ -81,7 +81,7 @@ def begin_slot(database: Database, slot: str) -> str:
     return end_text(made.confirmed)
 
 
-def find_slot(database: Database, slot: str, resume: str) -> str:
+def find_slot(database: PostgresDatabase, slot: str, resume: str) -> str:
     """Whether the slot still has everything behind a position; `CaptureLost`."""
     found = read_slot(database, slot)
     again = "Start the capture with `--backfill-again`: it copies the tables anew and goes on from there."
@@ -109,7 +109,7 @@ def find_slot(database: Database, slot: str, resume: str) -> str:
     return resume
 
 
-def take_slot(database: Database, slot: str) -> None:
+def take_slot(database: PostgresDatabase, slot: str) -> None:
     """Waits until nobody reads the slot; a reader that stays is ended: whoever wrote for it is fenced by the log."""
     begin = time.monotonic()
     ended = False
@@ -126,7 +126,7 @@ def take_slot(database: Database, slot: str) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def drop_slot(database: Database, slot: str) -> None:
+def drop_slot(database: PostgresDatabase, slot: str) -> None:
     """Removes the slot, whoever reads it; none is fine."""
     if read_slot(database, slot) is not None:
         take_slot(database, slot)
@@ -140,14 +140,14 @@ def copy_name(slot: str) -> str:
     return slot[: _NAME_MAX - len(_COPY)] + _COPY
 
 
-def end_copy(database: Database, slot: str) -> None:
+def end_copy(database: PostgresDatabase, slot: str) -> None:
     """Ends whoever reads the temporary copy of a slot, and the copy with it."""
     copy = copy_name(slot)
     if database.ask("select 1 from pg_replication_slots where slot_name = %s and temporary", (copy,)):
         take_slot(database, copy)
 
 
-def drop_publication(database: Database, publication: str) -> None:
+def drop_publication(database: PostgresDatabase, publication: str) -> None:
     """Removes the publication; none is fine. One that somebody else has made for us is theirs to drop."""
     if owner := _owner(database, publication):
         raise NotCapturable(
@@ -157,7 +157,7 @@ def drop_publication(database: Database, publication: str) -> None:
     database.ask(f"DROP PUBLICATION IF EXISTS {quoted(publication)}")
 
 
-def _owner(database: Database, publication: str) -> str | None:
+def _owner(database: PostgresDatabase, publication: str) -> str | None:
     """Whose a publication is, if it is not ours."""
     rows = database.ask(
         "select pg_get_userbyid(pubowner) from pg_publication where pubname = %s and not pg_has_role(pubowner, 'USAGE')",
@@ -166,7 +166,7 @@ def _owner(database: Database, publication: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-def _wait_for_writers(database: Database, tables: Sequence[PgTable]) -> None:
+def _wait_for_writers(database: PostgresDatabase, tables: Sequence[PgTable]) -> None:
     oids = [table.oid for table in tables]
     writers = {(transaction, pid) for transaction, pid in database.ask(_WRITERS, (oids,))}
     deadline = time.monotonic() + WRITERS_TIMEOUT_S

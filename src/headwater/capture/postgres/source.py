@@ -25,19 +25,19 @@ from typing import Any
 
 from headwater.capture.byte_columns import Indexes
 from headwater.capture.postgres import slot as pg_slot
-from headwater.capture.postgres.backfill import Backfill
-from headwater.capture.postgres.bulk import Ahead, Peek, advance
-from headwater.capture.postgres.changes import OUR_PREFIX, Decoder
-from headwater.capture.postgres.connection import Database, client
+from headwater.capture.postgres.backfill import PostgresBackfill
+from headwater.capture.postgres.bulk import SlotCopy, SlotPeek, advance
+from headwater.capture.postgres.changes import OUR_PREFIX, PgoutputDecoder
+from headwater.capture.postgres.connection import PostgresDatabase, client
 from headwater.capture.postgres.current_values import PresentDatabase
 from headwater.capture.postgres.pgoutput import Relation
 from headwater.capture.postgres.positions import end_text, lsn_of, lsn_sql
 from headwater.capture.postgres.requirements import check_server, check_tables
-from headwater.capture.postgres.schema_changes import Difference, TableFollower
-from headwater.capture.postgres.stream import Stream
-from headwater.capture.postgres.tables import Captured, Types, chosen, info_of, read_tables
+from headwater.capture.postgres.schema_changes import TableDifference, TableFollower
+from headwater.capture.postgres.stream import SlotStream
+from headwater.capture.postgres.tables import CapturedPgTable, Types, chosen, info_of, read_tables
 from headwater.capture.replica import ReplicaSource, not_captured, nothing_to_capture
-from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableChange, TableInfo
+from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, SourceTable, TableChange
 from headwater.capture.source_url import SourceUrl
 from headwater.model.errors import HeadwaterError
 
@@ -61,25 +61,25 @@ class PostgresSource(ReplicaSource):
         self._slot = url.options.get("slot", own)
         self._publication = url.options.get("publication", own)
         self._publication_is_ours = "publication" not in url.options
-        self._database = Database(url)
-        self._watching = Database(url)
+        self._database = PostgresDatabase(url)
+        self._watching = PostgresDatabase(url)
         self._types = Types(self._database)
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[int, CapturedPgTable] = {}
         self._follower = TableFollower(self._database, self._types)
         self._present = PresentDatabase(self._database)
-        self._backfill = Backfill(Database(url), handed_over=lambda: list(self._xids))
-        self._session: Stream | Ahead | Peek | None = None
-        self._decoder: Decoder | None = None
+        self._backfill = PostgresBackfill(PostgresDatabase(url), handed_over=lambda: list(self._xids))
+        self._session: SlotStream | SlotCopy | SlotPeek | None = None
+        self._decoder: PgoutputDecoder | None = None
         self._xids: deque[Indexes] = deque(maxlen=RECENT_BLOCKS)
         self._confirmed = 0
         self._bytes_since_look = 0
         self._beaten = 0
         self._report_idle = False
-        self._noticed: dict[int, tuple[Difference, int]] = {}
+        self._noticed: dict[int, tuple[TableDifference, int]] = {}
         self._stream_next = False
         """Whether bulk has come to the end; WAL without anything for us may still lie behind it."""
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables to capture; `NotCapturable` with the statement to run. Makes nothing."""
         for module in CLIENTS:  # one that is missing is told now, and none is loaded in the middle of a copy
             client(module)
@@ -91,7 +91,7 @@ class PostgresSource(ReplicaSource):
         wanted = [tables[name] for name in keys]
         check_tables(self._database, wanted, publication=self._publication)
         infos = [info_of(table, keys[table.topic], self._types) for table in wanted]
-        self._captured = {table.oid: Captured(info, table) for table, info in zip(wanted, infos, strict=True)}
+        self._captured = {table.oid: CapturedPgTable(info, table) for table, info in zip(wanted, infos, strict=True)}
         return infos
 
     def prepare(self, resume: str | None) -> str:
@@ -179,7 +179,7 @@ class PostgresSource(ReplicaSource):
             if messages:
                 self._bytes_since_look += sum(map(len, messages)) if isinstance(messages, list) else len(messages.data)
                 return list(decoder.changes(messages))
-            if not isinstance(session, Stream):
+            if not isinstance(session, SlotStream):
                 self._stream_next = not session.has_more
                 self._end_session()
                 continue
@@ -191,7 +191,7 @@ class PostgresSource(ReplicaSource):
             session.ask()
             wait_s = ANSWER_S
 
-    def _current(self, after: str) -> tuple[Decoder, Stream | Ahead | Peek]:
+    def _current(self, after: str) -> tuple[PgoutputDecoder, SlotStream | SlotCopy | SlotPeek]:
         """The session that goes on behind a position, the one there is or a new one."""
         decoder, session = self._decoder, self._session
         if decoder is not None and session is not None:
@@ -201,7 +201,7 @@ class PostgresSource(ReplicaSource):
             self._end_session()
         pg_slot.take_slot(self._database, self._slot)
         self._session = self._new_session(lsn_of(after))
-        self._decoder = Decoder(
+        self._decoder = PgoutputDecoder(
             self._captured,
             types=self._types,
             present=self._present,
@@ -211,7 +211,7 @@ class PostgresSource(ReplicaSource):
         )
         return self._decoder, self._session
 
-    def _new_session(self, after: int) -> Stream | Ahead | Peek:
+    def _new_session(self, after: int) -> SlotStream | SlotCopy | SlotPeek:
         found = pg_slot.read_slot(self._database, self._slot)
         if found is None or found.wal_status == "lost" or found.confirmed > after:
             pg_slot.find_slot(self._database, self._slot, end_text(after))
@@ -221,20 +221,20 @@ class PostgresSource(ReplicaSource):
             if found.confirmed < after:
                 advance(self._database, slot=self._slot, lsn=after)
             return self._bulk()
-        stream = Stream(self._database, slot=self._slot, publication=self._publication, after=after)
+        stream = SlotStream(self._database, slot=self._slot, publication=self._publication, after=after)
         if found.confirmed < after <= self._confirmed:
             stream.confirm(after)
         return stream
 
-    def _bulk(self) -> Ahead | Peek:
+    def _bulk(self) -> SlotCopy | SlotPeek:
         try:
-            return Ahead(self._database, slot=self._slot, publication=self._publication)
+            return SlotCopy(self._database, slot=self._slot, publication=self._publication)
         except HeadwaterError:  # no copy can be made; if more than that is wrong, this one tells it
-            return Peek(self._database, slot=self._slot, publication=self._publication)
+            return SlotPeek(self._database, slot=self._slot, publication=self._publication)
 
-    def _is_behind(self, decoder: Decoder, session: Stream | Ahead | Peek) -> bool:
+    def _is_behind(self, decoder: PgoutputDecoder, session: SlotStream | SlotCopy | SlotPeek) -> bool:
         """Whether a stream has fallen so far behind that bulk is better; looked at now and then, between transactions."""
-        is_due = isinstance(session, Stream) and decoder.is_whole and self._bytes_since_look >= LOOK_AT_LAG_BYTES
+        is_due = isinstance(session, SlotStream) and decoder.is_whole and self._bytes_since_look >= LOOK_AT_LAG_BYTES
         if not is_due:
             return False
         self._bytes_since_look = 0
@@ -244,7 +244,7 @@ class PostgresSource(ReplicaSource):
         ((now,),) = self._database.ask("select (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")
         return int(now)
 
-    def _idle(self, decoder: Decoder, stream: Stream) -> list[Changes]:
+    def _idle(self, decoder: PgoutputDecoder, stream: SlotStream) -> list[Changes]:
         """Where the server has read on without finding anything for us, now and then."""
         if not self._report_idle or not decoder.is_between or stream.reached <= decoder.end:
             return []
@@ -252,7 +252,7 @@ class PostgresSource(ReplicaSource):
         decoder.end = stream.reached
         return [Changes(end=end_text(decoder.end))]
 
-    def _follow(self, relation: Relation) -> tuple[TableChange, Captured | None] | None:
+    def _follow(self, relation: Relation) -> tuple[TableChange, CapturedPgTable | None] | None:
         found = self._follower.follow(relation, self._captured[relation.oid])
         return None if found is None else (found.change, found.captured)
 

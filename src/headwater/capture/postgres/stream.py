@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.pgoutput import BEGIN, COMMIT
 from headwater.capture.source import is_readable
 
@@ -24,10 +24,10 @@ LINGER_BYTES = 64 << 10
 LINGER_S = 0.02
 
 
-class Stream:
+class SlotStream:
     """Changes as they commit."""
 
-    def __init__(self, database: Database, *, slot: str, publication: str, after: int) -> None:
+    def __init__(self, database: PostgresDatabase, *, slot: str, publication: str, after: int) -> None:
         self._database = database
         self._connection = database.stream()
         self._cursor = self._connection.cursor()

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
-from headwater.capture.postgres.connection import Database
+from headwater.capture.postgres.connection import PostgresDatabase
 from headwater.capture.postgres.types import CatalogType, PgType, named_types, type_of
 from headwater.capture.replica import with_keys
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.databases.address import quoted
 from headwater.model.errors import NotCapturable
 
@@ -98,17 +98,17 @@ class PgTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{quoted(self.namespace)}.{quoted(self.name)}"
 
 
-class Captured(msgspec.Struct, frozen=True):
+class CapturedPgTable(msgspec.Struct, frozen=True):
     """A table that is captured: as the runner knows it, and as the catalog had it then."""
 
-    info: TableInfo
+    info: SourceTable
     table: PgTable
 
 
 class Types:
     """The types that the catalog has explained so far; asks for those that it has not."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
         self._known: dict[int, CatalogType] = {}
 
@@ -139,7 +139,7 @@ def topic_name(namespace: str, name: str) -> str:
     return name if namespace == "public" else f"{namespace}.{name}"
 
 
-def read_tables(database: Database) -> dict[str, PgTable]:
+def read_tables(database: PostgresDatabase) -> dict[str, PgTable]:
     """Every table, view and foreign table, by what the log would call it."""
     listed = database.ask(_TABLES)
     oids = [row[0] for row in listed]
@@ -194,11 +194,11 @@ def key_of(table: PgTable, given: Sequence[str] = ()) -> tuple[str, ...]:
     return _without_identity(table, tuple(given))
 
 
-def info_of(table: PgTable, key: tuple[str, ...], types: Types) -> TableInfo:
+def info_of(table: PgTable, key: tuple[str, ...], types: Types) -> SourceTable:
     """The table as the runner knows it."""
     types.learn(column.type for column in table.columns)
     fields = [pa.field(column.name, types.of(column.type, column.modifier).arrow) for column in table.columns]
-    return TableInfo(name=table.topic, schema=pa.schema(fields), key=key, rows_estimate=table.rows_estimate)
+    return SourceTable(name=table.topic, schema=pa.schema(fields), key=key, rows_estimate=table.rows_estimate)
 
 
 def _without_identity(table: PgTable, given: tuple[str, ...]) -> tuple[str, ...]:

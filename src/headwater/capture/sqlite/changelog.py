@@ -40,7 +40,7 @@ _NOW = "julianday('now')"
 _FIXED = ("seq", "layout", "op", "at")
 
 
-class Layout(msgspec.Struct, frozen=True):
+class ChangelogLayout(msgspec.Struct, frozen=True):
     """How rows of the changelog are to be read: the columns of a table as its triggers saw them."""
 
     number: int
@@ -76,11 +76,11 @@ class Changelog:
         first, last = self._connection.execute(f"SELECT min(seq), max(seq) FROM {self.changes}").fetchone()
         return range(0) if last is None else range(first, last + 1)
 
-    def layouts(self) -> dict[int, Layout]:
+    def layouts(self) -> dict[int, ChangelogLayout]:
         """All layouts by number, in order."""
         rows = self._connection.execute(f"SELECT layout, definition, gone FROM {self._layouts} ORDER BY layout")
         return {
-            number: Layout(number, msgspec.json.decode(definition, type=SQLiteTable), bool(gone))
+            number: ChangelogLayout(number, msgspec.json.decode(definition, type=SQLiteTable), bool(gone))
             for number, definition, gone in rows
         }
 
@@ -89,7 +89,7 @@ class Changelog:
         names = [row[1] for row in self._connection.execute(f"PRAGMA table_info({self.changes})")]
         return names[len(_FIXED) :]
 
-    def is_intact(self, layout: Layout) -> bool:
+    def is_intact(self, layout: ChangelogLayout) -> bool:
         """Whether the triggers of a layout are all there as they were made, and run before those of others."""
         found = self._triggers(layout.table.name)
         expected = dict(self._statements(layout))
@@ -114,7 +114,7 @@ class Changelog:
         run(f"INSERT INTO {self._source} VALUES (?, ?)", (identity, FORMAT))
         return identity
 
-    def add(self, table: SQLiteTable) -> Layout:
+    def add(self, table: SQLiteTable) -> ChangelogLayout:
         """Triggers for a table as it is now, under a layout of its own; those it had are removed."""
         run = self._connection.execute
         self.drop_triggers(table.name)
@@ -122,12 +122,12 @@ class Changelog:
         definition = msgspec.json.encode(table, order="deterministic").decode("utf-8")
         number = run(f"INSERT INTO {self._layouts} (tbl, definition) VALUES (?, ?)", (table.name, definition)).lastrowid
         assert number is not None
-        layout = Layout(number, table)
+        layout = ChangelogLayout(number, table)
         for _, statement in self._statements(layout):
             run(statement)
         return layout
 
-    def tell(self, layout: Layout, *, refresh: bool = False, error: str | None = None) -> None:
+    def tell(self, layout: ChangelogLayout, *, refresh: bool = False, error: str | None = None) -> None:
         """Writes down that from here on a table looks as the layout says; or, with an error, that it cannot be captured."""
         if error is not None:
             self._connection.execute(f"UPDATE {self._layouts} SET gone = 1 WHERE layout = ?", (layout.number,))
@@ -136,7 +136,7 @@ class Changelog:
             (layout.number, SCHEMA, int(refresh), error),
         )
 
-    def write_again(self, layout: Layout, old: Layout, *, since: int) -> None:
+    def write_again(self, layout: ChangelogLayout, old: ChangelogLayout, *, since: int) -> None:
         """Writes down, by the new layout, the rows as they are now whose changes behind `since` only the old one saw."""
         table = layout.table
         rows = ", ".join(f"t.{quoted(column)}" for column in table.columns)
@@ -189,14 +189,14 @@ class Changelog:
                 if column not in there:
                     self._connection.execute(f"ALTER TABLE {name} ADD COLUMN {column}")
 
-    def _statements(self, layout: Layout) -> Iterator[tuple[str, str]]:
+    def _statements(self, layout: ChangelogLayout) -> Iterator[tuple[str, str]]:
         """Name and statement of each trigger, in the order in which they are made."""
         table = layout.table
         for kind, when, body in self._bodies(layout):
             name = f"{self._prefix}{table.name}:{kind}"
             yield name, f"CREATE TRIGGER {quoted(name)} {when} BEGIN {body} END"
 
-    def _bodies(self, layout: Layout) -> Iterator[tuple[str, str, str]]:
+    def _bodies(self, layout: ChangelogLayout) -> Iterator[tuple[str, str, str]]:
         table, on = layout.table, f"ON {quoted(layout.table.name)}"
         new, old = _of("new", table.columns), _of("old", table.columns)
         after = self._insert(layout, "c", new, ())
@@ -210,7 +210,7 @@ class Changelog:
         yield "rekey", f"AFTER UPDATE {on} WHEN NOT ({same})", f"{self._insert(layout, 'd', (), old)} {after}"
         yield "delete", f"AFTER DELETE {on}", deleted
 
-    def _insert(self, layout: Layout, op: str, after: Sequence[str], before: Sequence[str]) -> str:
+    def _insert(self, layout: ChangelogLayout, op: str, after: Sequence[str], before: Sequence[str]) -> str:
         count = len(layout.table.columns)
         into = [f"c{at}" for at in range(len(after))] + [f"c{count + at}" for at in range(len(before))]
         values = ", ".join([*after, *before])
@@ -219,7 +219,7 @@ class Changelog:
             f"VALUES ({layout.number}, {text_literal(op)}, {_NOW}, {values});"
         )
 
-    def _replacing(self, layout: Layout) -> Iterator[tuple[str, str, str]]:
+    def _replacing(self, layout: ChangelogLayout) -> Iterator[tuple[str, str, str]]:
         """Triggers for the rows that REPLACE removes because of another unique index than the key's."""
         table, name = layout.table, quoted(layout.table.name)
         count = len(table.columns)
@@ -254,7 +254,7 @@ class Changelog:
         return " AND ".join(f"c{table.columns.index(c)} IS {row}.{quoted(c)}" for c in table.key)
 
 
-def newest(layouts: Mapping[int, Layout]) -> dict[str, Layout]:
+def newest(layouts: Mapping[int, ChangelogLayout]) -> dict[str, ChangelogLayout]:
     """The last layout of each table."""
     return {layout.table.name: layout for layout in layouts.values()}
 

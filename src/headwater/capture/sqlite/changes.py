@@ -29,7 +29,7 @@ from headwater.capture.source import (
     TableChange,
     changes_schema,
 )
-from headwater.capture.sqlite.changelog import SCHEMA, Layout
+from headwater.capture.sqlite.changelog import SCHEMA, ChangelogLayout
 from headwater.capture.sqlite.tables import SQLiteTable
 from headwater.capture.sqlite.values import KeyMisfit, Misfits, headers_column, to_columns
 from headwater.model.schema import HEADERS
@@ -64,7 +64,7 @@ class Telling:
         self._transaction: str | None = None
         self._events: Counter[str] = Counter()
 
-    def tell(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, Layout], *, end: int) -> Changes:
+    def tell(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, ChangelogLayout], *, end: int) -> Changes:
         """What the first rows of a piece say: changes up to where a table changes, or how tables have changed.
 
         The transaction is over at `end`, and wherever a table changes: that is a transaction of our own.
@@ -77,7 +77,7 @@ class Telling:
         whole = last == end or cut < len(ops)
         return self._changes([column[:cut] for column in columns], layouts, whole=whole)
 
-    def _schemas(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, Layout]) -> Changes:
+    def _schemas(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, ChangelogLayout]) -> Changes:
         count = next((at for at, op in enumerate(columns[_OP]) if op != SCHEMA), len(columns[_OP]))
         told = zip(columns[_LAYOUT][:count], columns[_FIXED][:count], columns[_FIXED + 1][:count], strict=True)
         tables = [
@@ -95,7 +95,9 @@ class Telling:
         self._transaction, self._events = None, Counter()
         return Changes(transactions=_transactions(rows), end=last)
 
-    def _changes(self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, Layout], *, whole: bool) -> Changes:
+    def _changes(
+        self, columns: Sequence[Sequence[Any]], layouts: Mapping[int, ChangelogLayout], *, whole: bool
+    ) -> Changes:
         numbers = np.asarray(columns[_SEQ], np.int64)
         committed = _times(columns[_AT])
         rows: list[tuple[Any, ...]] = []

@@ -23,9 +23,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, TableInfo
+from headwater.capture.source import BackfillChunk, CaptureSource, Changes, SourceLag, SourceTable
 from headwater.capture.source_url import SourceUrl
-from headwater.capture.sqlite.changelog import Changelog, Layout, newest
+from headwater.capture.sqlite.changelog import Changelog, ChangelogLayout, newest
 from headwater.capture.sqlite.changes import Telling, fetch_columns, misfit_text, position_of, read_rows
 from headwater.capture.sqlite.errors import locked_is_fine, translated
 from headwater.capture.sqlite.tables import SQLiteTable, read_table, table_names
@@ -66,7 +66,7 @@ class SQLiteSource:
         self._keys = dict(keys or {})
         self._replaces = url.options.get("replace") != "never"
         self._held: sqlite3.Connection | None = None
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, ChangelogLayout] = {}
         self._telling = Telling()
         self._boundary = self._confirmed = 0
         self._data_version = self._schema_version = -1
@@ -77,7 +77,7 @@ class SQLiteSource:
 
     # What the runner calls
 
-    def check(self) -> list[TableInfo]:
+    def check(self) -> list[SourceTable]:
         """The tables, by the names that were given, or all that can be captured; `left_out` says why others cannot."""
         with translated(self._path):
             return [table.info() for table in self._tables()]

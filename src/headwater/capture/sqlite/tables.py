@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from headwater.capture.source import TableInfo
+from headwater.capture.source import SourceTable
 from headwater.databases.address import quoted
 from headwater.log.port.topic import check_name
 from headwater.model.errors import InvalidName, NotCapturable
@@ -64,9 +64,9 @@ class SQLiteTable(msgspec.Struct, frozen=True):
         pairs = zip(self.columns, self.declared, strict=True)
         return pa.schema([pa.field(name, type_of(declared), nullable=name not in self.key) for name, declared in pairs])
 
-    def info(self) -> TableInfo:
+    def info(self) -> SourceTable:
         """The table as the runner sees it."""
-        return TableInfo(name=self.name, schema=self.schema, key=self.key, is_told=True)
+        return SourceTable(name=self.name, schema=self.schema, key=self.key, is_told=True)
 
 
 def type_of(declared: str) -> pa.DataType:

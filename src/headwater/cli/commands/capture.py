@@ -15,14 +15,14 @@ from rich.text import Text
 
 from headwater.cli.location import LogOption, open_existing, open_or_create
 from headwater.cli.output.confirmation import confirm
-from headwater.cli.output.progress import Line, progress_line, tell_end
+from headwater.cli.output.progress import ProgressLine, progress_line, tell_end
 from headwater.cli.output.rows import events_text, print_table, printable
 from headwater.model.clock import system_clock
 from headwater.model.errors import HeadwaterError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from headwater.capture.capture import Capture
-    from headwater.capture.progress import Progress
+    from headwater.capture.progress import CaptureProgress
     from headwater.log.log import Log
 
 capture = typer.Typer(help="Bring the tables of a database into the log, and keep them so.", no_args_is_help=True)
@@ -204,7 +204,7 @@ def export(
     )
 
 
-def _follow(running: Capture, stop: threading.Event, line: Line, *, to_the_end: bool) -> None:
+def _follow(running: Capture, stop: threading.Event, line: ProgressLine, *, to_the_end: bool) -> None:
     """Runs the capture in a thread of its own, so that this one can show how it goes and hear Ctrl-C."""
     failed: list[BaseException] = []
 
@@ -228,7 +228,7 @@ def _follow(running: Capture, stop: threading.Event, line: Line, *, to_the_end: 
         raise failed[0]
 
 
-def _show(running: Capture, line: Line) -> None:
+def _show(running: Capture, line: ProgressLine) -> None:
     progress = running.progress
     copying = [(name, table) for name, table in progress.tables.items() if table.state in ("copying", "refreshing")]
     if copying:
@@ -265,7 +265,7 @@ def _keys(given: list[str]) -> dict[str, list[str]]:
     return keys
 
 
-def _progress(log: Log, name: str) -> Progress:
+def _progress(log: Log, name: str) -> CaptureProgress:
     from headwater.capture.progress import captures
 
     found = captures(log)
@@ -275,7 +275,7 @@ def _progress(log: Log, name: str) -> Progress:
     return found[name]
 
 
-def _lag(name: str, progress: Progress) -> tuple[Any, str | None]:
+def _lag(name: str, progress: CaptureProgress) -> tuple[Any, str | None]:
     from headwater.capture.source_url import open_source
 
     try:
@@ -297,11 +297,11 @@ def _lag_text(lag: Any) -> str:
     return f"{said}, {lag.seconds:.1f} s" if lag.seconds else said
 
 
-def _summary(name: str, progress: Progress) -> dict[str, Any]:
+def _summary(name: str, progress: CaptureProgress) -> dict[str, Any]:
     return {"source": name, **msgspec.to_builtins(progress)}
 
 
-def _tell_stopped(progress: Progress) -> None:
+def _tell_stopped(progress: CaptureProgress) -> None:
     for name, table in progress.tables.items():
         if table.state == "stopped":
             typer.secho(f"table {name} has stopped: {printable(table.why or '')}", fg="red", err=True)

@@ -27,7 +27,7 @@ CONCEPT = "concept: "
 
 
 @dataclass(frozen=True)
-class Row:
+class CoverageRow:
     """One behaviour that a test can show."""
 
     section: str
@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Mark:
+class CoverageMark:
     """One test that says it shows a row."""
 
     name: str
@@ -60,7 +60,7 @@ def coverage(
         _print_table(matrix)
 
 
-def read_rows(checkout: Path) -> list[Row]:
+def read_rows(checkout: Path) -> list[CoverageRow]:
     """Read the rows of docs/coverage.md, in its order; a concept's name carries its prefix."""
     rows, section, is_header = [], "", False
     for line in (checkout / ROWS_FILE).read_text(encoding="utf-8").splitlines():
@@ -69,12 +69,12 @@ def read_rows(checkout: Path) -> list[Row]:
         elif section and line.startswith("|"):
             name, behaviour = (cell.strip() for cell in line.strip("| ").split("|", 1))
             if not is_header and not set(name) <= set("-: "):
-                rows.append(Row(section, CONCEPT + name if section == "Concepts" else name, behaviour))
+                rows.append(CoverageRow(section, CONCEPT + name if section == "Concepts" else name, behaviour))
             is_header = False
     return rows
 
 
-def read_marks(checkout: Path) -> list[Mark]:
+def read_marks(checkout: Path) -> list[CoverageMark]:
     """Find every covers mark in the tests and in the contract suites, without importing either."""
     contracts = {
         node.name: node
@@ -89,9 +89,9 @@ def read_marks(checkout: Path) -> list[Mark]:
     ]
 
 
-def pair(rows: Iterable[Row], marks: Iterable[Mark]) -> list[tuple[Row, list[Mark]]]:
+def pair(rows: Iterable[CoverageRow], marks: Iterable[CoverageMark]) -> list[tuple[CoverageRow, list[CoverageMark]]]:
     """Put each row beside its marks; a row nobody has reached has none."""
-    by_name: dict[str, list[Mark]] = {}
+    by_name: dict[str, list[CoverageMark]] = {}
     for mark in marks:
         by_name.setdefault(mark.name, []).append(mark)
     return [(row, by_name.get(row.name, [])) for row in rows]
@@ -106,7 +106,7 @@ def _parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
 
-def _marks_of_module(module: ast.Module, path: str, contracts: dict[str, ast.ClassDef]) -> Iterator[Mark]:
+def _marks_of_module(module: ast.Module, path: str, contracts: dict[str, ast.ClassDef]) -> Iterator[CoverageMark]:
     everywhere = _assigned_marks(module.body)
     local = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
     for node in module.body:
@@ -118,7 +118,7 @@ def _marks_of_module(module: ast.Module, path: str, contracts: dict[str, ast.Cla
 
 def _marks_of_class(
     node: ast.ClassDef, path: str, everywhere: list[ast.Call], classes: dict[str, ast.ClassDef]
-) -> Iterator[Mark]:
+) -> Iterator[CoverageMark]:
     """Give a test class's marks, those of the classes it derives from included; the nearest definition of a test wins."""
     lineage = _lineage(node, classes)
     backend = next((value for owner in lineage for value in _backend(owner)), None)
@@ -170,21 +170,21 @@ def _covers(expressions: list[ast.expr]) -> list[ast.Call]:
     ]
 
 
-def _marks(calls: list[ast.Call], test: str, backends: tuple[str, ...]) -> Iterator[Mark]:
+def _marks(calls: list[ast.Call], test: str, backends: tuple[str, ...]) -> Iterator[CoverageMark]:
     for call in calls:
         named = next(
             (tuple(ast.literal_eval(word.value)) for word in call.keywords if word.arg == "backends"), backends
         )
         for name in call.args:
-            yield Mark(ast.literal_eval(name), test, named)
+            yield CoverageMark(ast.literal_eval(name), test, named)
 
 
-def _plain(row: Row, marks: list[Mark]) -> dict[str, object]:
+def _plain(row: CoverageRow, marks: list[CoverageMark]) -> dict[str, object]:
     tests = [{"test": mark.test, "backends": list(mark.backends)} for mark in marks]
     return {**asdict(row), "covered": bool(marks), "tests": tests}
 
 
-def _print_table(matrix: list[tuple[Row, list[Mark]]]) -> None:
+def _print_table(matrix: list[tuple[CoverageRow, list[CoverageMark]]]) -> None:
     console = Console()
     for section in dict.fromkeys(row.section for row, _ in matrix):
         table = Table(title=section, title_justify="left", title_style="bold", show_lines=True, expand=True)
@@ -200,7 +200,7 @@ def _print_table(matrix: list[tuple[Row, list[Mark]]]) -> None:
     console.print(f"{reached} of {len(matrix)} rows are covered, {len(matrix) - reached} are open")
 
 
-def _add_row(table: Table, row: Row, marks: list[Mark]) -> None:
+def _add_row(table: Table, row: CoverageRow, marks: list[CoverageMark]) -> None:
     name, behaviour = row.name.removeprefix(CONCEPT), re.sub(r"`([^`]*)`", r"\1", row.behaviour)
     if marks:
         tests = "\n".join(mark.test for mark in marks)

@@ -143,11 +143,11 @@ def _writer(stream: Any, topic: Topic, form: Form) -> Iterator[Callable[[pa.Reco
         text = _Json(stream, topic) if form == "json" else _Csv(stream, topic)
         yield text.write
         return
-    from headwater.cli.table_file import TableWriter
+    from headwater.cli.table_file import TableFileWriter
 
     if stream is sys.stdout.buffer:
         raise Unsupported(f"A {form} file cannot go to stdout.", advice="Name a file, or use --format json.")
-    writer = TableWriter(stream, topic, form="parquet" if form == "parquet" else "arrow")
+    writer = TableFileWriter(stream, topic, form="parquet" if form == "parquet" else "arrow")
     yield writer.write
     writer.close()
 

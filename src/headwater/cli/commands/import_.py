@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwater.cli.commands.produce import Run, check_there, create_for, given_settings
+from headwater.cli.commands.produce import ProduceRun, check_there, create_for, given_settings
 from headwater.cli.location import LogOption, open_existing, open_or_create
 
 
@@ -42,6 +42,6 @@ def import_file(
             create_for(opened, topic, inputs, given)
         else:
             check_there(opened, topic)
-        run = Run(opened, topic, skip_bad=False, facts=True)
+        run = ProduceRun(opened, topic, skip_bad=False, facts=True)
         with run:
             run.append_all(inputs[0], rows_only=True)

@@ -24,7 +24,7 @@ from headwater.cli.output.rows import bytes_text, events_text, is_terminal, prin
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch, TopicNotFound
 
 if TYPE_CHECKING:
-    from headwater.cli.inputs import Input
+    from headwater.cli.inputs import InputFile
     from headwater.formats.formats import Parsed
     from headwater.log.log import Log
 
@@ -65,7 +65,7 @@ def produce(
             create_for(opened, topic, inputs, given)
         else:
             check_there(opened, topic)
-        run = Run(opened, topic, skip_bad=skip_bad)
+        run = ProduceRun(opened, topic, skip_bad=skip_bad)
         with run:
             for one in inputs:
                 run.append_all(one, key_separator=key_separator)
@@ -87,7 +87,7 @@ def check_there(log: Log, topic: str) -> None:
         raise TopicNotFound(error.what, advice=f"{error.advice} Add --create to make it.") from None
 
 
-def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, Any]) -> None:
+def create_for(log: Log, topic: str, inputs: list[InputFile], settings: dict[str, Any]) -> None:
     """Makes the topic where it is missing, as the settings and else the first input say."""
     from headwater.cli.inference import with_time
     from headwater.log.port.topic import check_name
@@ -100,7 +100,7 @@ def create_for(log: Log, topic: str, inputs: list[Input], settings: dict[str, An
     log.create_topic(topic, exist_ok=True, **settings)
 
 
-class Run:
+class ProduceRun:
     """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends.
 
     With `facts` a program at the other end of a pipe is told in JSON.
@@ -124,7 +124,7 @@ class Run:
             transient=True,
         )
 
-    def append_all(self, one: Input, *, key_separator: str | None = None, rows_only: bool = False) -> None:
+    def append_all(self, one: InputFile, *, key_separator: str | None = None, rows_only: bool = False) -> None:
         """Appends every event of one input."""
         task = self._progress.add_task(printable(one.name), total=one.size, events=0)
         before = self._bytes
@@ -146,7 +146,7 @@ class Run:
                 self._log.append(self._topic, rows)
                 self._events += rows.num_rows
 
-    def _tell_bad(self, one: Input, parsed: Parsed) -> None:
+    def _tell_bad(self, one: InputFile, parsed: Parsed) -> None:
         for bad in parsed.bad:
             place = f"{one.name}{one.place(bad.line)}"
             if not self._skip_bad:

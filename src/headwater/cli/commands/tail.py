@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headwater.log.log import Log
     from headwater.log.port.topic import Topic
-    from headwater.query.filter import Where
+    from headwater.query.filter import RowFilter
 
 LAST = 10
 META = ("_partition", "_offset", "_time", "_appended", "_key")
@@ -97,13 +97,13 @@ class _Events:
         held = log.offsets(topic.name)
         self.firsts = {number: offsets.start for number, offsets in held.items()}
         self.ends = {number: offsets.stop for number, offsets in held.items()}
-        self._where: Where | None = None
+        self._where: RowFilter | None = None
         empty = log.scan(topic.name, start=self.ends, end=self.ends, columns=self._columns)
         self._schema = empty.schema
         if where is not None:
-            from headwater.query.filter import Where
+            from headwater.query.filter import RowFilter
 
-            self._where = Where(where, empty.schema)
+            self._where = RowFilter(where, empty.schema)
 
     def type_of(self, column: str) -> pa.DataType:
         """The type of a column."""

@@ -14,7 +14,7 @@ import typer
 from headwater.cli.output.rows import is_terminal, printable
 
 if TYPE_CHECKING:
-    from headwater.verify.comparison import Difference, Pair, Report
+    from headwater.verify.comparison import Difference, Pair, VerifyReport
     from headwater.verify.repair import Repaired
 
 SHOWN_MAX = 100
@@ -76,7 +76,7 @@ def _once(pair: Pair, *, settle_s: float, repairs: bool, is_json: bool) -> bool:
     return report.is_equal
 
 
-def _json(before: Report, after: Report, repaired: Repaired | None) -> str:
+def _json(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> str:
     import msgspec
 
     shown: dict[str, Any] = {"equal": after.is_equal, **msgspec.to_builtins(before, enc_hook=str)}
@@ -86,7 +86,7 @@ def _json(before: Report, after: Report, repaired: Repaired | None) -> str:
     return msgspec.json.encode(shown, enc_hook=str).decode()
 
 
-def _print(before: Report, after: Report, repaired: Repaired | None) -> None:
+def _print(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> None:
     for one in before.differences[:SHOWN_MAX]:
         _print_difference(one)
     if before.differing > SHOWN_MAX:

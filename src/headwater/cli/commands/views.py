@@ -50,10 +50,10 @@ FormatOption = Annotated[
 @views.command(name="list")
 def list_(json: Json = False, log: LogOption = None) -> None:
     """List the views of the log."""
-    from headwater.views.catalog import Catalog
+    from headwater.views.catalog import ViewCatalog
 
     with open_existing(log) as opened:
-        catalog = Catalog(opened)
+        catalog = ViewCatalog(opened)
         found = [_summary(opened, catalog.get(name)) for name in catalog.names()]
     if json:
         _print_json(found)
@@ -76,11 +76,11 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 @views.command()
 def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOption = None) -> None:
     """Show one view: its columns, its topic of changes, and how far its store follows that."""
-    from headwater.views.catalog import Catalog
+    from headwater.views.catalog import ViewCatalog
     from headwater.views.store import open_store
 
     with open_existing(log) as opened:
-        summary = _summary(opened, Catalog(opened).get(name))
+        summary = _summary(opened, ViewCatalog(opened).get(name))
         kept = open_store(_store_url(store, log), read_only=True)
         try:
             stored = {(one.definition.name, one.definition.generation): one for one in kept.stored()}

@@ -16,7 +16,7 @@ from headwater.cli.demo.clicks import TOPIC
 from headwater.cli.demo.crowd import Crowd, Region
 from headwater.cli.demo.ending import Ending
 from headwater.cli.demo.proof import QUESTIONS, Agreement, compare, stored
-from headwater.cli.demo.screen import Scene, Screen
+from headwater.cli.demo.screen import DemoScreen, Scene
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, NotFound, TimedOut
 
@@ -41,7 +41,7 @@ class Director:
         application: Application,
         crowd: Crowd,
         scene: Scene,
-        screen: Screen,
+        screen: DemoScreen,
         ending: Ending,
     ) -> None:
         self._log = log

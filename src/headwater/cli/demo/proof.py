@@ -36,7 +36,7 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class RegionProof:
     """What the comparison says about the clicks of one region."""
 
     region: str
@@ -69,12 +69,14 @@ class Agreement:
         return self.differing == 0
 
 
-def prove(log: Log, acknowledged: dict[str, int], *, begun_us: int, rate: float) -> list[Line]:
+def prove(log: Log, acknowledged: dict[str, int], *, begun_us: int, rate: float) -> list[RegionProof]:
     """Compares the log with what each region had acknowledged, click by click."""
     sent = [clicks(region, 0, count, begun_us=begun_us, rate=rate) for region, count in acknowledged.items()]
     with answer(log, SENT, tables={"sent": pa.concat_tables(sent)}) as batches:
         rows = [row for batch in batches for row in rows_of(batch)]
-    return [Line(REGIONS[region] if 0 <= region < len(REGIONS) else "nobody", *counts) for region, *counts in rows]
+    return [
+        RegionProof(REGIONS[region] if 0 <= region < len(REGIONS) else "nobody", *counts) for region, *counts in rows
+    ]
 
 
 def compare(log: Log, view: View) -> Agreement:

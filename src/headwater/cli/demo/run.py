@@ -28,7 +28,7 @@ from headwater.model.errors import NotFound
 from headwater.model.extras import check_spark
 
 if TYPE_CHECKING:
-    from headwater.cli.demo.proof import Agreement, Line
+    from headwater.cli.demo.proof import Agreement, RegionProof
     from headwater.cli.demo.screen import Scene
 
 SECONDS = 30
@@ -88,14 +88,14 @@ def find_script(name: str = "clickstream/app.py") -> Path:
 
 def _play(
     folder: Path, seconds: float, port: int, console: Console, ending: Ending
-) -> tuple[Scene, list[Line], list[Agreement]]:
+) -> tuple[Scene, list[RegionProof], list[Agreement]]:
     from headwater.app.app import load_app
     from headwater.cli.demo.application import Application
     from headwater.cli.demo.clicks import TOPIC
     from headwater.cli.demo.crowd import Crowd
     from headwater.cli.demo.director import Director
     from headwater.cli.demo.proof import prove
-    from headwater.cli.demo.screen import Plain, Scene, Stage
+    from headwater.cli.demo.screen import LiveScreen, PlainScreen, Scene
     from headwater.log.log import open_log
 
     script = find_script()
@@ -109,7 +109,11 @@ def _play(
             with Crowd(str(Path(app.log_url).resolve()), folder, rate=RATE) as crowd:
                 scene.regions = crowd.regions
                 crowd.begin()
-                screen = Stage(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
+                screen = (
+                    LiveScreen(console)
+                    if console.is_terminal and not console.is_dumb_terminal
+                    else PlainScreen(console)
+                )
                 try:
                     agreements = Director(log, app, application, crowd, scene, screen, ending).run()
                 finally:
@@ -138,7 +142,7 @@ def _play_in_sync(folder: Path, seconds: float, console: Console) -> None:
         raise typer.Exit(code)
 
 
-def _print_result(console: Console, scene: Scene, lines: list[Line], agreements: list[Agreement]) -> None:
+def _print_result(console: Console, scene: Scene, lines: list[RegionProof], agreements: list[Agreement]) -> None:
     from headwater.cli.demo.screen import top_table
 
     def say(text: Text | str, style: str = "") -> None:
@@ -191,11 +195,11 @@ def _shown(script: Path) -> str:
     return min(os.path.relpath(script), str(script), key=len)
 
 
-def _is_right(lines: list[Line], agreements: list[Agreement]) -> bool:
+def _is_right(lines: list[RegionProof], agreements: list[Agreement]) -> bool:
     return all(line.is_right for line in lines) and all(each.is_right for each in agreements)
 
 
-def _proof_table(lines: list[Line], killed: set[str]) -> Table:
+def _proof_table(lines: list[RegionProof], killed: set[str]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("producer")
     for column in ("acknowledged", "in the log", "lost", "doubled", "never sent"):

@@ -64,7 +64,7 @@ class Scene:
         return sum(visits for _, visits in self.top)
 
 
-class Screen(Protocol):
+class DemoScreen(Protocol):
     """Where the scene is shown."""
 
     def show(self, scene: Scene) -> None:
@@ -80,7 +80,7 @@ class Screen(Protocol):
         """Ends the view."""
 
 
-class Plain:
+class PlainScreen:
     """Lines, for a pipe or a log file."""
 
     def __init__(self, console: Console) -> None:
@@ -110,7 +110,7 @@ class Plain:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-class Stage:
+class LiveScreen:
     """A view that is drawn again and again in the same place, and gone at the end."""
 
     def __init__(self, console: Console) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from headwater.cli.output.rows import is_terminal
 
 
-class Line:
+class ProgressLine:
     """The line of one command."""
 
     def __init__(self, progress: Progress, title: str) -> None:
@@ -28,7 +28,7 @@ class Line:
 
 
 @contextmanager
-def progress_line(title: str) -> Iterator[Line]:
+def progress_line(title: str) -> Iterator[ProgressLine]:
     """A line on stderr where a person looks at it."""
     columns = (
         SpinnerColumn(),
@@ -38,7 +38,7 @@ def progress_line(title: str) -> Iterator[Line]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
-        yield Line(progress, title)
+        yield ProgressLine(progress, title)
 
 
 def tell_end(sentence: str, facts: dict[str, Any]) -> None:

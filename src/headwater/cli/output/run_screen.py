@@ -49,7 +49,7 @@ _STYLES = {
 }
 
 
-class Screen(Protocol):
+class RunScreen(Protocol):
     """Where a status is shown."""
 
     def show(self, status: AppStatus) -> None:
@@ -60,7 +60,7 @@ class Screen(Protocol):
 
 
 @contextmanager
-def open_screen(first: AppStatus) -> Iterator[Screen]:
+def open_screen(first: AppStatus) -> Iterator[RunScreen]:
     """The screen that fits stdout, with an application that is about to start."""
     console = Console()
     if not is_terminal():

@@ -29,7 +29,7 @@ from headwater.views.catalog import plan_view
 from headwater.views.changes import Delta, changes_schema
 from headwater.views.definition import Mode, ViewDefinition, define_view
 from headwater.views.maintainer import Maintained, Maintainer
-from headwater.views.store import Applied, Limits, Selection, ViewStore, open_store
+from headwater.views.store import Applied, Limits, ViewSelection, ViewStore, open_store
 from headwater.views.subscription import Change, Subscription
 from headwater.views.view import View
 
@@ -407,7 +407,7 @@ class ViewStoreContract(ViewCase):
         reader = open_store(store_url, read_only=True)
         with refused(NoAccess, "reading"):
             reader.create(pages())
-        assert reader.read("per_page", Selection(limit=1), limits=Limits()).rows.num_rows == 1
+        assert reader.read("per_page", ViewSelection(limit=1), limits=Limits()).rows.num_rows == 1
         reader.close()
 
 
