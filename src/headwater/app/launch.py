@@ -28,7 +28,7 @@ from headwater.app.outputs.views import Attempt, ViewStages, generation_name
 from headwater.app.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
 from headwater.capture.supervisor import SupervisedCaptures
 from headwater.capture.topics import TIME
-from headwater.log.log import Log, open_log
+from headwater.log.log import Log, capabilities_of, open_log
 from headwater.log.port.topic import Topic
 from headwater.log.topics import PARTITIONS
 from headwater.model.clock import duration_us
@@ -221,7 +221,6 @@ class Launch:
             yield said
 
     def _analysis(self, spark: SparkSession, log: Log | None) -> Analysis:
-        from headwater.processing.spark.session import is_folder_log
         from headwater.processing.stages.analysis import Analysis, TopicFacts
         from headwater.processing.stages.fusion import placed_by
 
@@ -249,7 +248,9 @@ class Launch:
             )
             return TopicFacts(node.schema, node.settings.get("time"), lateness, is_table, placed, roots=roots)
 
-        analysis = Analysis(spark, self._graph, facts, is_local=is_folder_log(self._settings.log))
+        analysis = Analysis(
+            spark, self._graph, facts, is_placed_by_key=capabilities_of(self._settings.log).is_placed_by_key
+        )
         return analysis
 
     def _plan(
@@ -315,7 +316,7 @@ class Launch:
         """
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.sink.frame_writer import FrameWriter
-        from headwater.processing.source.reading import is_local
+        from headwater.processing.sink.staging import can_stage
 
         name = f"{self._graph.name}.{stage.name}"
         if stage.capture is not None:
@@ -334,7 +335,7 @@ class Launch:
                     sink.commit(marker, staged)
 
             return lambda: add
-        if stage.mode != "append" or is_local(log):
+        if stage.mode != "append" or can_stage(log):
 
             def appending() -> WriteBatch:
                 fetches = analysed.is_prompt or not analysed.stateful

@@ -67,14 +67,14 @@ def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) ->
     Nothing is opened for it: an application that was started by mistake, with another folder `state`, takes nothing from the one that runs.
     """
     from headwater.processing.checkpoint.marker import query_of
-    from headwater.processing.source.reading import is_local
+    from headwater.processing.sink.staging import can_stage
 
     query: str | None = None
     with suppress(NotFound):
         query = query_of(str(checkpoint))
     ledger = ledger_of(stage, name)
     if ledger is None:
-        by_task = stage.kind != "view" and not is_local(log)
+        by_task = stage.kind != "view" and not can_stage(log)
         for each in (name, *(_tasks(log, name) if by_task else ())):
             check_query(each, log.store.stage_state(each).last, query)
         return

@@ -33,7 +33,6 @@ from headwater.capture.source_url import open_source
 from headwater.capture.spill import Spill
 from headwater.capture.topics import HISTORY, live_keys
 from headwater.log.clients.stage import Stage
-from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
 from headwater.log.port.write import Write
 from headwater.model.backoff import Backoff
@@ -432,5 +431,4 @@ def _first_reason(tables: dict[str, TableProgress]) -> str:
 
 
 def _scratch(log: Log, name: str) -> Path:
-    folder = log.store.folder if isinstance(log.store, LocalStore) else tempfile.gettempdir()
-    return Path(folder) / "staged" / f"{STAGE}{name}"
+    return Path(log.store.capabilities.folder or tempfile.gettempdir()) / "staged" / f"{STAGE}{name}"

@@ -22,6 +22,7 @@ from headwater.log.clients.progress import GroupProgress, progress_of, reset
 from headwater.log.clients.reader import Missed, Reader, Start
 from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import Disk
+from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.store import Store
 from headwater.log.port.topic import Durability, check_name
 from headwater.log.queue.queue import Queue, open_queue
@@ -64,17 +65,9 @@ def open_log(
     `durability` is what topics created through this handle get by default: "fsync" (acknowledged means on disk) or "os"
     (acknowledged means with the operating system: it survives any crash of a process, not a power loss).
     """
-    if not isinstance(url, (str, os.PathLike)):
-        raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
     if durability not in ("fsync", "os"):
         raise InvalidInput(f"Unknown durability {durability!r}.", advice='Use "fsync" or "os".')
-    url = os.fspath(url)
-    scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
-    if "\0" in url or (not rest and scheme != "memory"):
-        advice = 'Use a folder such as "./data", or "memory://".'
-        if scheme == "kafka":
-            advice = 'Name the brokers: "kafka://host:9092".'
-        raise InvalidInput(f"{url!r} names no log.", advice=advice)
+    scheme, rest = _scheme_of(url)
     match scheme:
         case "file":
             from headwater.log.file.store import LocalStore
@@ -84,13 +77,46 @@ def open_log(
             from headwater.log.memory.store import MemoryStore
 
             return Log(MemoryStore(clock=clock), durability, clock)
-        case "kafka":
+        case _:
             from headwater.log.kafka.store import KafkaStore
 
             return Log(KafkaStore(rest, clock=clock, read_only=read_only), durability, clock)
-    raise Unsupported(
-        f"There is no log of the kind {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://."
-    )
+
+
+def capabilities_of(url: str | os.PathLike[str]) -> Capabilities:
+    """What the log at a URL can do, without opening it."""
+    scheme, rest = _scheme_of(url)
+    match scheme:
+        case "file":
+            from headwater.log.file.store import capabilities_in
+
+            return capabilities_in(os.path.abspath(rest))
+        case "memory":
+            from headwater.log.memory import store as memory
+
+            return memory.CAPABILITIES
+        case _:
+            from headwater.log.kafka import store as kafka
+
+            return kafka.CAPABILITIES
+
+
+def _scheme_of(url: object) -> tuple[str, str]:
+    """The kind of log, and the rest of its URL."""
+    if not isinstance(url, (str, os.PathLike)):
+        raise InvalidInput(f"{url!r} names no log.", advice='Use a folder such as "./data", or "memory://".')
+    url = os.fspath(url)
+    scheme, _, rest = url.partition("://") if "://" in url else ("file", "", url)
+    if "\0" in url or (not rest and scheme != "memory"):
+        advice = 'Use a folder such as "./data", or "memory://".'
+        if scheme == "kafka":
+            advice = 'Name the brokers: "kafka://host:9092".'
+        raise InvalidInput(f"{url!r} names no log.", advice=advice)
+    if scheme not in ("file", "memory", "kafka"):
+        raise Unsupported(
+            f"There is no log of the kind {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://."
+        )
+    return scheme, rest
 
 
 class Log(LogTopics):

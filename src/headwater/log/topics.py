@@ -23,7 +23,7 @@ from headwater.log.port.topic import (
     check_topic,
 )
 from headwater.model.clock import NO_TIME, Clock, Duration, duration_us, time_us
-from headwater.model.errors import InvalidInput, TopicExists, Unsupported
+from headwater.model.errors import InvalidInput, TopicExists
 from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
 
 SEGMENT_BYTES = 64 << 20
@@ -185,12 +185,6 @@ class LogTopics:
         future_max: Duration = FUTURE_MAX,
     ) -> Topic:
         """Gives a topic that another program made on Kafka a schema: its values are read and written as JSON objects."""
-        adopt = getattr(self._store, "adopt", None)
-        if adopt is None:
-            raise Unsupported(
-                f"{self._store.url} has no topics that others made.",
-                advice="Create the topic with log.create_topic(…).",
-            )
         columns = to_arrow_schema(schema)
         if key in columns.names:
             key_bytes(pa.nulls(0, columns.field(key).type))
@@ -209,7 +203,7 @@ class LogTopics:
             event_bytes_max=EVENT_BYTES_MAX,
             created=self._clock(),
         )
-        return adopt(check_topic(topic))
+        return self._store.adopt(check_topic(topic))
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its events."""

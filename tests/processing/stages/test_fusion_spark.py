@@ -173,7 +173,7 @@ def test_plan_says_why_an_operator_is_not_inside_a_source(tmp_path: Path, spark:
         assert node.schema is not None
         return TopicFacts(node.schema, node.settings.get("time"), is_table=node.is_table)
 
-    elsewhere = Analysis(spark, app.graph, facts, is_local=False).run()
+    elsewhere = Analysis(spark, app.graph, facts, is_placed_by_key=False).run()
     assert {uid: why for stage in elsewhere.values() for uid, why in stage.apart.items()} == dict.fromkeys(
         ["inside", "chosen", "together", *APART], "the log is not a folder"
     )

@@ -94,11 +94,12 @@ class BackedUp(msgspec.Struct, frozen=True):
 
 def back_up(store: Store, to: str, *, clock: Clock, on_progress: Callable[[BackedUp], None] | None = None) -> BackedUp:
     """Takes a backup into a folder or a URL."""
-    if not isinstance(store, LocalStore):
+    if store.capabilities.folder is None:
         raise Unsupported(
             f"A backup copies files, and {store.url} has none.",
             advice="Mirror it into a file:// log, and back up that.",
         )
+    assert isinstance(store, LocalStore)
     check_apart(store.url, to)
     vault = open_vault(to, store.disk)
     names = vault.names()

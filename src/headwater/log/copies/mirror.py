@@ -191,7 +191,7 @@ class Mirror:
         if len(places) < 2 or not all(self._topics[name].fits(number, ends[name, number]) for name, number in places):
             return
         pieces = [self._topics[name].next_piece(number, ends[name, number]) for name, number in places]
-        if not self._target.takes_offsets or any(piece.offsets is not None for piece in pieces):
+        if not self._target.capabilities.takes_offsets or any(piece.offsets is not None for piece in pieces):
             self._store(pieces)
             return
         for piece, stored in zip(pieces, self._target.write_atomically([piece.write for piece in pieces]), strict=True):

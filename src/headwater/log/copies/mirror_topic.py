@@ -66,7 +66,7 @@ class CopiedTopic:
         self._partitions = topic.partitions
         topic = self._alike(topic)
         self._stamp = Stamp()
-        if target.takes_offsets:
+        if target.capabilities.takes_offsets:
             self._stamp = Stamp(*target.register_producer(f"mirror:{topic.name}"))
             for number in range(self._topic.partitions):  # what a dead mirror wrote is on disk after this
                 target.sequence_of(topic.name, number, producer=self._stamp.producer)
@@ -138,7 +138,7 @@ class CopiedTopic:
 
     def _piece(self, number: int, batch: pa.RecordBatch, appended: Any, end: int, offsets: Any) -> Piece:
         start, stamp = self.ends[number], self._stamp
-        if self._target.takes_offsets:
+        if self._target.capabilities.takes_offsets:
             # A partition that was split off has its parent's sequences, and goes on behind them.
             below = sum(fence for _, fence in self._topic.ancestors(number))
             stamp = msgspec.structs.replace(stamp, sequence_first=below + start, sequence_last=below + end - 1)

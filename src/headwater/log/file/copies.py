@@ -51,7 +51,6 @@ class LocalCopies(ABC):
 
     gate: Gate
     handles: Handles
-    takes_offsets = True
     _disk: Disk
     _clock: Clock
     _commits: CommitLog

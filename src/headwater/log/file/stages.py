@@ -89,6 +89,10 @@ class LocalStages(ABC):
             self._check_writable()
             return self._stages.stage(name, create=True).take()
 
+    def held_stage(self, name: str) -> int | None:
+        """None: opening a stage costs little."""
+        return None
+
     def stage_state(self, name: str) -> StageState:
         with self.gate:
             return self._stages.stage(name, create=False).state()

@@ -57,12 +57,14 @@ from headwater.log.file.segments.frame import Payload, payloads_of
 from headwater.log.file.split import split_topic
 from headwater.log.file.stages import LocalStages, StageFiles
 from headwater.log.file.transactions import Transactions, check_same_topic
+from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.log.file.upkeep.overload import Gauge
 from headwater.log.file.upkeep.upkeep import Upkeep
+from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.lateness import Heartbeat, reached_by
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
-from headwater.log.port.topic import Topic, topic_to_json
+from headwater.log.port.topic import Topic, no_foreign_topics, topic_to_json
 from headwater.log.port.write import Write, repartitioned
 from headwater.log.queue.floor import Acked, acked_in_folder
 from headwater.log.queue.state import LocalStates, QueueStates, ReadOnlyStates, delete_local_queue, local_queues
@@ -83,11 +85,10 @@ WRITERS = 4
 class LocalStore(LocalStages, LocalCopies):
     """One local log opened by one process."""
 
-    has_share_groups = False
-
     def __init__(self, folder: str, *, disk: Disk | None = None, clock: Clock, create: bool, read_only: bool) -> None:
         self.folder = os.path.abspath(folder)
         self.url = f"file://{self.folder}"
+        self.capabilities = capabilities_in(self.folder)
         self._disk: Disk = disk or RealDisk()
         self._is_real = isinstance(self._disk, RealDisk)
         self.gate: Gate
@@ -143,6 +144,9 @@ class LocalStore(LocalStages, LocalCopies):
                 self._disk.remove_folder(fresh)
                 raise
             return self._upkeep.looked_after(self.handles.refresh(topic.name))
+
+    def adopt(self, topic: Topic) -> Topic:
+        raise no_foreign_topics(self.url)
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         with self.gate, self._catalog():
@@ -263,6 +267,10 @@ class LocalStore(LocalStages, LocalCopies):
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
 
     # Everything else
+
+    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
+        with self.gate:
+            return is_overtaken(self.handles, name, partition, end=end, since_us=since_us)
 
     def seal(self, name: str) -> int:
         with self.gate:
@@ -525,6 +533,11 @@ class LocalStore(LocalStages, LocalCopies):
                 f"The log {self.folder} was opened read-only.",
                 advice="Open it without read_only=True, as a user who may write to its folder.",
             )
+
+
+def capabilities_in(folder: str) -> Capabilities:
+    """What a log in a folder can do."""
+    return Capabilities(folder=folder, is_placed_by_key=True, tells_lateness=True, takes_offsets=True)
 
 
 class _LogGate(Gate):

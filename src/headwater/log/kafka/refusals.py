@@ -13,8 +13,6 @@ from headwater.model.errors import Unsupported
 class KafkaRefusals:
     """The part of a store that has no counterpart in `kafka`."""
 
-    takes_offsets = False
-
     def seal(self, name: str) -> int:
         _refuse("The brokers keep the files of a Kafka topic.", "Nothing needs to be sealed; see docs/kafka.md.")
 

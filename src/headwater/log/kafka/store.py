@@ -45,6 +45,7 @@ from headwater.log.kafka.records import to_records
 from headwater.log.kafka.refusals import KafkaRefusals, topic_settings
 from headwater.log.kafka.stages import KafkaStages
 from headwater.log.kafka.writer import Parcel, Transactor
+from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import NAME_CHARACTERS_MAX, Topic, made_anew
@@ -70,10 +71,13 @@ _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
 
+CAPABILITIES = Capabilities(is_placed_by_key=False, tells_lateness=False, takes_offsets=False, has_share_groups=True)
+
+
 class KafkaStore(KafkaRefusals, KafkaStages):
     """One log on a Kafka cluster."""
 
-    has_share_groups = True
+    capabilities = CAPABILITIES
 
     def __init__(self, rest: str, *, clock: Clock, read_only: bool = False) -> None:
         address = read_address(rest)
@@ -300,6 +304,10 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
     def waiter(self, names: Sequence[str]) -> Waiter:
         return KafkaWaiter()
+
+    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
+        """The brokers compact when they see fit: it may be."""
+        return self.topic(name).compact
 
     # Queues
 

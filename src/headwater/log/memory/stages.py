@@ -30,6 +30,10 @@ class MemoryStages(ABC):
             self._states[name] = StageState(before.number + 1, before.last, before.positions)
             return before.number + 1
 
+    def held_stage(self, name: str) -> int | None:
+        """None: opening a stage costs little."""
+        return None
+
     def stage_state(self, name: str) -> StageState:
         return self._states.get(name, StageState())
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import Group, OffsetPart
 from headwater.log.port.lateness import Heartbeat
@@ -75,10 +76,7 @@ class Store(Protocol):
     """A kind of log."""
 
     url: str
-    has_share_groups: bool
-    """Whether its queues are share groups of Kafka, and not windows that we keep."""
-    takes_offsets: bool
-    """Whether a write can say at which offset it goes (`Write.at`, `place`), and a named producer costs no offsets."""
+    capabilities: Capabilities
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -91,6 +89,9 @@ class Store(Protocol):
 
     def create(self, topic: Topic) -> Topic:
         """Makes a topic; `TopicExists`."""
+
+    def adopt(self, topic: Topic) -> Topic:
+        """Gives a topic that another program made a schema; `Unsupported` where there are none."""
 
     def change(self, name: str, change: Callable[[Topic], Topic]) -> Topic:
         """Changes a topic, as it is in that moment: two changes at once both count."""
@@ -152,6 +153,9 @@ class Store(Protocol):
     def tidy(self, name: str) -> int:
         """Removes what the topic's settings no longer keep; returns how many events that were."""
 
+    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
+        """Whether compaction may have removed events before `end` since a time for the sake of events after it."""
+
     def register_producer(self, name: str) -> tuple[bytes, int]:
         """Id and epoch for a named producer; every earlier producer of that name is fenced from now on."""
 
@@ -184,6 +188,9 @@ class Store(Protocol):
 
     def take_stage(self, name: str) -> int:
         """A new fencing number for a stage, made at its first use; every earlier holder of it is fenced from now on."""
+
+    def held_stage(self, name: str) -> int | None:
+        """The number by which this process holds a stage that nobody has opened since; None where it is to be opened again."""
 
     def stage_state(self, name: str) -> StageState:
         """What is known of a stage now, transactions of dead processes included."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headwater.model.clock import Duration
 from headwater.model.ddl import schema_from_json, schema_to_json
-from headwater.model.errors import FormatTooNew, InvalidInput, InvalidName, TopicNotFound
+from headwater.model.errors import FormatTooNew, InvalidInput, InvalidName, TopicNotFound, Unsupported
 
 Durability = Literal["fsync", "os"]
 Overload = Literal["block", "buffer", "drop_oldest", "reject"]
@@ -198,6 +198,11 @@ def check_topic(topic: Topic) -> Topic:
 
 def _is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def no_foreign_topics(url: str) -> Unsupported:
+    """The refusal to adopt a topic where every topic is ours."""
+    return Unsupported(f"{url} has no topics that others made.", advice="Create the topic with log.create_topic(…).")
 
 
 def made_anew(name: str) -> TopicNotFound:

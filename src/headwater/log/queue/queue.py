@@ -63,7 +63,7 @@ _WAIT_S_MAX = 0.25
 
 def open_queue(log: Log, topic: str, **settings: Any) -> Queue:
     """A queue of the kind that the log's store has."""
-    if log.store.has_share_groups:
+    if log.store.capabilities.has_share_groups:
         from headwater.log.kafka.queue.queue import KafkaQueue
 
         return KafkaQueue(log, topic, **settings)

@@ -27,8 +27,7 @@ from headwater.model.marker import Marker
 from headwater.processing.checkpoint.marker import marker_of
 from headwater.processing.checkpoint.offsets import count_between
 from headwater.processing.sink.batch_order import BatchOrder, Order
-from headwater.processing.sink.staging import StagedRows, commit_staged, stage_rows, sweep, take_number
-from headwater.processing.source.reading import is_local
+from headwater.processing.sink.staging import StagedRows, can_stage, commit_staged, stage_rows, sweep, take_number
 from headwater.processing.spark.driver_rows import rows_of
 from headwater.processing.spark.log_cache import log_for_writing
 
@@ -50,8 +49,8 @@ class FrameWriter:
         self, log_url: str, *, stage: str, topic: str, checkpoint: str, fetches: bool = False, order: Order = "tasks"
     ) -> None:
         self._log = log_for_writing(log_url)
-        self._is_local = is_local(self._log)
-        number = take_number(self._log, stage) if self._is_local else None
+        self._can_stage = can_stage(self._log)
+        number = take_number(self._log, stage) if self._can_stage else None
         self._stage = Stage(self._log.appender, stage, number=number)
         self._topic = topic
         self._checkpoint = checkpoint
@@ -67,7 +66,7 @@ class FrameWriter:
         nowhere to stage rows, they are always fetched.
         """
         marker = marker_of(self._checkpoint, batch_id)
-        if not self._is_local or (self._fetches and self._is_small(marker)):
+        if not self._can_stage or (self._fetches and self._is_small(marker)):
             done = self._stage.commit(marker, [(self._topic, self._fetched(df))])
         else:
             done = self._commit_staged(df, marker)

@@ -33,6 +33,7 @@ from headwater.processing.sink.batch_order import Order
 from headwater.processing.sink.staging import (
     BATCH,
     StagedRows,
+    can_stage,
     commit_staged,
     newest_number,
     number_of_run,
@@ -43,7 +44,6 @@ from headwater.processing.sink.staging import (
     write_task,
     writes_of,
 )
-from headwater.processing.source.reading import is_local
 from headwater.processing.spark.log_cache import log_for_writing
 
 _RUN = "spark.jobGroup.id"
@@ -117,7 +117,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows; on Kafka, which has nowhere to stage them, commits them."""
         log, task = self.log(), self.task()
-        if not is_local(log):
+        if not can_stage(log):
             name, marker = f"{self.stage}.{task.number}", self._marker(task.epoch)
             return write_task(log, name, self.topic, marker, iterator, order=self.order)
         number = number_of_run(log, self.stage, task.run)
@@ -129,7 +129,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batch_id: int) -> None:
         """In the driver: appends everything and the batch's marker, unless that was done before."""
         log, staged = self.log(), [message for message in messages if message is not None]
-        if not is_local(log):
+        if not can_stage(log):
             return
         self.reach("sink: all staged")
         number = max((message.number for message in staged), default=0) or newest_number(log, self.stage)
@@ -165,7 +165,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stages its rows."""
         log = self.log()
-        if not is_local(log):
+        if not can_stage(log):
             log.append(self.topic, pa.Table.from_batches(iterator, to_arrow_schema(self.schema, timezone="UTC")))
             return WriterCommitMessage()
         return stage_rows(log, self.stage, 0, log.store.refresh(self.topic), iterator)
@@ -173,7 +173,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: Sequence[Any]) -> None:
         """In the driver: appends everything."""
         log = self.log()
-        if not is_local(log):
+        if not can_stage(log):
             return
         topic: Topic = log.store.refresh(self.topic)
         log.store.write_atomically([w for message in messages if message for w in writes_of(log, topic, message)])
@@ -184,7 +184,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._clear(messages)
 
     def _clear(self, messages: Sequence[StagedRows | None]) -> None:
-        if not is_local(self.log()):
+        if not can_stage(self.log()):
             return
         remove_staged(messages)
         sweep_batches(self.log(), self.stage)

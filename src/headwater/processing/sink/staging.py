@@ -40,8 +40,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 from headwater.log.arrow.placement import place
 from headwater.log.arrow.rows import check_size, to_batch
 from headwater.log.clients.stage import Stage
-from headwater.log.file.store import LocalStore
-from headwater.log.kafka.stages import KafkaStages
 from headwater.log.log import Log
 from headwater.log.port.stage import StageCommit
 from headwater.log.port.topic import Topic
@@ -164,7 +162,6 @@ def write_task(
     they are there already: operators before this one in the same task keep their state only by that. A task without rows
     leaves its epoch out.
     """
-    assert isinstance(log.store, KafkaStages)
     holder = Stage(log.appender, stage, number=log.store.held_stage(stage), gaps=True)
     fetched = [batch for batch in batches if batch.num_rows]
     if fetched:
@@ -235,11 +232,16 @@ def remove_staged(messages: Iterable[StagedRows | None]) -> None:
                 os.unlink(staged.path)
 
 
+def can_stage(log: Log) -> bool:
+    """Whether tasks can leave their rows for the driver; elsewhere each task writes its own."""
+    return log.store.capabilities.folder is not None
+
+
 def staged_folder(log: Log, stage: str) -> Path:
     """Where a stage's tasks leave their files."""
-    if not isinstance(log.store, LocalStore):
+    if log.store.capabilities.folder is None:
         raise Unsupported(f"{log.url} has no folder in which to stage files.", advice="Use a log in a folder.")
-    folder = Path(log.store.folder) / "staged" / stage
+    folder = Path(log.store.capabilities.folder) / "staged" / stage
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

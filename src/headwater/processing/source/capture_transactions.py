@@ -19,8 +19,6 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.log.file.store import LocalStore
-from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.log.log import Log
 from headwater.log.port.stage import Positions
 from headwater.model.errors import NotCapturable, TimedOut
@@ -125,12 +123,9 @@ def check_not_overtaken(log: Log, checkpoint: str, epoch: int) -> None:
 
     To be called when its events were read. Planned anew, the batch ends behind those.
     """
-    assert isinstance(log.store, LocalStore)
     since_us = planned_at_us(checkpoint, epoch) - PLANNING_US
     for (topic, number), end in places_of(ends_of(checkpoint, epoch)).items():
-        with log.store.gate:
-            is_late = is_overtaken(log.store.handles, topic, number, end=end, since_us=since_us)
-        if is_late:
+        if log.store.is_overtaken(topic, number, end=end, since_us=since_us):
             raise TimedOut(
                 f"Compaction came by partition {number} of topic {topic!r} while batch {epoch} was read, so what its rows were at offset "
                 f"{end} is not certain any more.",

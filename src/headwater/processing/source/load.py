@@ -27,7 +27,6 @@ from headwater.processing.source.reading import (
     RowSelection,
     TableSnapshot,
     WatermarkOnly,
-    is_local,
     read_in_time_order,
     read_ranges,
     read_snapshot,
@@ -157,7 +156,7 @@ class Load:
     def is_small(self, ranges: Sequence[OffsetRange]) -> bool:
         """Whether these are few events of a log in a folder."""
         few = sum(wanted.end - wanted.start for wanted in ranges) <= TASK_EVENTS_MIN
-        return few and is_local(log_for_reading(self.options.log))
+        return few and log_for_reading(self.options.log).store.capabilities.folder is not None
 
     def split(self, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
         """The ranges, the large ones cut until there are about `minPartitions` of them; not where one goes on by what was before it."""

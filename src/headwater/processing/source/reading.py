@@ -21,7 +21,6 @@ from pyspark.sql.datasource import InputPartition
 
 from headwater.log.arrow.events import joined, output_schema, to_batch_of
 from headwater.log.arrow.table import Newest
-from headwater.log.file.store import LocalStore
 from headwater.log.log import Log
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import reached_after
@@ -168,11 +167,6 @@ class RowSelection:
         if self._filter is not None and batch.num_rows:
             batch = batch.filter(self._filter.mask(batch))
         return conform(batch, self.schema, topic=topic)
-
-
-def is_local(log: Log) -> bool:
-    """Whether the log is a folder, so that every task of a local Spark has its files at hand."""
-    return isinstance(log.store, LocalStore)
 
 
 def read_ranges(ranges: Iterable[OffsetRange], log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:

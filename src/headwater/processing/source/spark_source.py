@@ -29,7 +29,7 @@ from headwater.processing.source.stream import StreamReader
 from headwater.processing.source.topic_subscription import TopicSubscription
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.log_cache import log_for_reading
-from headwater.processing.spark.session import check_reachable, is_local, start_session
+from headwater.processing.spark.session import check_reachable, is_local_master, start_session
 from headwater.processing.spark.types import to_spark
 
 NAME = "headwater"
@@ -54,7 +54,7 @@ def make_session(
 
 def register(spark: SparkSession) -> None:
     """Makes topics readable and writable in a Spark session, as `spark.read.format("headwater")` and the like."""
-    local = is_local(spark.sparkContext.master or "local")
+    local = is_local_master(spark.sparkContext.master or "local")
     spark.dataSource.register(HeadwaterSource if local else RemoteSource)
     spark.dataSource.register(BeatsSource)
 

@@ -50,7 +50,7 @@ from headwater.processing.source.arrivals import Arrivals
 from headwater.processing.source.capture_transactions import whole_ends
 from headwater.processing.source.load import Load
 from headwater.processing.source.prefetch import Prefetch
-from headwater.processing.source.reading import OffsetRange, WatermarkOnly, is_local, reached_in
+from headwater.processing.source.reading import OffsetRange, WatermarkOnly, reached_in
 from headwater.processing.source.topic_subscription import TopicSubscription, taken_back
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.planned_rows import PlannedRowsReader
@@ -107,7 +107,7 @@ class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
         """
         with crossing():
             ends = to_json(self._ends())
-            if self._next is not None and is_local(self._query.log):
+            if self._next is not None and self._query.log.store.capabilities.folder is not None:
                 asked, self._next = self._next, None
                 self._ahead.begin(asked, partial(self._batch, *asked))
             return ends
@@ -244,7 +244,7 @@ class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
         before, maxima = offsets.more.get(WATERMARK, NO_TIME), self._query.maxima
         told: dict[str, Any] = {}
         reached: Mapping[At, int] = {}
-        if is_local(self._query.log):
+        if self._query.log.store.capabilities.tells_lateness:
             reached = self._subscription.reached(topics, offsets.places)
         elif maxima is not None:
             known = maxima.reached(begin.places, from_json(begin.more.get(REACHED, {})), self._read_again)
@@ -258,7 +258,7 @@ class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
 
     def _passed(self, topics: Sequence[Topic], reached: Mapping[At, int]) -> int:
         """The watermark. Who has several inputs waits for each of them, also for one that has no event yet."""
-        tells = self._query.has_watermark and is_local(self._query.log)
+        tells = self._query.has_watermark and self._query.log.store.capabilities.tells_lateness
         groups = [topics] if self._query.inside is None else [[topic] for topic in topics]
         return min(self._subscription.watermark(group, reached, tells=tells) for group in groups)
 

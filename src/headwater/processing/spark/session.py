@@ -28,6 +28,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
+from headwater.log.log import capabilities_of
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.spark.columnar import read_in_columns
 from headwater.processing.spark.java import how_it_ended, starting_java, stop_java
@@ -87,7 +88,7 @@ def start_session(
     check_java()
     quiet = resources.files("headwater.processing.spark") / "log4j2.properties"
     settings = SETTINGS | {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet} {JAVA_OPTIONS}"}
-    if is_local(master):
+    if is_local_master(master):
         os.environ.setdefault("PYSPARK_PYTHON", worker_python())
         settings |= LOCAL_SETTINGS | _sockets()
     ours = {key: value for key, value in settings.items() if key not in submitted} | dict(conf or {})
@@ -97,9 +98,9 @@ def start_session(
     builder = SparkSession.builder
     for key, value in ours.items():
         builder = builder.config(key, value)
-    with _starting_planners(said, wanted=is_local(master) and PYTHON not in ours), starting_java(ours, said):
+    with _starting_planners(said, wanted=is_local_master(master) and PYTHON not in ours), starting_java(ours, said):
         spark = builder.getOrCreate()
-    if is_local(master):
+    if is_local_master(master):
         write_without_processes(spark)
         read_in_columns(spark)
     listen(spark)
@@ -173,23 +174,18 @@ def stop_session(spark: SparkSession) -> None:
         forking.stop()
 
 
-def is_local(master: str) -> bool:
+def is_local_master(master: str) -> bool:
     """Whether tasks run on this machine, in this program's own JVM."""
     return master == "local" or master.startswith("local[")
 
 
 def check_reachable(log: str, master: str) -> None:
     """Refuses a log in a folder for a Spark that runs elsewhere; `Unsupported`."""
-    if log and is_folder_log(log) and not is_local(master):
+    if log and capabilities_of(log).folder is not None and not is_local_master(master):
         raise Unsupported(
             f"The log {log!r} is a folder of this machine, and Spark's tasks run on others (master {master!r}).",
             advice='Use a kafka:// log for a cluster, or master="local[*]" for a folder.',
         )
-
-
-def is_folder_log(url: str) -> bool:
-    """Whether a log's URL is that of a folder."""
-    return "://" not in url or url.startswith("file://")
 
 
 def check_java() -> None:

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from headwater.model.errors import SparkUnavailable, Unsupported
 from headwater.processing.spark import probe
 from headwater.processing.spark.serialization import ship_by_value
-from headwater.processing.spark.session import is_local
+from headwater.processing.spark.session import is_local_master
 
 WAIT_S = 120.0
 _TASKS_MIN = 8
@@ -33,7 +33,7 @@ _NO_PYTHON = re.compile(r"Cannot run program[^\n]*|\[PYTHON_VERSION_MISMATCH\][^
 def check_workers(spark: SparkSession, folders: Sequence[Path], *, wait_s: float = WAIT_S) -> None:
     """Refuses workers that lack Python or our package, and folders that they do not share with this machine."""
     context = spark.sparkContext
-    if is_local(context.master or "local"):
+    if is_local_master(context.master or "local"):
         return
     python = context.pythonExec
     if os.path.dirname(python) and shutil.which(python) is None:

@@ -163,13 +163,13 @@ class Analysis:
     """Calls every function of a graph, in the order in which events flow; `facts` tells of topics that nobody writes."""
 
     def __init__(
-        self, spark: SparkSession, graph: Graph, facts: Callable[[str], TopicFacts], *, is_local: bool = True
+        self, spark: SparkSession, graph: Graph, facts: Callable[[str], TopicFacts], *, is_placed_by_key: bool = True
     ) -> None:
-        """`is_local`: the log is a folder, which places every event by its key; elsewhere others may do that."""
+        """`is_placed_by_key`: whether the log places every event by its key; elsewhere others may put it anywhere."""
         self._spark = spark
         self._graph = graph
         self._outside = facts
-        self._is_local = is_local
+        self._is_placed_by_key = is_placed_by_key
         self.stages: dict[str, StageAnalysis] = {}
 
     def run(self) -> dict[str, StageAnalysis]:
@@ -229,7 +229,7 @@ class Analysis:
         fusion = Fusion(
             Origin.of(topic, frame, placed_by=facts[topic].placed_by, roots=facts[topic].roots)
             for topic, frame in frames.items()
-            if self._is_local
+            if self._is_placed_by_key
         )
         with self._building(folder, fusion) as made:
             result = apply(stage, list(frames.values()))
@@ -267,7 +267,7 @@ class Analysis:
 
     def _apart(self, fusion: Fusion, found: StageAnalysis, result: DataFrame, *, inputs: int) -> dict[str, str]:
         """The operators that cannot run inside a source, by themselves or for the sake of the whole stage, with the reason."""
-        if not self._is_local:
+        if not self._is_placed_by_key:
             return dict.fromkeys(found.operators, "the log is not a folder")
         apart, often = dict(fusion.apart), Counter(_topics(result))
         for uid, topics in fusion.found.items():

@@ -29,7 +29,6 @@ from headwater.model.clock import NO_TIME
 from headwater.model.errors import HeadwaterError
 from headwater.processing.checkpoint.marker import committed, ends_of
 from headwater.processing.checkpoint.offsets import BEAT, WATERMARK, At, places_of
-from headwater.processing.source.reading import is_local
 from headwater.processing.stages.stage_plan import StagePlan
 from headwater.processing.time.maxima import Maxima, maxima_of
 from headwater.processing.time.watermark import reached_at, watermark_at
@@ -70,7 +69,7 @@ class IdlePartitions:
         if time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + BEAT_S
-        tell = self._in_the_log if is_local(self._log) else self._beside
+        tell = self._in_the_log if self._log.store.capabilities.tells_lateness else self._beside
         for stage in stages:
             with suppress(HeadwaterError, OSError):
                 tell(stage)
@@ -151,6 +150,6 @@ def _at_last_batch(log: Log, writer: StagePlan) -> int:
     if writer.analysed.uses_time:
         return min((int(end.get(WATERMARK, NO_TIME)) for end in ends), default=NO_TIME)
     topics = [log.topic(name) for name in writer.stage.inputs]
-    if not is_local(log) or any(topic.time is None for topic in topics):
+    if not log.store.capabilities.tells_lateness or any(topic.time is None for topic in topics):
         return NO_TIME
     return watermark_at(log, topics, reached_at(log, topics, places_of(ends)))

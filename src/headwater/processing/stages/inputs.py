@@ -21,9 +21,9 @@ from headwater.model.schema import DELETED
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.beats import NAME as BEATS
 from headwater.processing.operators.operator import OperatorContext, operator_context
+from headwater.processing.sink.staging import can_stage
 from headwater.processing.source.capture_transactions import whole_options
 from headwater.processing.source.options import columns_text
-from headwater.processing.source.reading import is_local
 from headwater.processing.stages.analysis import TopicFacts, apply, with_watermark
 from headwater.processing.stages.fusion import Fusion, Origin, chosen, placed_by
 from headwater.processing.stages.skips import Skips
@@ -76,7 +76,7 @@ class Inputs:
             beats=cache(self._spark.readStream.format(BEATS).options(**options).load),
             tasks=self._tasks(plan.state_partitions),
             fusion=self._fusion(plan, skips, frames, pace),
-            late_rows=self._late_rows(plan, 0) if is_local(self._log) else None,
+            late_rows=self._late_rows(plan, 0) if self._log.store.capabilities.tells_lateness else None,
             late_by_window=plan.analysed.window_us is not None,
         )
         with operator_context(stage):
@@ -111,12 +111,12 @@ class Inputs:
 
         On Kafka each task writes for itself, so their number must not depend on the machine.
         """
-        return min(partitions, self._spark.sparkContext.defaultParallelism) if is_local(self._log) else partitions
+        return min(partitions, self._spark.sparkContext.defaultParallelism) if can_stage(self._log) else partitions
 
     def _fusion(self, plan: StagePlan, skips: Skips, frames: Sequence[DataFrame | Table], pace: str) -> Fusion:
         """What puts operators into the sources of a stage: those that its query began with, or may begin with."""
         origins = []
-        for number, frame in enumerate(frames if is_local(self._log) else ()):
+        for number, frame in enumerate(frames if self._log.store.capabilities.is_placed_by_key else ()):
             topic = self._log.topic(plan.stage.inputs[number])
             placed, roots = placed_by(topic.schema, topic.key), topic.partitions_first
             time = plan.facts[topic.name].time if plan.analysed.uses_time else None
@@ -157,7 +157,7 @@ class Inputs:
             options |= {"startingOffsets": batch[topic][0], "endingOffsets": batch[topic][1]}
             frame = without_late(self._spark.read.format("headwater").options(**options).load(), facts.time)
             return Table(topic, _with_times(frame, facts)) if facts.is_table else frame
-        if BATCH_WATERMARK in names and is_local(self._log):
+        if BATCH_WATERMARK in names and self._log.store.capabilities.tells_lateness:
             options["lateRows"] = self._late_rows(plan, number)
         frame = self._spark.readStream.format("headwater").options(**options).load()
         if facts.is_table:
@@ -167,7 +167,7 @@ class Inputs:
         if BATCH_WATERMARK in names:
             assert facts.time is not None
             kind = LATE_TAKEN if facts.is_table else LATE_ROWS
-            count = None if is_local(self._log) else f"{kind} {number}"
+            count = None if self._log.store.capabilities.tells_lateness else f"{kind} {number}"
             lateness_us, drops = facts.lateness_us, not facts.is_table
             frame = with_time(frame, facts.time, lateness_us=lateness_us, count_as=count, drops=drops)
         elif (
@@ -191,7 +191,7 @@ class Inputs:
             options["pace"] = pace
         if not is_batch:
             options |= _awaits(plan)
-        if LATE in names and not is_local(self._log):
+        if LATE in names and not self._log.store.capabilities.tells_lateness:
             options["maxima"] = maxima_of(plan.checkpoint, number)
         if LATE in names and plan.analysed.floor is not None and not plan.facts[topic].is_table:
             options["lateUntil"] = str(plan.analysed.floor)
@@ -218,7 +218,7 @@ class Inputs:
         No row of a table comes too late: it is what later events are to find. What failed on Kafka is looked for in late rows, too:
         there only tasks of the stream know which those are.
         """
-        if facts.time is None or (is_batch and not is_local(self._log)):
+        if facts.time is None or (is_batch and not self._log.store.capabilities.tells_lateness):
             return []
         if plan.stage.late == "only":
             return [LATE]
