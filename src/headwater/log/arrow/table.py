@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headwater.log.arrow.events import output_schema
 from headwater.log.arrow.placement import comparable_keys, key_bytes, partitions_of
-from headwater.log.port.store import Store
+from headwater.log.port.store import ReadStore
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput
 
@@ -56,7 +56,7 @@ class Newest:
         if self._new_rows >= max(_MERGE_ROWS, self._kept.num_rows if self._kept is not None else 0):
             self._merge()
 
-    def table(self, store: Store, *, columns: Sequence[str] | None = None) -> pa.Table:
+    def table(self, store: ReadStore, *, columns: Sequence[str] | None = None) -> pa.Table:
         """The newest row of each key that is not deleted, with the topic's own columns, or with others that were added.
 
         The store is asked what retention has removed up to now, after the last event was added.

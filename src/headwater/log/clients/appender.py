@@ -14,7 +14,7 @@ import numpy as np
 
 from headwater.log.arrow.placement import place
 from headwater.log.arrow.rows import check_size, to_batch
-from headwater.log.port.store import Store
+from headwater.log.port.store import Store, TopicLookup
 from headwater.log.port.topic import Topic, check_name
 from headwater.log.port.write import Write
 from headwater.model.errors import Repartitioned, SchemaMismatch, TopicFull
@@ -63,7 +63,7 @@ class Appender:
         return [write for write, _ in done], [outcome for _, outcome in done]
 
 
-def place_again(store: Store, writes: Sequence[Write], *, sticky: int | None = None) -> list[Write]:
+def place_again(store: TopicLookup, writes: Sequence[Write], *, sticky: int | None = None) -> list[Write]:
     """Writes that were refused because their topic was split, each as one for every partition its rows belong to now.
 
     They keep their stamps, and the columns of the schema by which the rows were made. Rows without a key go to the partition

@@ -30,7 +30,7 @@ from headwater.log.disk.wait import wait_async
 from headwater.log.port.assignment import Place
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import LOOK_S, NO_OFFSET, Committed, OffsetPart, Owner, Subscribed
-from headwater.log.port.store import Store, Waiter
+from headwater.log.port.store import GroupStore, Waiter
 from headwater.model.clock import Clock
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput, NotOwner, TopicNotFound, Unreachable
 from headwater.model.event import Event
@@ -50,7 +50,7 @@ class Consumer:
 
     def __init__(
         self,
-        store: Store,
+        store: GroupStore,
         topics: Sequence[str],
         *,
         pattern: str | None,
@@ -211,7 +211,7 @@ class Consumer:
 
     # For transactions
 
-    def _parts(self, store: Store) -> list[OffsetPart]:
+    def _parts(self, store: GroupStore) -> list[OffsetPart]:
         """What was handed out and is not committed, for a transaction to commit."""
         self._check_open()
         if store is not self._store or self._auto:

@@ -36,7 +36,7 @@ from headwater.log.clients.batch import NO_THREAD, STORED_BEFORE, Batch, Outcome
 from headwater.log.clients.batch_columns import to_rows, to_rows_one_by_one
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.threads import Background
-from headwater.log.port.store import Store
+from headwater.log.port.store import WriteStore
 from headwater.log.port.topic import Topic, check_name
 from headwater.log.port.write import Stamp, Write
 from headwater.model.backoff import Backoff
@@ -69,7 +69,7 @@ class Producer:
 
     def __init__(
         self,
-        store: Store,
+        store: WriteStore,
         *,
         id: str | None = None,
         linger_ms: float = 20.0,

@@ -14,7 +14,7 @@ from headwater.log.arrow.events import to_events
 from headwater.log.clients.reader import Reader, Start
 from headwater.log.port.assignment import Place
 from headwater.log.port.group import Committed, MemberProgress
-from headwater.log.port.store import Store
+from headwater.log.port.store import GroupStore
 from headwater.model.errors import EventsMissed, PositionLost, TopicNotFound
 from headwater.model.position import Position
 
@@ -56,14 +56,14 @@ class GroupProgress(msgspec.Struct, frozen=True):
         return [member.member for member in self.members if member.idle]
 
 
-def progress_of(store: Store, group: str, *, now_us: int) -> GroupProgress:
+def progress_of(store: GroupStore, group: str, *, now_us: int) -> GroupProgress:
     """A group as it is now; `GroupNotFound`."""
     state = store.group(group, create=False).state()
     shown = [_partition(store, place, *facts, now_us) for place, facts in state.partitions.items()]
     return GroupProgress(group, state.generation, state.members, [part for part in shown if part is not None])
 
 
-def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, int]:
+def reset(store: GroupStore, group: str, to: Start, *, now_us: int) -> dict[Place, int]:
     """Moves the committed offsets of a group; refused while it has members that live.
 
     Of each topic that it has read all partitions, also those that nobody has owned: a split may have added them since.
@@ -86,7 +86,7 @@ def reset(store: Store, group: str, to: Start, *, now_us: int) -> dict[Place, in
     return {place: committed.offset for place, committed in offsets.items()}
 
 
-def lag_of(store: Store, positions: Mapping[Place, int], now_us: int) -> Lag:
+def lag_of(store: GroupStore, positions: Mapping[Place, int], now_us: int) -> Lag:
     """What lies behind these positions."""
     lags = []
     bounds = store.bounds(sorted({topic for topic, _ in positions}))
@@ -100,7 +100,7 @@ def lag_of(store: Store, positions: Mapping[Place, int], now_us: int) -> Lag:
     return _total(lags)
 
 
-def _appended_us(store: Store, place: Place, start: int, end: int, now_us: int) -> int:
+def _appended_us(store: GroupStore, place: Place, start: int, end: int, now_us: int) -> int:
     """When the first event of a range was appended; now, where retention or compaction has left none."""
     with suppress(EventsMissed):
         for chunk in store.cursor(*place, offset=start).read(end, events_max=1):
@@ -109,7 +109,7 @@ def _appended_us(store: Store, place: Place, start: int, end: int, now_us: int) 
     return now_us
 
 
-def check_not_lost(store: Store, position: Position) -> None:
+def check_not_lost(store: GroupStore, position: Position) -> None:
     """Refuses a position that an unclean stop took back."""
     lost = store.lost_after(position.topic, position.partition, incarnation=position.incarnation)
     if lost is not None and position.offset > lost:
@@ -122,7 +122,7 @@ def check_not_lost(store: Store, position: Position) -> None:
 
 
 def _partition(
-    store: Store, place: Place, member: str | None, committed: Committed, now_us: int
+    store: GroupStore, place: Place, member: str | None, committed: Committed, now_us: int
 ) -> PartitionProgress | None:
     """One partition's progress; None where its topic is gone."""
     try:

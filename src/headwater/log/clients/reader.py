@@ -20,7 +20,7 @@ from headwater.log.arrow.events import output_schema, to_batch_of, to_events
 from headwater.log.disk.wait import wait_async
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.split import is_held
-from headwater.log.port.store import Bounds, Cursor, Store, Waiter
+from headwater.log.port.store import Bounds, Cursor, ReadStore, Waiter
 from headwater.model.clock import time_us
 from headwater.model.errors import Closed, EventsMissed, HeadwaterError, InvalidInput, PositionLost, TopicNotFound
 from headwater.model.event import Event
@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(
         self,
-        store: Store,
+        store: ReadStore,
         topics: Sequence[str],
         *,
         start: Start = "earliest",

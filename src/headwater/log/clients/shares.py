@@ -12,7 +12,7 @@ from headwater.log.port.assignment import Place
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import NO_OFFSET, Committed, Owner
 from headwater.log.port.split import is_held
-from headwater.log.port.store import Bounds, Cursor, Store
+from headwater.log.port.store import Bounds, Cursor, ReadStore
 from headwater.log.port.topic import Topic
 from headwater.model.errors import EventsMissed, HeadwaterError, InvalidInput
 
@@ -36,7 +36,7 @@ class Share:
 class Shares:
     """The partitions of one member."""
 
-    def __init__(self, store: Store, group: str, *, committed: CommittedOf, skip: bool) -> None:
+    def __init__(self, store: ReadStore, group: str, *, committed: CommittedOf, skip: bool) -> None:
         self.by_place: dict[Place, Share] = {}
         self.missed = 0
         self._store = store

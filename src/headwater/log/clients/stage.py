@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.log.clients.appender import Appender, place_again
 from headwater.log.port.stage import Positions, StageCommit, already_there
+from headwater.log.port.store import StageStore
 from headwater.log.port.write import Write
 from headwater.model.errors import Repartitioned
 from headwater.model.marker import Marker
@@ -24,7 +25,7 @@ class Stage:
     def __init__(self, appender: Appender, name: str, *, number: int | None = None, gaps: bool = False) -> None:
         self.name = name
         self._appender = appender
-        self._store = appender.store
+        self._store: StageStore = appender.store
         self._gaps = gaps
         self.number = self._store.take_stage(name) if number is None else number
 
@@ -57,7 +58,7 @@ class Stage:
             try:
                 return self._store.commit_stage(self.name, self.number, named, writes, gaps=self._gaps)
             except Repartitioned:  # a topic was split since they were placed; nothing was written
-                writes = place_again(self._store, writes)
+                writes = place_again(self._appender.store, writes)
 
     def accept_new_checkpoint(self) -> Marker | None:
         """Forgets the last marker, so that the next batch may have any; returns it.

@@ -1,6 +1,8 @@
 """A store: what a kind of log has to provide; `Log` puts the API that users see on top of it.
 
-`file://` (`local`), `memory://` (`memory`) and `kafka://` are the three stores. All pass the contract suite of
+A store is one object with all of this. Whoever needs only a part of it takes the protocol of that part.
+
+`file://`, `memory://` and `kafka://` are the three stores. All pass the contract suite of
 `headwater.testing`.
 """
 
@@ -72,11 +74,8 @@ class Waiter(Protocol):
         """Frees the descriptor."""
 
 
-class Store(Protocol):
-    """A kind of log."""
-
-    url: str
-    capabilities: Capabilities
+class TopicLookup(Protocol):
+    """Which topics there are."""
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -86,6 +85,10 @@ class Store(Protocol):
 
     def refresh(self, name: str) -> Topic:
         """One topic as it is now, even if another process changed it a moment ago."""
+
+
+class TopicStore(TopicLookup, Protocol):
+    """Topics are made, changed and removed."""
 
     def create(self, topic: Topic) -> Topic:
         """Makes a topic; `TopicExists`."""
@@ -105,6 +108,10 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """Removes a topic with all its events."""
 
+
+class WriteStore(TopicLookup, Protocol):
+    """Events are appended."""
+
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
         """Appends each batch; for each the offsets given, or why it was not stored. Returns when all are durable.
 
@@ -119,12 +126,18 @@ class Store(Protocol):
         The offsets are committed for their groups if and only if the batches are appended; `NotOwner`.
         """
 
-    def place(self, write: Write, offsets: Any, *, end: int) -> None:
-        """For copies of a log: stores events at their own `offsets`, as the whole of what lies from `write.at` to `end`.
+    def register_producer(self, name: str) -> tuple[bytes, int]:
+        """Id and epoch for a named producer; every earlier producer of that name is fenced from now on."""
 
-        Where it brings no events, and the partition holds none, the partition begins at `end`. `Unsupported` where a store
-        keeps no gaps.
-        """
+    def sequence_of(self, name: str, partition: int, *, producer: bytes) -> int | None:
+        """The last sequence number a producer has stored in a partition."""
+
+    def incarnation(self) -> int:
+        """How many unclean stops of its machine the log has lived through."""
+
+
+class ReadStore(TopicLookup, Protocol):
+    """Events are read, and waited for."""
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         """The visible offsets of every partition of these topics, as one consistent snapshot."""
@@ -135,6 +148,19 @@ class Store(Protocol):
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
         """The first offset whose event (or append) time is at or after `time`; the end if there is none."""
 
+    def waiter(self, names: Sequence[str]) -> Waiter:
+        """Something to wait on for new events in these topics."""
+
+    def incarnation(self) -> int:
+        """How many unclean stops of its machine the log has lived through."""
+
+    def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
+        """The first offset that later unclean stops took back from what a reader of `incarnation` may have seen."""
+
+
+class LatenessStore(Protocol):
+    """How far event time has come."""
+
     def reached(self, name: str, partition: int, *, offset: int) -> int:
         """The greatest event time before an offset, as lateness counts it (see `lateness`), or that a heartbeat told."""
 
@@ -144,44 +170,19 @@ class Store(Protocol):
     def heartbeats(self, name: str, partition: int) -> Sequence[Heartbeat]:
         """The heartbeats of a partition in order (see `heartbeats`)."""
 
-    def waiter(self, names: Sequence[str]) -> Waiter:
-        """Something to wait on for new events in these topics."""
 
-    def seal(self, name: str) -> int:
-        """Puts what was appended long ago into its final form; returns how many files were written."""
-
-    def tidy(self, name: str) -> int:
-        """Removes what the topic's settings no longer keep; returns how many events that were."""
-
-    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
-        """Whether compaction may have removed events before `end` since a time for the sake of events after it."""
-
-    def register_producer(self, name: str) -> tuple[bytes, int]:
-        """Id and epoch for a named producer; every earlier producer of that name is fenced from now on."""
-
-    def sequence_of(self, name: str, partition: int, *, producer: bytes) -> int | None:
-        """The last sequence number a producer has stored in a partition."""
-
-    def incarnation(self) -> int:
-        """How many unclean stops of its machine the log has lived through."""
-
-    def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
-        """The first offset that later unclean stops took back from what a reader of `incarnation` may have seen."""
-
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
-        """Where the state of a queue is kept; `Unsupported` where this store has no queues."""
-
-    def queues(self) -> list[dict[str, Any]]:
-        """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
-
-    def delete_queue(self, group: str, topic: str) -> None:
-        """Forgets what a group has done of a topic; `GroupNotFound`, `GroupInUse` while some member lives."""
+class GroupStore(ReadStore, Protocol):
+    """Groups of consumers, and what they read."""
 
     def groups(self) -> list[str]:
         """The names of all groups, sorted."""
 
     def group(self, name: str, *, create: bool) -> Group:
         """One group; `GroupNotFound`, unless it is to be made."""
+
+
+class StageStore(Protocol):
+    """Stages, each of whose batches is written exactly once."""
 
     def stages(self) -> list[str]:
         """The names of all stages, sorted."""
@@ -202,6 +203,60 @@ class Store(Protocol):
 
         With `gaps` epochs may be left out. `Fenced`, `CheckpointConflict`.
         """
+
+
+class QueueStore(Protocol):
+    """Where queues keep what was acknowledged."""
+
+    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
+        """Where the state of a queue is kept; `Unsupported` where this store has no queues."""
+
+    def queues(self) -> list[dict[str, Any]]:
+        """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""
+
+    def delete_queue(self, group: str, topic: str) -> None:
+        """Forgets what a group has done of a topic; `GroupNotFound`, `GroupInUse` while some member lives."""
+
+
+class CopyStore(Protocol):
+    """Events of another log, at the offsets that they have there."""
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        """For copies of a log: stores events at their own `offsets`, as the whole of what lies from `write.at` to `end`.
+
+        Where it brings no events, and the partition holds none, the partition begins at `end`. `Unsupported` where a store
+        keeps no gaps.
+        """
+
+
+class UpkeepStore(Protocol):
+    """What keeps a log small."""
+
+    def seal(self, name: str) -> int:
+        """Puts what was appended long ago into its final form; returns how many files were written."""
+
+    def tidy(self, name: str) -> int:
+        """Removes what the topic's settings no longer keep; returns how many events that were."""
+
+    def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
+        """Whether compaction may have removed events before `end` since a time for the sake of events after it."""
+
+
+class Store(
+    TopicStore,
+    WriteStore,
+    GroupStore,
+    LatenessStore,
+    StageStore,
+    QueueStore,
+    CopyStore,
+    UpkeepStore,
+    Protocol,
+):
+    """A kind of log, whole."""
+
+    url: str
+    capabilities: Capabilities
 
     def counters(self) -> Mapping[str, int]:
         """What this handle has done so far."""
