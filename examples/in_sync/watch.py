@@ -1,7 +1,7 @@
-"""A shop whose clients write everything twice, an application that derives four systems from the log, and a count of what is wrong, live.
+"""A shop with dual writes, an application that derives four systems from the shop's log, and a live count of wrong rows.
 
-The drift of the cache that the clients write rises; that of what follows the log is 0 (see clients.py and drift.py for why and how).
-Everything lies in a temporary folder and is gone at the end, the Redis that is started here too.
+The cache that the clients write drifts away from the database; the systems derived from the log do not (clients.py and
+drift.py say why and how). The example uses a temporary folder and its own Redis, and removes both at the end.
 
 python examples/in_sync/watch.py                                        until Ctrl-C, or for 60 seconds
 python examples/in_sync/watch.py --shop postgresql://me@localhost/shop  a database that has no table `products` yet
@@ -44,7 +44,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Show:
-    """What is seen: a table that is drawn again and again on a terminal, lines anywhere else."""
+    """The display: a live table on a terminal, else lines."""
 
     def __init__(self, console, drift, clients):
         self.console, self.drift, self.clients = console, drift, clients
@@ -56,17 +56,17 @@ class Show:
 
     @property
     def elapsed_s(self):
-        """Since the beginning."""
+        """The seconds since the start."""
         return time.monotonic() - self.begun_s
 
     def tell(self, state):
-        """Says what goes on now."""
+        """Shows the current state."""
         self.state = state
         if self.live is None:
             self.line(state)
 
     def look(self, **how):
-        """Compares, and says what was found."""
+        """Compares all copies, and shows the result."""
         self.drift.look(self.clients, **how)
         if self.live is None:
             there = all(copy.drifts for copy in self.drift.derived)
@@ -83,7 +83,7 @@ class Show:
         """The whole screen."""
         head = Text.assemble(
             (" headwater ", "bold white on blue"),
-            ("  one shop, its cache, and what is derived from its log", "bold"),
+            ("  a shop, its cache, and four systems derived from its log", "bold"),
             (f"  {self.elapsed_s:.0f} s", "dim"),
         )
         writes = f"{self.clients.writes:,} writes by {CLIENTS} clients; {self.state}"
@@ -115,13 +115,18 @@ def print_result(console, drift, clients):
 
     say("\nheadwater verify compared each copy with the shop's database, row by row:", "italic")
     console.print(Padding(table_of(drift), (0, 0, 0, 2), expand=False))
-    say(f"\n  {drift.products:,} products, {clients.writes:,} writes by {CLIENTS} clients; of what they wrote twice,")
-    say(f"  {drift.lost} are wrong by a write that failed and {drift.overtaken} by a race, and nobody was told.")
+    say(
+        f"\n  {drift.products:,} products, {clients.writes:,} writes by {CLIENTS} clients. Of the rows in the clients' cache,"
+    )
+    say(
+        f"  {drift.lost} are wrong because of a failed write and {drift.overtaken} because of a race, without any error."
+    )
     if drift.is_none:
         looks = len(drift.derived[0].drifts)
-        say(f"✓ what follows the log: 0 wrong in {len(drift.derived)} systems, at each of {looks} looks.", "bold green")
+        found = f"0 wrong rows in {len(drift.derived)} systems, in each of {looks} comparisons"
+        say(f"✓ the systems derived from the log: {found}.", "bold green")
     else:
-        say("✗ what follows the log has wrong rows: this is a bug, please report it.", "bold red")
+        say("✗ the systems derived from the log have wrong rows. This is a bug, please report it.", "bold red")
 
 
 def play(show, app, *, seconds):
@@ -135,7 +140,7 @@ def play(show, app, *, seconds):
                 time.sleep(PAUSE_S)
                 show.look(at_derived=False)
             starting.result()
-        show.tell("the application follows")
+        show.tell("the application is running")
         while looks < LOOKS_MIN or show.elapsed_s < seconds:
             time.sleep(PAUSE_S)
             show.look()
@@ -143,7 +148,7 @@ def play(show, app, *, seconds):
     except KeyboardInterrupt:
         if not looks:
             raise
-        show.tell("Ctrl-C: comparing once more")
+        show.tell("Ctrl-C: comparing for the last time")
     show.clients.stop()
     show.look()
 
@@ -158,7 +163,8 @@ def start(app):
             return
         failed = [f"{stage.name}: {stage.error}" for stage in stages if stage.state == "failed"]
         if failed or time.monotonic() > deadline:
-            raise AppFailed(failed[0] if failed else "Nothing was written.", advice="Is the machine very busy?")
+            what = failed[0] if failed else f"The stages wrote nothing within {START_S_MAX:g} s."
+            raise AppFailed(what, advice="Run the example again when the machine is less busy.")
         time.sleep(0.2)
 
 
@@ -205,7 +211,7 @@ def leave(shop):
 def started_redis(stack, console):
     """The URL of a Redis of our own; empty, with a word about it, where no redis-server is installed."""
     if shutil.which("redis-server") is None:
-        console.print("There is no redis-server here (apt-get install redis-server): Redis is left out.")
+        console.print("The example skips Redis, because redis-server is not installed (apt-get install redis-server).")
         return ""
     server = RedisServer()
     server.gives_away = False  # it lies in a folder that nobody else may enter

@@ -81,8 +81,8 @@ def test_a_topic_is_kept_small_by_its_settings(orders: Command) -> None:
     assert (shown["retain"], shown["overload"], shown["buffer_bytes"]) == ("all", "block", None)
     refused(orders("topics", "alter", "work", "--buffer-bytes", 0), "invalid_input", "buffer_bytes")
     orders("topics", "alter", "orders", "--retention", "1 us")
-    assert orders("topics", "tidy", "orders").out == "removed 3 events of topic orders\n"
-    assert orders("topics", "tidy", "orders").out == "removed 0 events of topic orders\n"
+    assert orders("topics", "tidy", "orders").out == "removed 3 events from topic orders\n"
+    assert orders("topics", "tidy", "orders").out == "removed 0 events from topic orders\n"
 
 
 def test_deleting_needs_a_yes(orders: Command) -> None:
@@ -251,7 +251,7 @@ def reachable(orders: Command) -> Iterator[Path]:
 
 def test_a_folder_without_rights_is_told(reachable: Path) -> None:
     reachable.chmod(0o700 if os.geteuid() == 0 else 0o000)
-    refused(as_nobody("-l", str(reachable), "topics", "list"), "no_access", "rights")
+    refused(as_nobody("-l", str(reachable), "topics", "list"), "no_access", "permissions")
 
 
 def test_a_log_that_may_only_be_read_is_read(reachable: Path) -> None:

@@ -206,45 +206,51 @@ def test_a_dataclass_is_a_schema() -> None:
     [
         ("", "no columns"),
         (pa.schema([]), "no columns"),
-        ("a", "cannot be read"),
-        ("a INT b", "not understood at 'b'"),
-        ("a " + "ARRAY<" * 3000 + "INT" + ">" * 3000, "cannot be read"),
-        ("a " + "ARRAY<" * 32 + "INT" + ">" * 32, "Column a: types inside types beyond 32 levels"),
-        ("a \0 INT", "cannot be read"),
-        ("\ud800 INT", "cannot be read"),
-        ("a NOSUCH", "cannot be read"),
-        ("a `INT", "cannot be read"),
-        ("a INT>, b STRUCT<c INT", "not one list"),
-        ("a INT>) ; DROP TABLE t; CREATE TABLE x (y STRUCT<b INT", "not one list"),
+        ("a", "is not valid DDL"),
+        ("a INT b", "syntax error at 'b'"),
+        ("a " + "ARRAY<" * 3000 + "INT" + ">" * 3000, "is not valid DDL"),
+        ("a " + "ARRAY<" * 32 + "INT" + ">" * 32, "Column a nests types deeper than 32 levels"),
+        ("a \0 INT", "is not valid DDL"),
+        ("\ud800 INT", "is not valid DDL"),
+        ("a NOSUCH", "is not valid DDL"),
+        ("a `INT", "is not valid DDL"),
+        ("a INT>, b STRUCT<c INT", "not a list"),
+        ("a INT>) ; DROP TABLE t; CREATE TABLE x (y STRUCT<b INT", "not a list"),
         ("INT", "without a column name"),
         ("a INT DEFAULT 3", "Only NOT NULL and COMMENT"),
         ("a INT PRIMARY KEY", "Only NOT NULL and COMMENT"),
-        ("a ARRAY", "Column a: ARRAY"),
-        ("a MAP<STRING>", "Column a: MAP"),
+        ("a ARRAY", "Column a has the type ARRAY"),
+        ("a MAP<STRING>", "Column a has the type MAP"),
         ("a INTERVAL DAY TO SECOND", "Column a"),
-        ("a TIME", "Column a: TIME"),
+        ("a TIME", "Column a has the type TIME"),
         ("a TIMESTAMP(3)", "Column a"),
-        ("s STRUCT<x: ARRAY<VARIANT>>", "Column s.x[]: VARIANT"),
+        ("s STRUCT<x: ARRAY<VARIANT>>", "Column s.x[] has the type VARIANT"),
         ("a DECIMAL(39, 2)", "1 to 38"),
         ("a DECIMAL(3, 5)", "between 0 and"),
-        ("_key STRING", "belong to the log"),
+        ("_key STRING", "are reserved for the log"),
         ("a INT, A STRING", "Columns a and A"),
         ("s ARRAY<STRUCT<x: INT, X: INT>>", "s[].x and s[].X"),
         (pa.schema([("", pa.int8())]), "empty"),
         (pa.schema([("a\nb", pa.int8())]), "control characters"),
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "Columns a and a"),
-        (pa.schema([("a", pa.duration("s"))]), "Column a: duration[s] has no counterpart in Spark. Store the length"),
-        (pa.schema([("t", pa.list_(pa.time64("us")))]), "Column t[]: time64[us] has no counterpart"),
-        (pa.schema([("n", pa.null())]), "Say which type"),
+        (
+            pa.schema([("a", pa.duration("s"))]),
+            "Column a has the type duration[s], which Spark does not support. Store the duration",
+        ),
+        (
+            pa.schema([("t", pa.list_(pa.time64("us")))]),
+            "Column t[] has the type time64[us], which Spark does not support",
+        ),
+        (pa.schema([("n", pa.null())]), "Declare a type"),
         (pa.schema([("s", pa.struct([]))]), "Column s"),
         (pa.schema([("d", pa.decimal256(50, 2))]), "1 to 38"),
         (pa.schema([("d", pa.decimal128(5, -2))]), "between 0 and"),
         (pa.schema([("v", pa.list_view(pa.int8()))]), "Column v"),
         (Odd, "Column length"),
         (Loop, "Column inner[]: Loop contains itself"),
-        (int, "cannot be made of"),
-        (None, "cannot be made of"),
-        ({"a": "INT"}, "cannot be made of"),
+        (int, "is not a schema"),
+        (None, "is not a schema"),
+        ({"a": "INT"}, "is not a schema"),
     ],
 )
 def test_what_is_no_schema_is_refused_by_name(schema: Any, says: str) -> None:
@@ -314,10 +320,10 @@ def test_a_type_has_room_for_what_may_grow_to_it(type_: str, narrower: str, expe
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("a INT, b INT", "a INT", ["column b INT is gone"]),
-        ("a INT", "A INT", ["column a INT is gone (A is another name)"]),
-        ("a INT", "a INT NOT NULL", ["column a may be null"]),
-        ("a INT", "a INT, b INT NOT NULL", ["column b INT is added as NOT NULL"]),
+        ("a INT, b INT", "a INT", ["column b INT is missing"]),
+        ("a INT", "A INT", ["column a INT is missing (A is a different name)"]),
+        ("a INT", "a INT NOT NULL", ["column a is nullable"]),
+        ("a INT", "a INT, b INT NOT NULL", ["column b INT is new and NOT NULL"]),
         (
             "a BIGINT, b DOUBLE",
             "a INT, b BIGINT",
@@ -330,7 +336,7 @@ def test_a_type_has_room_for_what_may_grow_to_it(type_: str, narrower: str, expe
         (
             "s STRUCT<x: INT, y: ARRAY<INT>>",
             "s STRUCT<y: ARRAY<STRING>>",
-            ["s.x INT is gone", "s.y[] is INT and cannot become STRING"],
+            ["s.x INT is missing", "s.y[] is INT and cannot become STRING"],
         ),
         ("m MAP<INT, INT>", "m MAP<BIGINT, INT>", ["m is MAP<INT, INT> and cannot become MAP<BIGINT, INT>"]),
     ],
@@ -344,10 +350,10 @@ def test_other_changes_are_refused_with_every_difference(old: str, new: str, say
 
 
 def test_a_key_keeps_its_partition_when_the_schema_grows() -> None:
-    """Integers of all widths hash alike; an INT key that became DOUBLE would change partitions."""
+    """Integers of all widths hash alike; an INT key that became DOUBLE would move to other partitions."""
     narrow = to_arrow_schema("k INT")
     assert widen(narrow, to_arrow_schema("k BIGINT"), key="k") == to_arrow_schema("k BIGINT")
-    with pytest.raises(SchemaConflict, match="would change partitions"):
+    with pytest.raises(SchemaConflict, match="would move to other partitions"):
         widen(narrow, to_arrow_schema("k DOUBLE"), key="k")
 
 

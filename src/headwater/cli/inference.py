@@ -1,4 +1,4 @@
-"""The schema of an input, guessed from its beginning: for `produce --create` without `--schema`."""
+"""Schema inference: the columns of an input from its first block, for `produce --create` without `--schema`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def infer_schema(block: Block | None, form: InputFormat, *, name: str, delimiter: str = ",") -> pa.Schema:
-    """The columns of JSON lines or CSV, from the first block; times without a zone are UTC, what is always null is STRING."""
+    """Infers the columns of JSON lines or CSV. Times without a zone are UTC; a column that is always null is STRING."""
     if block is None or not block.data.strip():
-        raise InvalidInput(f"{name} is empty, so its columns cannot be guessed.", advice="Give them with --schema.")
+        raise InvalidInput(
+            f"{name} is empty, so its columns cannot be inferred.", advice="Pass the columns with --schema."
+        )
     try:
         if form == "csv":
             found = arrow_csv.read_csv(
@@ -34,24 +36,24 @@ def infer_schema(block: Block | None, form: InputFormat, *, name: str, delimiter
             found = arrow_json.read_json(io.BytesIO(block.data), read_options=options).schema
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInput(
-            f"The columns of {name} cannot be guessed: {str(error).splitlines()[0]}.",
-            advice="Give them with --schema, and see which line is wrong then.",
+            f"The columns of {name} cannot be inferred: {str(error).splitlines()[0]}.",
+            advice="Pass the columns with --schema; the next error then names the bad line.",
         ) from None
     return pa.schema([(column.name, _useful(column.type)) for column in found])
 
 
 def _check_depth(data: bytes, name: str) -> None:
-    """Refuses what is nested deeper than any schema is: Arrow's reader follows it until the stack ends, and the process with it."""
+    """Refuses deeply nested JSON, because Arrow's recursive reader would overflow the stack."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.count(b"[") + line.count(b"{") > _DEPTH_MAX and _depth(line) > _DEPTH_MAX:
             raise InvalidInput(
                 f"{name}:{number}: The JSON is nested deeper than {_DEPTH_MAX} levels.",
-                advice="Write rows with fewer levels, or the value as text.",
+                advice="Use fewer levels, or write the value as text.",
             )
 
 
 def _depth(line: bytes) -> int:
-    """How deep brackets stand in brackets, those in text left out."""
+    """The nesting depth of brackets outside of strings."""
     depth = deepest = 0
     for bracket in re.findall(rb"[\[{\]}]", _TEXT.sub(b"", line)):
         depth += 1 if bracket in b"[{" else -1
@@ -60,7 +62,7 @@ def _depth(line: bytes) -> int:
 
 
 def with_time(schema: pa.Schema, time: str | None) -> pa.Schema:
-    """The schema with its time column as TIMESTAMP, where it was guessed to be text."""
+    """The schema with its time column as TIMESTAMP, if it was inferred as text."""
     at = -1 if time is None else schema.get_field_index(time)
     if at < 0 or not pa.types.is_string(schema.field(at).type):
         return schema

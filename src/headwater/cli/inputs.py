@@ -1,4 +1,4 @@
-"""The inputs of `produce` and `import`: files and stdin, each in the format that its name or the user says."""
+"""The inputs of `produce` and `import`: files and stdin, each with a format from its extension or from `--format`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ _COMPRESSED = {".gz", ".bz2", ".zst", ".lz4"}
 def open_inputs(
     names: list[str], *, form: InputFormat | None, delimiter: str | None, stack: ExitStack
 ) -> list[InputFile]:
-    """Opens every input before anything is appended, so that a name that is wrong is told first."""
+    """Opens every input before the command appends anything, so that a wrong name has no effect."""
     if delimiter is not None and len(delimiter) != 1:
-        raise InvalidInput(f"The delimiter {delimiter!r} is not one character.", advice="Use one, such as ';'.")
+        raise InvalidInput(
+            f"The delimiter {delimiter!r} is not a single character.", advice="Use one character, such as ';'."
+        )
     return [_open(name, form, delimiter, stack) for name in names]
 
 
@@ -60,17 +62,17 @@ class InputFile:
 
     @property
     def bytes_read(self) -> int:
-        """How far it was read."""
+        """The number of bytes read so far."""
         if not self._is_table:
             return self._blocks.bytes_read
         return 0 if self._table is None else int((self.size or 0) * self._table.share_read)
 
     def place(self, line: int) -> str:
-        """What to add to the name to say where a row stands."""
+        """The suffix that gives the place of a row after the input's name."""
         return f", row {line}" if self._is_table else f":{line}"
 
     def topic_settings(self) -> dict[str, Any]:
-        """What a topic made for the input should be: as it was where `export` has noted it, else the columns it seems to have."""
+        """Settings for a new topic: those that `export` has stored in the file, else the inferred columns."""
         if self._is_table:
             return self._open_table().topic_settings()
         schema = infer_schema(self._blocks.peek(), self.form, name=self.name, delimiter=self._delimiter)
@@ -79,13 +81,14 @@ class InputFile:
     def parse(
         self, topic: Topic, *, stop: bool, key_separator: str | None = None, rows_only: bool = False
     ) -> Iterator[Parsed]:
-        """The events block by block; with `stop` nothing comes after the first bad row.
+        """Yields the events block by block; `stop` ends them at the first bad row.
 
-        A topic of bytes takes each line as a value, unless `rows_only` says that they are rows with `key` and `value`.
+        A topic of bytes takes each line as a value; with `rows_only` each line is a row with `key` and `value`.
         """
         if key_separator is not None and topic.has_schema:
             raise InvalidInput(
-                f"Topic {topic.name!r} has columns, so its key is one of them.", advice="Leave out --key-separator."
+                f"--key-separator does not apply to topic {topic.name!r}, because the topic has columns.",
+                advice="Leave out --key-separator.",
             )
         if self._is_table:
             return self._parse_table(topic, stop=stop)
@@ -101,8 +104,8 @@ class InputFile:
             return Lines(topic, key_separator=key_separator)
         if self.form == "lines" and self._is_form_given:
             raise InvalidInput(
-                f"Topic {topic.name!r} has columns, and plain lines in {self.name} have none.",
-                advice="Say what they are with --format json or --format csv.",
+                f"Topic {topic.name!r} has columns, but --format lines reads {self.name} as plain text.",
+                advice="Use --format json or --format csv.",
             )
         if self.form == "csv":
             return Csv(topic, self._blocks.take_line(), name=self.name, delimiter=self._delimiter)
@@ -143,7 +146,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
         stream = _spooled(stack) if form in ("parquet", "arrow") else sys.stdin.buffer
         return InputFile(name, stream, form=form, delimiter=delimiter, size=None)
     if os.path.isdir(name):
-        raise InvalidInput(f"{name} is a folder.", advice="Name its files.")
+        raise InvalidInput(f"{name} is a folder.", advice="Pass the files in it.")
     file = stack.enter_context(open(name, "rb"))  # noqa: SIM115 - the stack closes it
     size = os.fstat(file.fileno()).st_size
     if is_compressed:
@@ -152,7 +155,7 @@ def _open(name: str, form: InputFormat | None, delimiter: str | None, stack: Exi
 
 
 def _spooled(stack: ExitStack) -> Any:
-    """Stdin as a file: Parquet and Arrow files are read from their end."""
+    """Stdin copied to a file, because Parquet and Arrow need random access."""
     file = stack.enter_context(tempfile.TemporaryFile(prefix="headwater-"))  # noqa: SIM115 - the stack closes it
     shutil.copyfileobj(sys.stdin.buffer, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The log that a command works on: `--log`, else `HEADWATER_LOG`, else the folder `./data`."""
+"""The log of a command: `--log`, else `HEADWATER_LOG`, else the folder `./data`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LogOption = Annotated[
 
 
 def log_url(given: str | None) -> str:
-    """The address of the log that the user means."""
+    """The URL of the log that a command uses."""
     return given or os.environ.get(VARIABLE) or FOLDER
 
 
 def open_existing(given: str | None) -> Log:
-    """Opens a log that is there; one that may only be read is opened for reading."""
+    """Opens an existing log; falls back to read-only without write access."""
     from headwater.log.log import open_log
 
     url = log_url(given)
@@ -40,7 +40,7 @@ def open_existing(given: str | None) -> Log:
 
 
 def open_or_create(given: str | None) -> Log:
-    """Opens a log, and makes it where there is none."""
+    """Opens a log, and creates it if it does not exist."""
     from headwater.log.log import open_log
 
     return open_log(log_url(given))

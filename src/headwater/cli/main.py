@@ -1,7 +1,7 @@
-"""The command line: `headwater …`, its commands, and how an error is told to a person.
+"""The command line `headwater`, its commands, and how it prints errors.
 
-Every failure that a user can meet ends as `error [code]: what` and `next: advice` on stderr with exit code 1, without a
-traceback; `--debug` (or `HEADWATER_DEBUG=1`) shows the traceback too. Wrong usage ends with exit code 2, Ctrl-C with 130.
+A failure prints `error [code]: what` and `next: advice` on stderr and exits with 1, without a traceback; `--debug` (or
+`HEADWATER_DEBUG=1`) prints the traceback too. Wrong usage exits with 2, Ctrl-C with 130.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from headwater.model.extras import missing_extra
 DEBUG = "HEADWATER_DEBUG"
 # Where an error's own advice speaks to a program, not to a person at a terminal.
 ADVICE = {
-    "log_not_found": f"Name the log with --log or {VARIABLE}; `headwater topics create` and `produce --create` make one.",
-    "topic_exists": "Choose another name, or keep the topic as it is with --exist-ok.",
-    "no_access": "Check the owner and the rights of the log's folder.",
+    "log_not_found": f"Pass the log with --log or {VARIABLE}, or create one with `headwater topics create`.",
+    "topic_exists": "Choose another name, or pass --exist-ok to keep the topic unchanged.",
+    "no_access": "Check the owner and the permissions of the log's folder.",
 }
 
 app = typer.Typer(
     name="headwater",
-    help="Event streams end to end: the log is the truth.",
+    help="Event streams for Python: a durable log, and Spark applications on top of it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -86,15 +86,13 @@ def main() -> None:
     except ModuleNotFoundError as error:
         _tell_missing(error)
     except UnicodeEncodeError as error:
-        what = f"{error.object!r:.80} holds a character that is half of a surrogate pair, which cannot be written."
-        _tell("invalid_input", what, "Write names, addresses and text in UTF-8.", error)
+        what = f"{error.object!r:.80} contains half of a surrogate pair, which is not a valid character."
+        _tell("invalid_input", what, "Write names, URLs and text in UTF-8.", error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = "file_not_found" if isinstance(error, FileNotFoundError) else "system"
         advice = (
-            "Check the path and the rights on it."
-            if error.filename
-            else f"Try again; {DEBUG}=1 shows where it happened."
+            "Check the path and its permissions." if error.filename else f"Try again. {DEBUG}=1 prints a traceback."
         )
         _tell(code, f"{where}{error.strerror or error}.", advice, error)
     except Exception as error:  # noqa: BLE001 - the last stop: a person at a terminal gets a sentence, not a traceback
@@ -103,7 +101,7 @@ def main() -> None:
 
 
 def _tell_missing(error: ModuleNotFoundError) -> None:
-    """An optional package that is not installed; any other module is one that we forgot."""
+    """Prints which extra brings a missing optional package; any other missing module is a bug."""
     missing = missing_extra(error, purpose="This command")
     if missing is None:
         _tell_bug(error)
@@ -112,7 +110,7 @@ def _tell_missing(error: ModuleNotFoundError) -> None:
 
 
 def _tell_bug(error: Exception) -> None:
-    advice = f"This is a bug in Headwater. Run it again with {DEBUG}=1 and report the traceback."
+    advice = f"This is a bug in Headwater. Run the command again with {DEBUG}=1, and report the traceback."
     _tell("bug", f"{type(error).__name__}: {error}", advice, error)
 
 
@@ -135,12 +133,12 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     log: LogOption = None,
-    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks, as {DEBUG}=1 does.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Print tracebacks, as {DEBUG}=1 does.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Event streams end to end: the log is the truth."""
+    """Event streams for Python: a durable log, and Spark applications on top of it."""
     if log:
         os.environ[VARIABLE] = log
     if debug:

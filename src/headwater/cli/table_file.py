@@ -1,8 +1,8 @@
-"""A table in a file, Parquet or Arrow: what `export` writes and `import` and `produce` read, batch by batch.
+"""A table in a Parquet or Arrow file: `export` writes it, `import` and `produce` read it, batch by batch.
 
-The columns are those of the topic, all nullable (an event that says its key was deleted may leave out everything else), then
-`_headers` and `_deleted`. The schema's metadata holds under `headwater` what the topic was, as its own file in a log says it, so
-that `import --create` makes the same topic again. Files of others have no such note, and are read all the same.
+The columns are those of the topic, all nullable (a tombstone may have only its key), then `_headers` and `_deleted`. The
+schema's metadata has the topic's settings under `headwater`, in the form of the log's own topic file, so that
+`import --create` can create the same topic. Files of other programs have no such metadata, and can be read too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TableFile:
 
     def __init__(self, stream: Any, name: str, *, form: str) -> None:
         self._name = name
-        self._kind = "Parquet" if form == "parquet" else "an Arrow file"
+        self._kind = "Parquet file" if form == "parquet" else "Arrow file"
         self.share_read = 0.0
         try:
             self._file: Any = parquet.ParquetFile(stream) if form == "parquet" else pa.ipc.open_file(stream)
@@ -97,8 +97,8 @@ class TableFile:
 
     def _damaged(self, error: Exception) -> InvalidInput:
         return InvalidInput(
-            f"{self._name} cannot be read as {self._kind}: {str(error).splitlines()[0]}.",
-            advice="Check the file, or say what it is with --format.",
+            f"{self._name} is not a readable {self._kind}: {str(error).splitlines()[0]}.",
+            advice="Check the file, or choose another format with --format.",
         )
 
 

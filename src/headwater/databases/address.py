@@ -1,4 +1,4 @@
-"""An address: the URL of a database, a cache or an index, with what is meant for us taken out of it.
+"""An address: the URL of a database, a cache or an index, split into Headwater's options and the client's URL.
 
     postgresql://me@host/shop?table=users&password_env=SHOP_PASSWORD&sslmode=require
 
@@ -41,8 +41,8 @@ class DatabaseAddress(msgspec.Struct, frozen=True):
         path = self.client.partition("://")[2]
         if not path.startswith("/") or path == "/":
             raise InvalidInput(
-                f"{self.shown!r} names no file.",
-                advice=f"Write {self.scheme}:/// and then the path: {self.scheme}:///./data/shop.db.",
+                f"The URL {self.shown!r} has no path.",
+                advice=f"Write the path after {self.scheme}:///, such as {self.scheme}:///./data/shop.db.",
             )
         return path[1:]
 
@@ -54,8 +54,8 @@ def parse_address(url: str, *, options: Collection[str], others: bool = False) -
     ours = {name: found.pop(name) for name in (*options, *SECRETS) if name in found}
     if found and not others:
         raise InvalidInput(
-            f"{without_password(url)!r} has the option {next(iter(found))!r}, which is not known.",
-            advice=f"Known are {', '.join(sorted(options)) or 'none'}.",
+            f"The URL {without_password(url)!r} has the unknown option {next(iter(found))!r}.",
+            advice=f"The known options are: {', '.join(sorted(options)) or 'none'}.",
         )
     rest = "&".join(f"{name}={quote(value, safe='/:,')}" for name, value in found.items())
     shown = without_password(bare if not ours.get("table") else f"{bare}?table={ours['table']}")
@@ -82,13 +82,16 @@ def password_of(options: Mapping[str, str], shown: str) -> str | None:
     """The password that `password_env` or `password_file` leads to; `InvalidInput` where there is none."""
     if name := options.get("password_env"):
         if name not in os.environ:
-            raise InvalidInput(f"{shown}: the environment has no {name}.", advice=f"Set it: export {name}=…")
+            raise InvalidInput(
+                f"{shown}: The environment variable {name} is not set.", advice=f"Set it: export {name}=…."
+            )
         return os.environ[name]
     if file := options.get("password_file"):
         try:
             return Path(file).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise InvalidInput(
-                f"{shown}: {file} cannot be read ({error.strerror}).", advice="Put the password there."
+                f"{shown}: The password file {file} is not readable ({error.strerror}).",
+                advice="Write the password to this file, or correct the path.",
             ) from None
     return None

@@ -206,7 +206,7 @@ def _nested(kind: str, schema: Mapping[str, Any]) -> ColumnReader:
     if kind == "map":
         type_ = make_map(reading_of(schema["keys"]).read, reading_of(schema["values"]).read)
         return ColumnReader(type_, type_)
-    raise ValueError(f"Connect has no type {kind!r}")
+    raise ValueError(f"Kafka Connect has no type {kind!r}")
 
 
 def row_reading(parts: Sequence[tuple[str, ColumnReader]]) -> ColumnReader:
@@ -284,13 +284,13 @@ def from_base64(texts: pa.Array) -> pa.Array:
     lengths, data = _parts(texts)
     ends = np.cumsum(lengths)
     if (lengths % 4).any():
-        raise ValueError("a length of base64 that is no multiple of four")
+        raise ValueError("a length of base64 that is not a multiple of four")
     pads = np.zeros(len(lengths), np.int64)
     filled = lengths > 0
     pads[filled] = (data[ends[filled] - 1] == _PAD).astype(np.int64) + (data[ends[filled] - 2] == _PAD)
     digits = _BASE64_DIGITS[data]
     if (digits == _NO_DIGIT).any() or np.count_nonzero(data == _PAD) != pads.sum():
-        raise ValueError("a character that base64 does not have")
+        raise ValueError("a character that is not valid in base64")
     quads = digits.reshape(-1, 4).astype(np.uint32)
     words = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
     octets = np.stack([words >> 16, words >> 8, words], axis=1).astype(np.uint8).reshape(-1)

@@ -81,9 +81,9 @@ class Blocks:
             self._rest = data
             if len(data) > LINE_BYTES_MAX:
                 raise InvalidInput(
-                    f"{self._name}:{self._line}: a line of more than {LINE_BYTES_MAX >> 20} MB"
-                    f"{', or a quote that is never closed' if self.quotes else ''}.",
-                    advice="Check the format: one event on each line.",
+                    f"{self._name}:{self._line}: The line is longer than {LINE_BYTES_MAX >> 20} MB"
+                    f"{', or a quote is not closed' if self.quotes else ''}.",
+                    advice="Check the format: each line must be one event.",
                 )
 
     def _more(self) -> bytes:

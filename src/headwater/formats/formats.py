@@ -79,7 +79,7 @@ class JsonLines:
         )
         table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
         if table.num_rows != data.count(b"\n") + (not data.endswith(b"\n")):
-            raise ValueError("an object does not stand on one line of its own")
+            raise ValueError("an object must be on one line of its own")
         columns = [table[c.name].cast(c.type) if _is_read_as_text(c.type) else table[c.name] for c in self._schema]
         return to_batch(pa.table(columns, names=self._schema.names), self._schema)
 
@@ -100,7 +100,9 @@ class JsonLines:
 
     def _row(self, row: Any) -> dict[str, Any]:
         if not isinstance(row, dict):
-            raise SchemaMismatch(f"{type(row).__name__} is no row.", advice="Write one JSON object on each line.")
+            raise SchemaMismatch(
+                f"The line is a JSON {type(row).__name__}, not an object.", advice="Write one JSON object per line."
+            )
         row = row | {name: _with_bytes(row[name], type_) for name, type_ in self._binary.items() if name in row}
         if self._decimals:
             return {name: value if name in self._decimals else _with_floats(value) for name, value in row.items()}
@@ -155,7 +157,7 @@ class Csv:
     def _row(self, cells: list[str]) -> dict[str, Any]:
         if len(cells) != len(self._names):
             raise SchemaMismatch(
-                f"There are {len(cells)} cells, and the first line names {len(self._names)} columns.",
+                f"The row has {len(cells)} cells, but the header has {len(self._names)} columns.",
                 advice="Put cells with a delimiter or a line break in double quotes.",
             )
         values = map(_cell_value, cells, self._types)
@@ -185,9 +187,10 @@ class Lines:
 
     def _no_key(self, line: int) -> BadRow:
         assert self._separator is not None
-        what = f"There is no key: the separator {self._separator.decode()!r} is missing."
+        what = f"The line has no key, because the separator {self._separator.decode()!r} is missing."
         return BadRow(
-            line, SchemaMismatch(what, advice="Write key, separator and value, or leave out --key-separator.")
+            line,
+            SchemaMismatch(what, advice="Write key, separator and value in each line, or leave out --key-separator."),
         )
 
 
@@ -207,7 +210,9 @@ class ArrowRows:
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise SchemaMismatch(f"{error}.", advice="Store text as UTF-8, or bytes as BINARY.") from None
+            raise SchemaMismatch(
+                f"{error}.", advice="Encode text as UTF-8, or use a BINARY column for bytes."
+            ) from None
         return to_batch(batch, self._schema)
 
 
@@ -315,5 +320,7 @@ def _told(error: Exception, kind: str) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.what = error.what.replace(", row 0 (from 0)", "")
         return error
-    why = "it is nested too deep" if isinstance(error, RecursionError) else error
-    return InvalidInput(f"This is no {kind}: {why}.", advice="Correct the line, or say what it is with --format.")
+    why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+    return InvalidInput(
+        f"The line is not valid {kind}: {why}.", advice="Correct the line, or choose another format with --format."
+    )

@@ -88,14 +88,14 @@ def duration_us(duration: object) -> int:
         total += float(part[1]) * unit
         at = part.end()
     if not text:
-        raise InvalidInput(f"{duration!r} is no duration.", advice='Write a number and a unit, such as "1 minute".')
+        raise InvalidInput(f"{duration!r} is not a duration.", advice='Write a number and a unit, such as "1 minute".')
     return _bounded(total, duration)
 
 
 def _bounded(total: float, duration: object) -> int:
     if not abs(total) <= DURATION_US_MAX:
         raise InvalidInput(
-            f"{duration!r:.80} is longer than 146,000 years.", advice='Write a shorter one, such as "365 days".'
+            f"{duration!r:.80} is longer than 146,000 years.", advice='Use a shorter duration, such as "365 days".'
         )
     return round(total)
 
@@ -109,7 +109,7 @@ def time_us(moment: object) -> int:
     if isinstance(moment, int):
         if abs(moment) > DURATION_US_MAX:
             raise InvalidInput(
-                f"{moment!r:.80} is no number of microseconds since 1970.",
+                f"{moment!r:.80} is not a number of microseconds since 1970.",
                 advice='Use a datetime or ISO 8601, such as "2026-01-31T12:00:00+00:00".',
             )
         return moment

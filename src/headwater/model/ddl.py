@@ -57,10 +57,10 @@ def parse_ddl(ddl: str) -> pa.Schema:
         ddl.encode()
         parsed = sqlglot.parse(f"CREATE TABLE t (columns STRUCT<{ddl}\n>)", dialect="spark")
     except (sqlglot.errors.SqlglotError, RecursionError, UnicodeError) as error:
-        raise InvalidSchema(f"The schema {short(ddl)} cannot be read: {_near(error)}.", advice=TYPES_ADVICE) from None
+        raise InvalidSchema(f"The schema {short(ddl)} is not valid DDL: {_near(error)}.", advice=TYPES_ADVICE) from None
     outer = parsed[0].this.expressions if len(parsed) == 1 and parsed[0] is not None else []
     if len(outer) != 1 or outer[0].args.get("constraints"):
-        raise InvalidSchema(f"The schema {short(ddl)} is not one list of columns.", advice=TYPES_ADVICE)
+        raise InvalidSchema(f"The schema {short(ddl)} is not a list of columns.", advice=TYPES_ADVICE)
     return pa.schema(_fields_of(outer[0].args["kind"].expressions, path=""))
 
 
@@ -95,7 +95,8 @@ def schema_from_json(stored: dict[str, Any]) -> pa.Schema:
         return pa.schema([_field_from_json(field) for field in stored["fields"]])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidSchema(
-            f"The stored schema cannot be read: {error!r}.", advice="It is Spark's StructType as JSON."
+            f"The stored schema is not readable: {error!r}.",
+            advice="A stored schema is the JSON of Spark's StructType.",
         ) from None
 
 
@@ -120,10 +121,10 @@ def make_map(key: pa.DataType, value: pa.DataType) -> pa.DataType:
 
 
 def _near(error: Any) -> str:
-    """What sqlglot could not read, without its coloured excerpt."""
+    """Where the parser failed, without sqlglot's coloured excerpt."""
     details = getattr(error, "errors", None) or [{}]
     word = details[0].get("highlight")
-    return f"not understood at {word!r}" if word else "its quotes or brackets do not match"
+    return f"syntax error at {word!r}" if word else "unbalanced quotes or brackets"
 
 
 def short(value: object) -> str:
@@ -163,7 +164,7 @@ def _nullable(column: Any, *, path: str) -> bool:
             nullable = bool(constraint.args["kind"].args.get("allow_null"))
         elif kind != "CommentColumnConstraint":
             raise InvalidSchema(
-                f"Column {path}: {constraint.sql('spark')} means nothing to a log.",
+                f"Column {path} has {constraint.sql('spark')}, which a topic does not support.",
                 advice="Only NOT NULL and COMMENT may follow a column's type.",
             )
     return nullable
@@ -182,7 +183,9 @@ def _type_of(parsed: Any, *, path: str) -> pa.DataType:
         return make_map(_type_of(inner[0], path=f"{path}.key"), _type_of(inner[1], path=f"{path}.value"))
     if kind == "STRUCT" and inner:
         return pa.struct(_fields_of(inner, path=path))
-    raise InvalidSchema(f"Column {path}: {parsed.sql('spark')} is no type of a topic.", advice=TYPES_ADVICE)
+    raise InvalidSchema(
+        f"Column {path} has the type {parsed.sql('spark')}, which a topic does not support.", advice=TYPES_ADVICE
+    )
 
 
 def _field_to_json(field: pa.Field) -> dict[str, Any]:

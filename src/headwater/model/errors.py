@@ -1,55 +1,55 @@
-"""Every error a user of Headwater can meet.
+"""All errors of Headwater.
 
-Each one says what happened, where (topic, partition, offset, file) and what to do next. `code` is stable and meant for
-programs; `retriable` says whether the same call may succeed later without anybody changing anything.
+Each error says what happened, where (topic, partition, offset, file) and what to do next. `code` is stable, for programs;
+`retriable` says whether the same call may succeed later without any change.
 
     HeadwaterError
-    ├── InvalidInput             the caller gave something that can never work
-    │   ├── InvalidName          a topic name the log refuses
-    │   ├── InvalidSchema        a schema that cannot be read or stored
-    │   ├── SchemaMismatch       rows that do not fit the topic's schema
-    │   ├── SchemaConflict       a schema change that old events would not survive
+    ├── InvalidInput             an argument is not valid
+    │   ├── InvalidName          a topic name is not valid
+    │   ├── InvalidSchema        a schema is not valid
+    │   ├── SchemaMismatch       rows do not fit the topic's schema
+    │   ├── SchemaConflict       a schema change does not fit the stored events
     │   ├── InvalidApp           an application's script cannot run as it is
-    │   ├── EventTooLarge        one event above the topic's `event_bytes_max`
-    │   ├── KeyTooLarge          a key has more rows in an operator's state than a batch can work on
-    │   ├── NotCapturable        a database or one of its tables cannot be captured as it is
-    │   └── Unsupported          this log cannot do that
+    │   ├── EventTooLarge        an event exceeds the topic's `event_bytes_max`
+    │   ├── KeyTooLarge          a key has more rows in an operator's state than one batch can process
+    │   ├── NotCapturable        a database or one of its tables does not meet the requirements of a capture
+    │   └── Unsupported          this log, store or source does not support the operation
     ├── NotFound
     │   ├── LogNotFound          no log at that URL
-    │   ├── TopicNotFound        no such topic
-    │   └── GroupNotFound        no such group
+    │   ├── TopicNotFound        the topic does not exist
+    │   └── GroupNotFound        the group does not exist
     ├── TopicExists
-    ├── Closed                   the handle was closed, or belongs to the process that forked this one
+    ├── Closed                   the object was closed, or belongs to the parent of this forked process
     ├── Conflict
     │   ├── Fenced               another producer with the same id took over
-    │   ├── SequenceGap          a producer's sequence went backwards inside one batch
-    │   ├── LeaseExpired         the lease ran out and its event was given to somebody else, or is done
-    │   ├── Diverged             a copy and its log hold different events
-    │   ├── NotOwner             the partition belongs to another member of the group by now
-    │   ├── Repartitioned        the topic got more partitions after the events were placed
-    │   ├── GroupInUse           the group has members that live
-    │   └── CheckpointConflict   a stage's batch does not follow the one it wrote last
-    ├── Overloaded               a bounded buffer is full and the caller asked not to wait
+    │   ├── SequenceGap          a producer's sequence numbers decrease within one batch
+    │   ├── LeaseExpired         the lease expired, and its event was leased again or is done
+    │   ├── Diverged             a copy and its log contain different events
+    │   ├── NotOwner             the partition now belongs to another member of the group
+    │   ├── Repartitioned        the topic got more partitions after the events were assigned
+    │   ├── GroupInUse           the group has live members
+    │   └── CheckpointConflict   a stage's batch does not follow the last batch that it wrote
+    ├── Overloaded               a bounded buffer is full, and the caller does not wait
     ├── TimedOut
-    ├── PositionLost             the offset existed, and a power loss took it back
-    ├── EventsMissed             retention removed events before they were read
-    ├── CaptureLost              the database has forgotten changes that were not captured yet
-    ├── Unreachable              the server behind a log, or behind a state, does not answer
+    ├── PositionLost             the offset existed, but a power loss removed it
+    ├── EventsMissed             retention removed events before a reader read them
+    ├── CaptureLost              the database no longer has changes that the capture still needs
+    ├── Unreachable              a server does not answer
     ├── SparkUnavailable         Spark cannot be started here
     └── StorageError
         ├── DiskFull
         │   └── TopicFull        a topic is at its `bytes_max`
-        ├── NoAccess             the operating system refused
-        ├── Damaged              bytes on disk fail their checksum
+        ├── NoAccess             the operating system denied access
+        ├── Damaged              bytes on disk do not match their checksum
         ├── FormatTooNew         written by a newer Headwater
-        └── Poisoned             an fsync failed; the partition takes no more events until it is re-opened
+        └── Poisoned             an fsync failed; the partition accepts no events until it is opened again
 """
 
 from __future__ import annotations
 
 
 class HeadwaterError(Exception):
-    """The root of the tree: what happened, and in `advice` what to do next."""
+    """The base of all errors: `what` says what happened, `advice` what to do next."""
 
     code = "headwater"
     retriable = False
@@ -71,49 +71,49 @@ def _rebuild(kind: type[HeadwaterError], what: str, advice: str) -> HeadwaterErr
 
 
 class InvalidInput(HeadwaterError):
-    """The caller gave something that can never work."""
+    """An argument is not valid; the same call never succeeds."""
 
     code = "invalid_input"
 
 
 class InvalidName(InvalidInput):
-    """A topic name the log refuses."""
+    """A topic name is not valid."""
 
     code = "invalid_name"
 
 
 class InvalidSchema(InvalidInput):
-    """A schema that cannot be read or stored."""
+    """A schema is not valid."""
 
     code = "invalid_schema"
 
 
 class SchemaMismatch(InvalidInput):
-    """Rows that do not fit the topic's schema."""
+    """Rows do not fit the topic's schema."""
 
     code = "schema_mismatch"
 
 
 class SchemaConflict(InvalidInput):
-    """A schema change that old events would not survive."""
+    """A schema change does not fit the stored events."""
 
     code = "schema_conflict"
 
 
 class EventTooLarge(InvalidInput):
-    """One event above the topic's `event_bytes_max`."""
+    """An event exceeds the topic's `event_bytes_max`."""
 
     code = "event_too_large"
 
 
 class Unsupported(InvalidInput):
-    """This log cannot do that."""
+    """This log, store or source does not support the operation."""
 
     code = "unsupported"
 
 
 class NotFound(HeadwaterError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
     code = "not_found"
 
@@ -125,31 +125,31 @@ class LogNotFound(NotFound):
 
 
 class TopicNotFound(NotFound):
-    """There is no such topic in the log."""
+    """The topic does not exist in the log."""
 
     code = "topic_not_found"
 
 
 class GroupNotFound(NotFound):
-    """There is no such group in the log."""
+    """The group does not exist in the log."""
 
     code = "group_not_found"
 
 
 class TopicExists(HeadwaterError):
-    """The topic is there already."""
+    """The topic already exists."""
 
     code = "topic_exists"
 
 
 class Closed(HeadwaterError):
-    """The handle was closed, or belongs to the process that forked this one."""
+    """The object was closed, or belongs to the parent of this forked process."""
 
     code = "closed"
 
 
 class Conflict(HeadwaterError):
-    """Somebody else's write came first."""
+    """Another writer, reader or version came first."""
 
     code = "conflict"
 
@@ -161,83 +161,83 @@ class Fenced(Conflict):
 
 
 class SequenceGap(Conflict):
-    """A producer's sequence went backwards inside one batch."""
+    """A producer's sequence numbers decrease within one batch."""
 
     code = "sequence_gap"
 
 
 class Diverged(Conflict):
-    """A copy and its log hold different events."""
+    """A copy and its log contain different events."""
 
     code = "diverged"
 
 
 class NotOwner(Conflict):
-    """The partition belongs to another member of the group by now."""
+    """The partition now belongs to another member of the group."""
 
     code = "not_owner"
 
 
 class Repartitioned(Conflict):
-    """The topic got more partitions after the events were placed; producers and `append` place them again by themselves."""
+    """The topic got more partitions after the events were assigned; producers and `append` assign them again."""
 
     code = "repartitioned"
     retriable = True
 
 
 class SchemaMoved(Conflict):
-    """The topic got other columns after a query was planned that is to have all of them; an application plans it again by itself."""
+    """The topic's columns changed after a query over all columns was planned; an application plans the query again."""
 
     code = "schema_moved"
 
 
 class GroupInUse(Conflict):
-    """The group has members that live."""
+    """The group has live members."""
 
     code = "group_in_use"
 
 
 class Overloaded(HeadwaterError):
-    """A bounded buffer is full and the caller asked not to wait."""
+    """A bounded buffer is full, and the caller does not wait."""
 
     code = "overloaded"
     retriable = True
 
 
 class TimedOut(HeadwaterError):
-    """The deadline passed first."""
+    """The operation did not finish before its deadline."""
 
     code = "timed_out"
     retriable = True
 
 
 class PositionLost(HeadwaterError):
-    """The offset existed, and a power loss took it back."""
+    """The offset existed, but a power loss removed it."""
 
     code = "position_lost"
 
 
 class StorageError(HeadwaterError):
-    """The disk, or the operating system above it, did not do as asked."""
+    """The disk or the operating system failed."""
 
     code = "storage"
 
 
 class DiskFull(StorageError):
-    """No room is left on the device."""
+    """The device is full."""
 
     code = "disk_full"
     retriable = True
 
 
 class NoAccess(StorageError):
-    """The operating system refused access."""
+    """The operating system denied access."""
 
     code = "no_access"
 
 
 class Damaged(StorageError):
-    """Bytes on disk fail their checksum; they are named and never served."""
+    """Bytes on disk do not match their checksum; the log never returns them."""
 
     code = "damaged"
 
@@ -249,13 +249,13 @@ class FormatTooNew(StorageError):
 
 
 class Poisoned(StorageError):
-    """An fsync failed; the partition takes no more events until it is re-opened and checked."""
+    """An fsync failed; the partition accepts no events until it is opened again and checked."""
 
     code = "poisoned"
 
 
 class EventsMissed(HeadwaterError):
-    """Retention removed events before they were read: offsets `first` to `last`, `count` of them."""
+    """Retention removed events before a reader read them: `count` offsets from `first` to `last`."""
 
     code = "events_missed"
 
@@ -274,67 +274,67 @@ def _rebuild_missed(what: str, advice: str, first: int, last: int) -> EventsMiss
 
 
 class LeaseExpired(Conflict):
-    """The lease ran out and its event was given to somebody else, or is done already."""
+    """The lease expired, and its event was leased again or is done."""
 
     code = "lease_expired"
 
 
 class TopicFull(DiskFull):
-    """A topic is at its `bytes_max`, and waits for room."""
+    """A topic has reached its `bytes_max`."""
 
     code = "topic_full"
 
 
 class Unreachable(HeadwaterError):
-    """The server behind a log, or behind a state, does not answer."""
+    """A server does not answer."""
 
     code = "unreachable"
     retriable = True
 
 
 class SparkUnavailable(HeadwaterError):
-    """Spark cannot be started here: no Java, or one that is too old."""
+    """Spark cannot start here: Java is missing or too old."""
 
     code = "spark_unavailable"
 
 
 class CheckpointConflict(Conflict):
-    """A stage's batch does not follow the one that the stage wrote last."""
+    """A stage's batch does not follow the last batch that the stage wrote."""
 
     code = "checkpoint_conflict"
 
 
 class InvalidApp(InvalidInput):
-    """An application's script cannot run as it is."""
+    """An application's script is not valid."""
 
     code = "invalid_app"
 
 
 class AppRunning(Conflict):
-    """Another process runs this application."""
+    """Another process already runs this application."""
 
     code = "app_running"
 
 
 class AppFailed(HeadwaterError):
-    """A stage of an application failed for good."""
+    """A stage of an application failed permanently."""
 
     code = "app_failed"
 
 
 class KeyTooLarge(InvalidInput):
-    """A key has more rows in an operator's state than a batch can work on."""
+    """A key has more rows in an operator's state than one batch can process."""
 
     code = "key_too_large"
 
 
 class NotCapturable(InvalidInput):
-    """A database, or one of its tables, cannot be captured as it is: a key, a right or a setting is missing."""
+    """A database or table does not meet the requirements of a capture: a key, a permission or a setting is missing."""
 
     code = "not_capturable"
 
 
 class CaptureLost(HeadwaterError):
-    """The database has forgotten changes that were not captured yet, or is another one; only a new backfill repairs that."""
+    """The database no longer has changes that the capture needs, or is another database; only a new backfill helps."""
 
     code = "capture_lost"

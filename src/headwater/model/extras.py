@@ -32,7 +32,7 @@ EXTRAS = {
 
 
 def install_advice(extra: str) -> str:
-    """What to run to have an extra."""
+    """The command that installs an extra."""
     return f'Run: pip install "headwater[{extra}]".'
 
 

@@ -26,15 +26,15 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Any = self.epoch
         if not isinstance(query, str) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidInput(
-                f"Query {query!r} and epoch {epoch!r} make no marker.",
-                advice="The query's id is text, and epochs count from 0.",
+                f"Query {query!r} and epoch {epoch!r} are not a valid marker.",
+                advice="Pass the query's id as text, and an epoch of at least 0.",
             )
         try:
             ends = msgspec.json.decode(msgspec.json.encode(self.ends))
         except (TypeError, msgspec.MsgspecError):
             raise InvalidInput(
-                f"The ends of a marker are no JSON: {self.ends!r}.",
-                advice='Give them as {"topic": {"partition": offset}}, or anything else that JSON can hold.',
+                f"The ends of a marker must be JSON, but are {self.ends!r}.",
+                advice='Pass them as {"topic": {"partition": offset}}, or as another JSON value.',
             ) from None
         msgspec.structs.force_setattr(self, "ends", ends)
 

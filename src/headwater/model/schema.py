@@ -97,28 +97,28 @@ def to_arrow_schema(schema: str | pa.Schema | type) -> pa.Schema:
         fields = _dataclass_fields(schema, outer=(), path="")
     else:
         raise InvalidSchema(
-            f"A schema cannot be made of {short(schema)}.",
-            advice='Give a DDL string such as "id STRING, amount DOUBLE", a pyarrow.Schema or a dataclass.',
+            f"{short(schema)} is not a schema.",
+            advice='Pass a DDL string such as "id STRING, amount DOUBLE", a pyarrow.Schema or a dataclass.',
         )
     if not fields:
-        raise InvalidSchema("The schema has no columns.", advice='Name at least one, such as "id STRING".')
+        raise InvalidSchema("The schema has no columns.", advice='Declare at least one column, such as "id STRING".')
     for field in fields:
         if field.name.startswith("_"):
             raise InvalidSchema(
-                f"Column {field.name}: names that start with an underscore belong to the log (_key, _time, _offset …).",
-                advice=f"Call it {field.name.lstrip('_') or 'something else'!r}.",
+                f"Column {field.name}: names that start with an underscore are reserved for the log (_key, _time, _offset …).",
+                advice=f"Rename the column, for example to {field.name.lstrip('_') or 'value'!r}.",
             )
         if _depth(field.type) > DEPTH_MAX:
             raise InvalidSchema(
-                f"Column {field.name}: types inside types beyond {DEPTH_MAX} levels.",
-                advice="Flatten it, or store it as STRING.",
+                f"Column {field.name} nests types deeper than {DEPTH_MAX} levels.",
+                advice="Flatten the type, or store the value as STRING.",
             )
     _check_names(fields, path="")
     return pa.schema(fields)
 
 
 def widen(old: pa.Schema, new: pa.Schema, *, key: str | None = None) -> pa.Schema:
-    """The schema that serves both the events of `old` and those of `new`: the old columns in their order, then the added.
+    """The schema that fits events of both `old` and `new`: the old columns in their order, then the added ones.
 
     Accepted: nullable columns and struct fields added; integers to wider ones; TINYINT to INT and FLOAT to DOUBLE;
     decimals to more digits at the same scale; NOT NULL dropped. The `key` column may only become a wider integer, since
@@ -129,11 +129,13 @@ def widen(old: pa.Schema, new: pa.Schema, *, key: str | None = None) -> pa.Schem
     if key is not None and old.get_field_index(key) >= 0 and new.get_field_index(key) >= 0:
         before, after = old.field(key).type, new.field(key).type
         if before != after and not (pa.types.is_integer(before) and pa.types.is_integer(after)):
-            conflicts.append(f"column {key} is the key, and as {type_to_ddl(after)} it would change partitions")
+            conflicts.append(
+                f"column {key} is the key, and with type {type_to_ddl(after)} its events would move to other partitions"
+            )
     if conflicts:
         raise SchemaConflict(
-            f"The new schema does not fit the events that are there: {'; '.join(conflicts)}.",
-            advice="Add a nullable column beside it, or create a new topic. Types can only grow "
+            f"The new schema does not fit the stored events: {'; '.join(conflicts)}.",
+            advice="Add a nullable column instead, or create a new topic. Types can only be widened "
             "(INT to BIGINT or DOUBLE, FLOAT to DOUBLE, DECIMAL to more digits).",
         )
     return pa.schema(fields)
@@ -157,8 +159,8 @@ def _projected(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if at < 0:
         if not field.nullable:
             raise SchemaConflict(
-                f"Column {field.name} is NOT NULL, and these events were written before it.",
-                advice="Read them with the topic's schema, which `widen` made.",
+                f"Column {field.name} is NOT NULL, but these events are older than the column.",
+                advice="Read the events with the topic's schema, which `widen` returned.",
             )
         return pa.nulls(batch.num_rows, field.type)
     column = batch.column(at)
@@ -175,11 +177,11 @@ def _check_names(fields: Iterable[pa.Field], *, path: str) -> None:
         inside = f"{path}.{field.name}" if path else field.name
         if not field.name or not field.name.isprintable():
             raise InvalidSchema(
-                f"Column {inside!r}: the name is empty or has control characters.", advice="Give it a printable name."
+                f"The column name {inside!r} is empty or contains control characters.", advice="Use a printable name."
             )
         if field.name.lower() in seen:
             raise InvalidSchema(
-                f"Columns {seen[field.name.lower()]} and {inside}: the same name twice (Spark ignores case).",
+                f"Columns {seen[field.name.lower()]} and {inside} have the same name, because Spark ignores case.",
                 advice="Rename one of them.",
             )
         seen[field.name.lower()] = inside
@@ -236,30 +238,30 @@ def _spark_type(type_: pa.DataType, *, path: str) -> pa.DataType:
         return type_
     if type_ in _UNSIGNED:
         return _UNSIGNED[type_]
-    raise InvalidSchema(f"Column {path}: {type_} has no counterpart in Spark.", advice=_instead_of(type_))
+    raise InvalidSchema(f"Column {path} has the type {type_}, which Spark does not support.", advice=_instead_of(type_))
 
 
 def _instead_of(type_: pa.DataType) -> str:
     if pa.types.is_duration(type_) or pa.types.is_interval(type_):
-        return "Store the length of time as BIGINT in a unit that the name tells, such as took_us."
+        return "Store the duration as BIGINT, with its unit in the name, such as took_us."
     if pa.types.is_time(type_):
-        return "Store the time of day as BIGINT microseconds since midnight or as STRING, or a whole TIMESTAMP."
+        return "Store the time of day as BIGINT microseconds since midnight, as STRING, or as part of a TIMESTAMP."
     if pa.types.is_null(type_):
-        return "Say which type it will have, such as STRING."
+        return "Declare a type, such as STRING."
     return TYPES_ADVICE
 
 
 def _dataclass_fields(class_: type, *, outer: tuple[type, ...], path: str) -> list[pa.Field]:
     if class_ in outer:
         raise InvalidSchema(
-            f"Column {path}: {class_.__name__} contains itself.", advice="Store a key to the other row."
+            f"Column {path}: {class_.__name__} contains itself.", advice="Store the key of the other row instead."
         )
     try:
         hints = typing.get_type_hints(class_, include_extras=True)
     except (NameError, TypeError) as error:
         raise InvalidSchema(
-            f"The annotations of {class_.__name__} cannot be read: {error}.",
-            advice="Define the classes that it names at the top of their module.",
+            f"The annotations of {class_.__name__} cannot be resolved: {error}.",
+            advice="Define the annotated classes at the top level of their module.",
         ) from None
     fields = []
     for field in dataclasses.fields(class_):
@@ -290,7 +292,7 @@ def _annotated_type(hint: Any, *, outer: tuple[type, ...], path: str) -> tuple[p
     elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return pa.struct(_dataclass_fields(hint, outer=outer, path=path)), False
     raise InvalidSchema(
-        f"Column {path}: no column type for {short(hint)}.",
+        f"Column {path} has the annotation {short(hint)}, which has no column type.",
         advice="Use str, bytes, bool, int, float, datetime, date, Decimal, list[…], dict[…, …], another dataclass, or one of "
         "these with | None.",
     )
@@ -303,17 +305,17 @@ def _widen_fields(old: list[pa.Field], new: list[pa.Field], *, path: str, confli
         inside = f"{path}.{field.name}" if path else field.name
         other = after.pop(field.name, None)
         if other is None:
-            conflicts.append(f"column {inside} {type_to_ddl(field.type)} is gone{_renamed(field.name, after)}")
+            conflicts.append(f"column {inside} {type_to_ddl(field.type)} is missing{_renamed(field.name, after)}")
             continue
         if field.nullable and not other.nullable:
-            conflicts.append(f"column {inside} may be null and cannot become NOT NULL")
+            conflicts.append(f"column {inside} is nullable and cannot become NOT NULL")
         type_ = _widen_type(field.type, other.type, path=inside, conflicts=conflicts)
         fields.append(pa.field(field.name, type_, nullable=field.nullable or other.nullable))
     for field in after.values():
         if not field.nullable:
             inside = f"{path}.{field.name}" if path else field.name
             conflicts.append(
-                f"column {inside} {type_to_ddl(field.type)} is added as NOT NULL, and old events have none"
+                f"column {inside} {type_to_ddl(field.type)} is new and NOT NULL, but old events have no value for it"
             )
         fields.append(field)
     return fields
@@ -321,7 +323,7 @@ def _widen_fields(old: list[pa.Field], new: list[pa.Field], *, path: str, confli
 
 def _renamed(name: str, added: dict[str, pa.Field]) -> str:
     other = [candidate for candidate in added if candidate.lower() == name.lower()]
-    return f" ({other[0]} is another name)" if other else ""
+    return f" ({other[0]} is a different name)" if other else ""
 
 
 def _widen_type(old: pa.DataType, new: pa.DataType, *, path: str, conflicts: list[str]) -> pa.DataType:

@@ -13,7 +13,7 @@ from headwater.model.errors import InvalidInput
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8."""
+    """Whether the text can be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -22,16 +22,17 @@ def is_text(text: str) -> bool:
 
 
 def check_text(text: str, what: str) -> str:
-    """The text itself; `InvalidInput` where it cannot be written as UTF-8. `what` names it at the start of a sentence."""
+    """Returns the text, or raises `InvalidInput` if it is not valid UTF-8. `what` names it at the start of the message."""
     if not is_text(text):
         raise InvalidInput(
-            f"{what} {text!r:.80} holds a character that is half of a surrogate pair.", advice="Write it in UTF-8."
+            f"{what} {text!r:.80} contains half of a surrogate pair, which is not a valid character.",
+            advice="Use valid UTF-8.",
         )
     return text
 
 
 def compiled_pattern(pattern: str, *, what: str = "") -> re.Pattern[str]:
-    """A regular expression that names of topics are matched with; `InvalidInput` says what is wrong with it."""
+    """Compiles a regular expression over topic names; raises `InvalidInput` if it is not valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -39,7 +40,8 @@ def compiled_pattern(pattern: str, *, what: str = "") -> re.Pattern[str]:
             )  # of a syntax that may come; the pattern matches names all the same
             return re.compile(check_text(pattern, "The pattern"))
     except (re.error, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidInput(
-            f"{what}{pattern!r:.80} is not a regular expression: {why}.", advice='Such as "orders.*".'
+            f"{what}{pattern!r:.80} is not a regular expression: {why}.",
+            advice='Use a regular expression such as "orders.*".',
         ) from None

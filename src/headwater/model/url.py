@@ -27,11 +27,11 @@ def inside(folder: str, *names: str) -> str:
 
 
 def check_secret(url: str) -> None:
-    """Refuses a secret of S3 with a slash in it: what stands before would be the bucket, and the rest a path that errors show."""
+    """Refuses an S3 secret with a slash: the text before it would be the bucket, and the rest a path that errors show."""
     if _CUT_SECRET.search(url):
         raise InvalidInput(
-            f"The secret in {without_password(url)} has a slash in it, where a URL's path begins.",
-            advice="Write %2F for it; or leave out key and secret, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+            f"The secret in {without_password(url)} contains a slash, which ends the host part of a URL.",
+            advice="Write the slash as %2F. Or leave out key and secret, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
         )
 
 

@@ -1,1 +1,1 @@
-"""Questions about a log in SQL, with conditions and limits."""
+"""Queries over a log in SQL, with filters and limits."""

@@ -1,4 +1,4 @@
-"""A filter over batches: an SQL expression such as `amount > 100 and page like '/shop%'`, answered by DuckDB."""
+"""A filter over batches: an SQL condition such as `amount > 100 and page like '/shop%'`, evaluated by DuckDB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.query.query import connect, first_sentence
 
 
 class RowFilter:
-    """The expression, checked against the columns that it will see."""
+    """A condition, checked against the columns of the batches."""
 
     def __init__(self, expression: str, schema: pa.Schema) -> None:
         self._expression = expression
@@ -26,7 +26,7 @@ class RowFilter:
             kept = rows.project(f"({self._expression})::boolean as kept").to_arrow_table()
         except duckdb.Error as error:
             raise InvalidInput(
-                f"--where {self._expression!r:.80}: {first_sentence(error)}",
-                advice=f"Write one SQL condition over {', '.join(batch.schema.names)}.",
+                f"The condition {self._expression!r:.80} of --where is not valid: {first_sentence(error)}",
+                advice=f"Write one SQL condition over the columns {', '.join(batch.schema.names)}.",
             ) from None
         return batch.filter(kept["kept"].combine_chunks())

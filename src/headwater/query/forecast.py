@@ -1,7 +1,7 @@
-"""The forecast of a topic: how fast it grows, and for how many hours there is room.
+"""The forecast of a topic: its growth, and the hours until it is full.
 
-From the events of the last hour, or of a younger topic's whole life. A rate of nothing gives no forecast. A topic that keeps events
-until they are acknowledged, and holds none from before the last hour, is being emptied as it is filled: it has no forecast either.
+The rate is that of the last hour, or of a younger topic's whole life. There is no forecast for a topic without growth, nor
+for one that keeps events only until they are acknowledged and has none older than an hour, because it is drained as it fills.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A question to topics, answered by DuckDB over Arrow.
+"""An SQL query over topics, executed by DuckDB over Arrow.
 
-Each topic that the question names is a view: its columns, then `_partition, _offset, _time, _appended, _key, _deleted`. All
-of them are read up to one snapshot of the log's ends, as streams, however large they are. DuckDB cannot reach files here,
-and nothing can be written. A question has limits of time and memory; what does not fit goes to a temporary folder, which has one too.
+Each topic that the query names is a view: its columns, then `_partition, _offset, _time, _appended, _key, _deleted`. DuckDB
+streams all of them up to one snapshot of the log's ends. It cannot access files or write anything. A query has limits of
+time and memory; DuckDB spills to a temporary folder, which has a limit too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def answer(
     timeout_s: float = TIMEOUT_S,
     memory_mb: int = MEMORY_MB,
 ) -> Iterator[pa.RecordBatchReader]:
-    """The rows that a question about topics, and about other tables, selects, as a stream of batches.
+    """Runs a query over topics and over other tables; yields its result as a stream of batches.
 
-    `timeout_s` is how long DuckDB may compute; what the reader of the batches does meanwhile does not count. `TimedOut`.
+    `timeout_s` limits DuckDB's computing time, without the time of the reader of the batches; `TimedOut`.
     """
-    scans = _scans(log, check_text(query, "The question"))
+    scans = _scans(log, check_text(query, "The query"))
     with tempfile.TemporaryDirectory(prefix="headwater-sql-") as folder:
         connection = connect(folder, memory_mb=memory_mb)
         clock = _Patience(connection, timeout_s)
@@ -57,8 +57,8 @@ def answer(
             yield pa.RecordBatchReader.from_batches(reader.schema, _batches(clock, reader))
         except duckdb.OutOfMemoryException as error:
             raise InvalidInput(
-                f"The question needs more than {memory_mb:,} MB of memory: {first_sentence(error)}",
-                advice="Give it more with --memory MB, or ask for less: fewer columns, a condition, a limit.",
+                f"The query needs more than {memory_mb:,} MB of memory: {first_sentence(error)}",
+                advice="Raise the limit with --memory MB, or select less: fewer columns, a condition, a limit.",
             ) from None
         except (duckdb.Error, pa.ArrowException) as error:
             raise _told(error, scans.values(), log) from None
@@ -67,7 +67,7 @@ def answer(
 
 
 def connect(folder: str, *, memory_mb: int = MEMORY_MB) -> duckdb.DuckDBPyConnection:
-    """A DuckDB that sees what is registered with it and nothing else; what does not fit in memory goes to `folder`."""
+    """A DuckDB connection that accesses only registered tables, and spills to `folder`."""
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     connection.execute("set temp_directory = $folder", {"folder": folder})
     connection.execute(f"set memory_limit = '{memory_mb}MB'")
@@ -83,7 +83,7 @@ def _batches(clock: _Patience, reader: pa.RecordBatchReader) -> Iterator[pa.Reco
 
 
 class _Patience:
-    """Waits for DuckDB, for so long in all. It works in another thread: while it computes it does not look for Ctrl-C."""
+    """Waits for DuckDB, up to a total time. DuckDB runs in another thread, because it does not react to Ctrl-C."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, timeout_s: float) -> None:
         self._connection = connection
@@ -91,7 +91,7 @@ class _Patience:
         self._left_s = timeout_s
 
     def wait(self, work: Callable[[], Any]) -> Any:
-        """What the work gives; `TimedOut` when the time is up."""
+        """The result of the work, or `TimedOut`."""
         begun = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(work)
@@ -100,8 +100,8 @@ class _Patience:
             except TimeoutError:
                 self._end(future)
                 raise TimedOut(
-                    f"The question has no answer after {self._timeout_s:g} s.",
-                    advice="Give it longer with --timeout SECONDS, or ask for less: a condition, a limit.",
+                    f"The query did not finish within {self._timeout_s:g} s.",
+                    advice="Raise the limit with --timeout SECONDS, or select less: a condition, a limit.",
                 ) from None
             except KeyboardInterrupt:
                 self._end(future)
@@ -110,7 +110,7 @@ class _Patience:
                 self._left_s -= time.monotonic() - begun
 
     def _end(self, future: Future[Any]) -> None:
-        """Interrupts until the work has ended: an interrupt that comes between two steps of DuckDB is forgotten by it."""
+        """Interrupts until the work has ended, because DuckDB ignores an interrupt between two steps."""
         while not future.done():
             self._connection.interrupt()
             wait([future], timeout=_INTERRUPT_S)
@@ -141,7 +141,7 @@ class _Scan:
 
 
 def _scans(log: Log, query: str) -> dict[str, _Scan]:
-    """The topics whose names stand in the question. One too many costs little; a parser would refuse what it cannot read."""
+    """The topics whose names occur in the query. An extra one costs little, while a parser would refuse some of DuckDB's SQL."""
     asked = query.lower()
     names = [name for name in log.topics() if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", asked)]
     ends: dict[str, dict[int, int]] = {name: {} for name in names}
@@ -153,26 +153,26 @@ def _scans(log: Log, query: str) -> dict[str, _Scan]:
 def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     kinds = [statement.type for statement in connection.extract_statements(query)]
     if len(kinds) != 1:
-        raise InvalidInput(f"There are {len(kinds)} statements.", advice="Ask one question at a time.")
+        raise InvalidInput(f"The query has {len(kinds)} statements.", advice="Run one statement at a time.")
     # DuckDB splits a PIVOT whose columns it must look up first into several statements, and calls that MULTI.
     if kinds[0] not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI):
         raise InvalidInput(
-            f"{kinds[0].name} is refused: `sql` only reads.", advice="Use `headwater produce` to add events."
+            f"`sql` is read-only and does not run {kinds[0].name}.", advice="Use `headwater produce` to append events."
         )
 
 
 def _told(error: Exception, scans: Iterable[_Scan], log: Log) -> HeadwaterError:
-    """DuckDB's refusal in our words; where a topic could not be read, what its reader said."""
+    """DuckDB's error as one of ours, or the error of the topic that could not be read."""
     for scan in scans:
         if scan.failure is not None:
             return scan.failure
-    known = ", ".join(f'"{name}"' if re.search(r"\W", name) else name for name in log.topics()[:10]) or "none yet"
-    advice = f"Topics here: {known}. Names with '.' or '-' need double quotes."
+    known = ", ".join(f'"{name}"' if re.search(r"\W", name) else name for name in log.topics()[:10]) or "none"
+    advice = f"The topics of this log are: {known}. Put names with '.' or '-' in double quotes."
     if isinstance(error, duckdb.CatalogException):
         return TopicNotFound(str(error).strip().partition("\n")[0], advice=advice)
-    return InvalidInput(first_sentence(error), advice=f"Write DuckDB's SQL over topics as tables. {advice}")
+    return InvalidInput(first_sentence(error), advice=f"Write a query in DuckDB's SQL, with topics as tables. {advice}")
 
 
 def first_sentence(error: Exception) -> str:
-    """What DuckDB says, without the part of the query that it points at."""
+    """DuckDB's message without its excerpt of the query."""
     return str(error).strip().partition("\n\n")[0].replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The status page of a running application: one page on loopback, drawn anew every second.
+"""The status page of a running application: one page on loopback that refreshes every second.
 
     GET /               the page
     GET /status.json    the status as `headwater status --json` prints it
@@ -180,8 +180,8 @@ def _bound(page: StatusPage, port: int) -> _Server:
         server.page = page
         return server
     raise InvalidInput(
-        f"Ports {port} to {port + PORTS_TRIED - 1} of this machine are all taken.",
-        advice="Choose another with --port, or leave the page out with --no-page.",
+        f"Ports {port} to {port + PORTS_TRIED - 1} of this machine are all in use.",
+        advice="Choose another port with --port, or disable the page with --no-page.",
     )
 
 

@@ -82,7 +82,7 @@ def test_bad_input_of_each_format_says_where_it_is(orders: Command, name: str, t
 
 
 @pytest.mark.parametrize(
-    ("good", "words"), [(1, "The 1 event before it is stored"), (2, "The 2 events before it are stored")]
+    ("good", "words"), [(1, "The log holds the 1 event before it"), (2, "The log holds the 2 events before it")]
 )
 def test_what_stands_before_a_bad_line_is_counted_in_words(orders: Command, good: int, words: str) -> None:
     """One and many."""
@@ -93,7 +93,7 @@ def test_what_stands_before_a_bad_line_is_counted_in_words(orders: Command, good
 def test_skipped_lines_are_counted(orders: Command) -> None:
     lines = ['{"id":"g"}', '{"id":1}'] * 20
     result = orders("produce", "orders", "--skip-bad", stdin="\n".join(lines))
-    assert result.code == 0 and "20 events appended" in result.out and "20 bad skipped" in result.out
+    assert result.code == 0 and "20 events appended" in result.out and "20 bad rows skipped" in result.out
     assert "stdin:2" in result.err and result.err.count("skipped stdin") == 5
     assert len(orders("tail", "orders", "--where", "id = 'g'", "-n", "100").rows) == 20
 
@@ -102,7 +102,7 @@ def test_bad_rows_of_parquet_are_named_by_their_number(command: Command) -> None
     command("topics", "create", "small", "--schema", "n TINYINT NOT NULL")
     pq.write_table(pa.table({"n": [1, 2, 300, None, 5]}), "n.parquet")
     refused(command("produce", "small", "n.parquet"), "schema_mismatch", "n.parquet, row 3")
-    assert "2 bad skipped" in command("produce", "small", "n.parquet", "--skip-bad").out
+    assert "2 bad rows skipped" in command("produce", "small", "n.parquet", "--skip-bad").out
     pq.write_table(pa.table({"n": ["a"]}), "text.parquet")
     refused(command("produce", "small", "text.parquet", "--skip-bad"), "schema_mismatch", "text.parquet", "TINYINT")
 

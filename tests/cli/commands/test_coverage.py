@@ -175,5 +175,5 @@ def test_without_the_tests_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     assert code == 1
     assert (
         output.strip()
-        == "The coverage matrix is read from the tests, and they are not installed: run this in a checkout."
+        == "The coverage matrix needs the tests, which are not installed. Run this command in a checkout of the repository."
     )

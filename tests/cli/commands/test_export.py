@@ -154,7 +154,7 @@ def test_what_a_format_cannot_hold_is_refused(command: Command) -> None:
         log.create_topic("keys", "m MAP<INT, STRING>")
     refused(command("export", "nested", "x.csv"), "unsupported", "list", "parquet")
     refused(command("export", "bytes", "x.csv"), "unsupported", "binary")
-    refused(command("export", "gone", "x.csv"), "unsupported", "delete")
+    refused(command("export", "gone", "x.csv"), "unsupported", "deletions")
     refused(command("export", "odd", "x.json"), "unsupported", "deep", "NaN")
     refused(command("export", "keys", "x.json"), "unsupported", "keys")
     refused(command("export", "odd", "-", "--format", "parquet"), "unsupported", "stdout")

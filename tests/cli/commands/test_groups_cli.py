@@ -83,7 +83,7 @@ def test_a_group_that_cannot_be_read_is_moved_and_deleted_and_hides_no_other(log
     assert "t/1: - -> 0" in headwater("groups", "reset", "g", "--to", "earliest", "--yes")
     assert '"group": "whole"' in headwater("groups", "list", "--json")
     os.truncate(slot, 5)
-    assert "cannot be read" in headwater("groups", "delete", "g", "--yes")
+    assert "unreadable" in headwater("groups", "delete", "g", "--yes")
     assert log.groups() == ["whole"]
 
 

@@ -266,7 +266,7 @@ def test_the_page_tells_what_the_application_does(tmp_path: Path) -> None:
                 urllib.request.urlopen(other)
         finally:
             page.close()
-    with pytest.raises(InvalidInput, match="all taken"):
+    with pytest.raises(InvalidInput, match="all in use"):
         StatusPage(app, port=65536)
 
 

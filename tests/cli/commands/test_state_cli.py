@@ -65,7 +65,7 @@ def test_a_state_is_shown(command: Command, operators: Path) -> None:
 
 def test_what_is_not_there_is_told(command: Command, operators: Path, tmp_path: Path) -> None:
     refused(command("state", "list", tmp_path / "nowhere"), "not_found", "no state of operators")
-    refused(command("state", "show", CHECKPOINT, "other"), "not_found", "no operator 'other'")
+    refused(command("state", "show", CHECKPOINT, "other"), "not_found", "Operator 'other' does not exist")
     refused(command("state", "show", CHECKPOINT, "--table", "other"), "not_found", "no table 'other'")
     (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('other', log='./data')\n")
     refused(command("state", "list", "app.py"), "not_found", "no state of operators")
@@ -80,7 +80,7 @@ def test_a_script_leads_to_its_state(command: Command, operators: Path, tmp_path
 def test_a_way_to_rebuild_that_is_not_known_is_refused(command: Command, tmp_path: Path) -> None:
     """Before Spark is started."""
     (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('shop', log='./data')\n")
-    refused(command("run", "app.py", "--rebuild-state", "busy=never"), "invalid_app", "busy=never", "stage=kept")
+    refused(command("run", "app.py", "--rebuild-state", "busy=never"), "invalid_app", "busy=never", "STAGE=kept")
 
 
 def test_stages_to_be_rebuilt_are_handed_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

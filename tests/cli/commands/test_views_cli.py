@@ -59,7 +59,7 @@ def test_mistakes_are_told(command: Command, feeder: Feeder) -> None:
     feeder.give([{"page": "/", "n": 1}])
     refused(command("views", "show", "nobody"), "not_found", "nobody", "per_page")
     refused(command("views", "get", "per_page", "page=/"), "invalid_input", "page, day")
-    refused(command("views", "get", "per_page", "page"), "invalid_input", "column=value")
+    refused(command("views", "get", "per_page", "page"), "invalid_input", "COLUMN=VALUE")
     refused(command("views", "get", "per_page", "page=/", "day=soon"), "invalid_input", "soon")
     refused(command("views", "get", "per_page", "page=nope", "day=null"), "not_found", "nope")
     refused(command("views", "sql", "delete from per_page"), "invalid_input", "SELECT")

@@ -190,7 +190,7 @@ def test_the_commands_that_change_are_refused_to_a_user_who_may_only_read(
     called(folder, "list")  # loads every module while they may be read
     code, out, err = in_child(lambda: called(folder, *arguments), user=NOBODY)
     assert (code, out) == (1, ""), err
-    assert "error [no_access]" in err and "read-only" in err and "the rights of the log's folder" in err
+    assert "error [no_access]" in err and "read-only" in err and "the permissions of the log's folder" in err
 
 
 def called(folder: Path, *arguments: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""The script that declares an application, as an argument of the commands that run, plan or look at it."""
+"""The script of an application, as an argument of `run`, `plan` and `status`."""
 
 from __future__ import annotations
 

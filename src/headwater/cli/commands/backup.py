@@ -1,4 +1,4 @@
-"""`headwater backup LOG TO` and `headwater restore FROM LOG`: a copy of a log at one moment, and a log made of it again."""
+"""`headwater backup LOG TO` and `headwater restore FROM LOG`: back up a log as of one moment, and restore it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def backup(
     log: Annotated[str, typer.Argument(metavar="LOG", help="The log to back up: a folder.")],
-    to: Annotated[str, typer.Argument(metavar="TO", help="A folder, or a URL that pyarrow knows (s3://…, gs://…).")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="A folder, or a URL that pyarrow supports (s3://…, gs://…).")],
 ) -> None:
-    """Copy a log as it is at this moment, while it is written; a second backup copies only what is new."""
+    """Back up a log as of this moment. Programs may keep writing. The next backup copies only new files."""
     import msgspec
 
     with open_existing(log) as opened, progress_line(f"{log} → {to}") as line:
@@ -32,16 +32,16 @@ def backup(
         done = opened.backup(to, on_progress=show)
     tell_end(
         f"{events_text(done.events)} of {done.topics} topics as of {_time(done.taken_us)} in {to} "
-        f"({done.copied:,} files copied, {done.linked:,} linked, {done.kept:,} there already; {bytes_text(done.copied_bytes)})",
+        f"({done.copied:,} files copied, {done.linked:,} linked, {done.kept:,} unchanged; {bytes_text(done.copied_bytes)})",
         msgspec.to_builtins(done),
     )
 
 
 def restore(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The backup: a folder or a URL.")],
-    log: Annotated[str, typer.Argument(metavar="LOG", help="The log to make: an empty or new folder.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="The log to create: a new or empty folder.")],
 ) -> None:
-    """Make a log of a backup, after every file of it was checked."""
+    """Restore a log from a backup, after checking every file of the backup."""
     import msgspec
 
     from headwater.log.copies.restore import restore_log

@@ -1,4 +1,4 @@
-"""`headwater capture …`: follows a database, says how far a capture has come, sends its changes on, and takes it out again."""
+"""`headwater capture …`: captures a database, shows the progress, exports changes, and removes a capture."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
     from headwater.capture.progress import CaptureProgress
     from headwater.log.log import Log
 
-capture = typer.Typer(help="Bring the tables of a database into the log, and keep them so.", no_args_is_help=True)
+capture = typer.Typer(help="Capture the tables of a database as topics.", no_args_is_help=True)
 
 Url = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="sqlite:///shop.db, postgresql://user@host/shop, mariadb://…, mongodb://…, debezium+kafka://host?topics=…",
+        help="The database: sqlite:///shop.db, postgresql://user@host/shop, mariadb://…, mongodb://…, debezium+kafka://host?topics=…",
     ),
 ]
 Tables = Annotated[
-    list[str] | None, typer.Option("--table", "-t", help="Only this table; may be repeated. Default: all that can be.")
+    list[str] | None,
+    typer.Option(
+        "--table", "-t", help="Capture only this table. Repeatable. Default: every table that can be captured."
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="What the log calls the source. Default: the database's own name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Name = Annotated[str | None, typer.Option(help="The name of the source in the log. Default: the name of the database.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _SHOW_S = 0.25
 
@@ -50,25 +53,24 @@ def run(
     name: Name = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TABLE=COLUMN,…", help="Unique columns of a table that has no primary key; may be repeated."
-        ),
+        typer.Option(metavar="TABLE=COLUMN,…", help="The unique columns of a table without a primary key. Repeatable."),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Stands before the names of the tables' topics.")] = "",
-    partitions: Annotated[int, typer.Option(min=1, help="Of each table's topics, when they are made.")] = 4,
-    retention: Annotated[
-        str, typer.Option(help="How long the history of a table is kept, when it is made.")
-    ] = "7 days",
-    available_now: Annotated[bool, typer.Option("--available-now", help="Bring what is there now, and end.")] = False,
+    prefix: Annotated[str, typer.Option(help="A prefix for the names of the topics.")] = "",
+    partitions: Annotated[int, typer.Option(min=1, help="The number of partitions of each new topic.")] = 4,
+    retention: Annotated[str, typer.Option(help="How long the log keeps the history of each new table.")] = "7 days",
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Capture the present rows and changes, then exit.")
+    ] = False,
     backfill_again: Annotated[
         bool,
         typer.Option(
-            "--backfill-again", help="Copy the tables anew where the database has forgotten changes or is another one."
+            "--backfill-again",
+            help="Copy the tables again if the database no longer has the changes, or is another database.",
         ),
     ] = False,
     log: LogOption = None,
 ) -> None:
-    """Copy the tables of a database, then follow every change, until Ctrl-C. It goes on where it was, however it ended."""
+    """Copy the tables of a database, then capture each change until Ctrl-C. The next run resumes from there."""
     from headwater.capture.capture import Capture
     from headwater.capture.source_url import open_source
 
@@ -80,7 +82,7 @@ def run(
         try:
             running.open()
             for left, why in source.left_out.items():
-                typer.secho(f"{left} is left out: {printable(why)}", fg="yellow", err=True)
+                typer.secho(f"skipped table {left}: {printable(why)}", fg="yellow", err=True)
             _follow(running, stop, line, to_the_end=available_now)
         finally:
             running.close()
@@ -116,7 +118,7 @@ def status(
     json: Json = False,
     log: LogOption = None,
 ) -> None:
-    """Show how far a capture has come: its position, each table, and how much the database has that the log has not."""
+    """Show the position and the lag of a capture, and the state of each table."""
     with open_existing(log) as opened:
         progress = _progress(opened, name)
     lag, error = _lag(name, progress)
@@ -127,7 +129,7 @@ def status(
     typer.echo(f"  database         {printable(progress.url)}")
     typer.echo(f"  position         {progress.position}")
     typer.echo(f"  events           {progress.events:,}, last step {_ago(progress.at_us)}")
-    typer.echo(f"  behind           {printable(error) if error else _lag_text(lag)}")
+    typer.echo(f"  lag              {printable(error) if error else _lag_text(lag)}")
     table = Table(header_style="bold", border_style="dim")
     for column in ("table", "topic", "state", "copied"):
         table.add_column(column, justify="right" if column == "copied" else "left")
@@ -143,14 +145,16 @@ def status(
 def remove(
     name: Annotated[str, typer.Argument(metavar="SOURCE", help="The name of the source.")],
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The database, where the log does not know how to reach it.")
+        str | None, typer.Option(metavar="URL", help="The database, if the log does not contain its URL.")
     ] = None,
-    topics: Annotated[bool, typer.Option("--topics", help="Delete the topics of its tables as well.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Though the database cannot be reached.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    topics: Annotated[bool, typer.Option("--topics", help="Also delete the topics of its tables.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove the capture from the log even if the database does not answer.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Take everything out of a database that its capture has put there, and forget the capture; its topics stay unless told."""
+    """Remove a capture, and everything that it created in the database. Its topics stay unless you pass --topics."""
     from headwater.capture.capture import remove_capture
 
     with open_existing(log) as opened:
@@ -158,26 +162,29 @@ def remove(
         shown = url or (progress.url if progress else "")
         confirm(f"Remove the capture of {shown}" + (" and its topics?" if topics else "?"), yes=yes)
         gone = remove_capture(opened, name, url=url, topics=topics, forget=forget)
-    typer.echo(f"the capture {name} is removed" + (f", and {len(gone)} topics" if gone else ""))
+    typer.echo(f"removed capture {name}" + (f" and {len(gone)} topics" if gone else ""))
 
 
 @capture.command()
 def export(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The captured table, by the name of its topic.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The topic of the captured table.")],
     to: Annotated[str, typer.Option("--to", metavar="LOG", help="The log to write to: kafka://host:9092 or a folder.")],
     topic: Annotated[
-        str | None, typer.Option(help="The topic there: SERVER.TABLE, as Debezium has it. Default: debezium.TABLE.")
+        str | None,
+        typer.Option(help="The topic to write to, such as Debezium's SERVER.TABLE. Default: debezium.TABLE."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="COLUMN,…", help="The primary key, where it has several columns.")
+        str | None, typer.Option(metavar="COLUMN,…", help="The primary key, if it has several columns.")
     ] = None,
-    partitions: Annotated[int, typer.Option(min=1, help="Of the topic, when it is made.")] = 1,
-    schemas: Annotated[bool, typer.Option(help="Put the schema part into each event.")] = True,
-    tombstones: Annotated[bool, typer.Option(help="Put a tombstone behind each delete.")] = True,
-    available_now: Annotated[bool, typer.Option("--available-now", help="Write what is there now, and end.")] = False,
+    partitions: Annotated[int, typer.Option(min=1, help="The number of partitions of a new topic.")] = 1,
+    schemas: Annotated[bool, typer.Option(help="Write the schema into each event.")] = True,
+    tombstones: Annotated[bool, typer.Option(help="Write a tombstone after each delete.")] = True,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Write the present changes, then exit.")
+    ] = False,
     log: LogOption = None,
 ) -> None:
-    """Write the changes of a captured table to a topic in Debezium's envelope, each once, until Ctrl-C."""
+    """Write the changes of a captured table to a topic in Debezium's format, exactly once, until Ctrl-C."""
     from headwater.log.log import open_log
     from headwater.sinks.debezium_envelope import HISTORY
     from headwater.sinks.debezium_export import DebeziumExport
@@ -205,7 +212,7 @@ def export(
 
 
 def _follow(running: Capture, stop: threading.Event, line: ProgressLine, *, to_the_end: bool) -> None:
-    """Runs the capture in a thread of its own, so that this one can show how it goes and hear Ctrl-C."""
+    """Runs the capture in a thread, so that this thread can show progress and receive Ctrl-C."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -244,7 +251,7 @@ def _show(running: Capture, line: ProgressLine) -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM and a closed terminal: the step that is under way is finished first."""
+    """An event that Ctrl-C, SIGTERM and SIGHUP set; the capture then finishes its current step."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
@@ -260,7 +267,9 @@ def _keys(given: list[str]) -> dict[str, list[str]]:
     for each in given:
         table, equals, columns = each.partition("=")
         if not equals or not columns:
-            raise InvalidInput(f"--key {each!r} names no columns.", advice="Write --key visits=user_id,at.")
+            raise InvalidInput(
+                f"--key {each!r} names no columns.", advice="Write, for example, --key visits=user_id,at."
+            )
         keys[table] = columns.split(",")
     return keys
 
@@ -270,8 +279,8 @@ def _progress(log: Log, name: str) -> CaptureProgress:
 
     found = captures(log)
     if name not in found:
-        known = ", ".join(found) or "none"
-        raise NotFound(f"There is no capture {name!r} in this log.", advice=f"It has: {known}.")
+        known = f"Its captures are: {', '.join(found)}." if found else "It has no captures."
+        raise NotFound(f"This log has no capture {name!r}.", advice=known)
     return found[name]
 
 
@@ -293,7 +302,7 @@ def _lag_text(lag: Any) -> str:
         f"{lag.rows:,} changes" if lag.rows is not None else None,
         f"{lag.bytes:,} bytes" if lag.bytes is not None else None,
     ]
-    said = ", ".join(part for part in parts if part) or "not known"
+    said = ", ".join(part for part in parts if part) or "unknown"
     return f"{said}, {lag.seconds:.1f} s" if lag.seconds else said
 
 
@@ -304,7 +313,7 @@ def _summary(name: str, progress: CaptureProgress) -> dict[str, Any]:
 def _tell_stopped(progress: CaptureProgress) -> None:
     for name, table in progress.tables.items():
         if table.state == "stopped":
-            typer.secho(f"table {name} has stopped: {printable(table.why or '')}", fg="red", err=True)
+            typer.secho(f"table {name} stopped: {printable(table.why or '')}", fg="red", err=True)
 
 
 def _ago(at_us: int) -> str:

@@ -1,4 +1,4 @@
-"""The coverage matrix: each row of docs/coverage.md beside the tests whose marks say that they show it.
+"""The coverage matrix: each row of docs/coverage.md with the tests that cover it.
 
 A test names its rows with `@pytest.mark.covers("Kafka")`, a concept with `covers("concept: replay")`, on a function, a
 class or a module (`pytestmark`). Marks on a contract suite of `headwater.testing` count for every test class derived
@@ -45,12 +45,13 @@ class CoverageMark:
 
 
 def coverage(
-    json: Annotated[bool, typer.Option("--json", help="Print the matrix as JSON, for programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print which behaviours of the field's systems the tests show, and on which backends."""
+    """Print which behaviours of similar systems the tests cover, and on which backends."""
     if not (CHECKOUT / ROWS_FILE).is_file() or not (CHECKOUT / "tests").is_dir():
         typer.echo(
-            "The coverage matrix is read from the tests, and they are not installed: run this in a checkout.", err=True
+            "The coverage matrix needs the tests, which are not installed. Run this command in a checkout of the repository.",
+            err=True,
         )
         raise typer.Exit(1)
     matrix = pair(read_rows(CHECKOUT), read_marks(CHECKOUT))

@@ -1,4 +1,4 @@
-"""`headwater doctor`: checks every file of a log, says what is wrong, and repairs what is safe."""
+"""`headwater doctor`: checks every file of a log, reports problems, and repairs those that are safe to repair."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ PATH_CHARACTERS_MAX = 60
 
 def doctor(
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what is safe; no other program may have the log open.")
+        bool, typer.Option("--repair", help="Repair what is safe to repair. No other program may have the log open.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Check every file of the log. Exit code 1 says that an error remains."""
+    """Check every file of the log. The exit code is 1 if an error remains."""
     url = log_url(log)
     if "://" in url and not url.startswith("file://"):
-        raise Unsupported(f"The doctor looks at files, and {url} has none.", advice="Name a folder with --log.")
+        raise Unsupported(
+            f"`headwater doctor` checks the files of a log in a folder, but {url} is not a folder.",
+            advice="Pass a folder with --log.",
+        )
     report = _examine(url, repair=repair)
     if json:
         _print_json(report)
@@ -43,10 +46,10 @@ def doctor(
 def _examine(url: str, *, repair: bool) -> Report:
     from headwater.log.doctor.doctor import examine
 
-    with Status("looking …", console=Console(stderr=True)) as status:
+    with Status("checking …", console=Console(stderr=True)) as status:
 
         def show(path: str) -> None:
-            status.update(Text(f"looking at …{printable(path)[-PATH_CHARACTERS_MAX:]}"))
+            status.update(Text(f"checking …{printable(path)[-PATH_CHARACTERS_MAX:]}"))
 
         return examine(url, repair=repair, on_progress=show if sys.stderr.isatty() else lambda path: None)
 
@@ -69,7 +72,7 @@ def _print_findings(report: Report, *, repair: bool) -> None:
         return
     typer.echo(f"{seen}: {errors} errors, {warnings} warnings, {repaired} repaired")
     if errors + warnings and not repair:
-        typer.echo("`headwater doctor --repair` repairs what is safe.")
+        typer.echo("`headwater doctor --repair` repairs what is safe to repair.")
 
 
 def _print_finding(finding: Finding) -> None:

@@ -1,9 +1,9 @@
-"""`headwater export TOPIC FILE`: writes the events of a topic to one file, in bounded memory.
+"""`headwater export TOPIC FILE`: writes the events of a topic to a file, in bounded memory.
 
-Parquet and Arrow files also say what the topic was, so that `headwater import --create` makes it again; JSON lines are those of
-`headwater tail`. All three bring back every event: values, keys, headers and deletions. What a format cannot hold is
-refused, never left out: CSV has no place for nested columns, BINARY, headers or deletions, and JSON none for NaN and infinities.
-The file appears under its name when it is whole.
+Parquet and Arrow files also contain the topic's settings, so that `headwater import --create` can create it again; JSON
+lines are those of `headwater tail`. All three preserve values, keys, headers and deletions. The command refuses what a
+format cannot hold: CSV has no nested columns, BINARY, headers or deletions, and JSON has no NaN and infinities.
+The file appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ _BYTES = 32 << 20
 
 def export(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; - for stdout (JSON and CSV).")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; - means stdout (JSON and CSV only).")],
     format: Annotated[
         Form | None,
-        typer.Option("--format", help="Default: by the file's ending; JSON lines to stdout or without one."),
+        typer.Option("--format", help="Default: by the file extension, else JSON lines."),
     ] = None,
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="PLACE",
-            help='The first event: "earliest", an offset, a time (ISO 8601) or a duration ago ("1 hour").',
+            help='Where to begin: "earliest", an offset, a time (ISO 8601) or a duration ago ("1 hour").',
         ),
     ] = "earliest",
     end: Annotated[
-        str, typer.Option("--to", metavar="PLACE", help="Where to end, before that event, in the same words.")
+        str,
+        typer.Option("--to", metavar="PLACE", help='Where to end; that event itself is not exported. Also "latest".'),
     ] = "latest",
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     log: LogOption = None,
 ) -> None:
     """Write the events of a topic to a Parquet, Arrow, JSON lines or CSV file."""
     form = format or _form_of(file)
     if file != STDOUT and os.path.exists(file) and not force:
-        raise InvalidInput(f"{file} is there already.", advice="Choose another name, or write over it with --force.")
+        raise InvalidInput(f"{file} already exists.", advice="Choose another name, or overwrite it with --force.")
     with open_existing(log) as opened:
         described = opened.topic(topic)
         ends = {number: offsets.stop for number, offsets in opened.offsets(topic).items()}
@@ -97,14 +98,14 @@ def _form_of(file: str) -> Form:
     ending = os.path.splitext(file.lower())[1]
     if ending and ending not in _ENDINGS:
         raise InvalidInput(
-            f"{file} ends with {ending}, which names no format of ours.",
-            advice=f"End it with one of {', '.join(_ENDINGS)}, or choose one with --format.",
+            f"{file} has the extension {ending}, which is not the extension of a supported format.",
+            advice=f"Use one of {', '.join(_ENDINGS)}, or choose a format with --format.",
         )
     return _ENDINGS.get(ending, "json")
 
 
 def _large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are worth a row group, and never much larger."""
+    """The same rows in batches large enough for a row group, in bounded memory."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
@@ -119,7 +120,7 @@ def _large(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _written(file: str) -> Iterator[Any]:
-    """A stream whose bytes get their name when they are all there."""
+    """A stream to a temporary file that gets its final name when it is complete."""
     if file == STDOUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -146,7 +147,9 @@ def _writer(stream: Any, topic: Topic, form: Form) -> Iterator[Callable[[pa.Reco
     from headwater.cli.table_file import TableFileWriter
 
     if stream is sys.stdout.buffer:
-        raise Unsupported(f"A {form} file cannot go to stdout.", advice="Name a file, or use --format json.")
+        raise Unsupported(
+            f"The command cannot write a {form} file to stdout.", advice="Name a file, or use --format json."
+        )
     writer = TableFileWriter(stream, topic, form="parquet" if form == "parquet" else "arrow")
     yield writer.write
     writer.close()
@@ -161,7 +164,7 @@ class _Json:
         for column in topic.schema:
             if _has_other_keys(column.type):
                 raise Unsupported(
-                    f"Column {column.name} is {column.type}, and JSON has only text as keys.",
+                    f"JSON cannot hold column {column.name} of type {column.type}, because its keys are not text.",
                     advice="Use --format parquet.",
                 )
 
@@ -169,14 +172,14 @@ class _Json:
         for name, column in zip(self._names, batch.columns, strict=True):
             if _has_no_number(column):
                 raise Unsupported(
-                    f"Column {name} holds NaN or an infinity, and JSON has no such numbers.",
+                    f"JSON cannot hold NaN and infinities, which column {name} contains.",
                     advice="Use --format parquet.",
                 )
         self._stream.writelines(json_lines(self._names, rows_of(batch), leave_out=EXTRA))
 
 
 class _Csv:
-    """Comma-separated values under a line of names."""
+    """Comma-separated values after a header line."""
 
     def __init__(self, stream: Any, topic: Topic) -> None:
         import pyarrow as pa
@@ -186,7 +189,7 @@ class _Csv:
         for column in topic.schema:
             if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
                 raise Unsupported(
-                    f"Column {column.name} is {column.type}, for which CSV has no place.",
+                    f"CSV cannot hold column {column.name} of type {column.type}.",
                     advice="Use --format parquet or json.",
                 )
         self._stream.write(csv_lines([tuple(topic.schema.names)]))
@@ -196,7 +199,7 @@ class _Csv:
 
         if batch.column("_headers").null_count < batch.num_rows or pc.any(batch.column("_deleted")).as_py():
             raise Unsupported(
-                f"Some events of topic {self._topic.name!r} have headers or delete a key, for which CSV has no place.",
+                f"CSV cannot hold headers and deletions, which topic {self._topic.name!r} contains.",
                 advice="Use --format parquet or json.",
             )
         self._stream.write(csv_lines(rows_of(batch.select(self._topic.schema.names))))
@@ -211,7 +214,7 @@ def _has_other_keys(type_: pa.DataType) -> bool:
 
 
 def _has_no_number(column: pa.Array) -> bool:
-    """Whether a value, at any depth, is a float that is no number or has no end."""
+    """Whether a value, at any depth, is NaN or infinite."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

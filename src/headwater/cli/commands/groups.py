@@ -1,4 +1,4 @@
-"""`headwater groups …`: lists and shows groups, lets one begin again elsewhere, and deletes one."""
+"""`headwater groups …`: lists, shows, resets and deletes groups of consumers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headwater.log.clients.progress import GroupProgress, Lag, PartitionProgress
     from headwater.log.log import Log
 
-groups = typer.Typer(help="List and show groups of consumers, reset and delete one.", no_args_is_help=True)
+groups = typer.Typer(help="List, show, reset and delete groups of consumers.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @groups.command(name="list")
@@ -64,7 +64,7 @@ def _print_groups(found: list[GroupProgress]) -> None:
 
 @groups.command()
 def show(name: Group, json: Json = False, log: LogOption = None) -> None:
-    """Show one group: its members, what each of them reads, and how far they have come."""
+    """Show the members of a group, their partitions, and their committed offsets."""
     with open_existing(log) as opened:
         group = opened.group(name)
     if json:
@@ -91,19 +91,20 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            metavar="PLACE", help='"earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("1 hour").'
+            metavar="PLACE",
+            help='Where to begin: "earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("1 hour").',
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Let a group begin again elsewhere. Refused while it has members that live."""
+    """Set the committed offsets of a group. The group must have no live members."""
     start = _start(to)
     with open_existing(log) as opened:
         parts = _partitions(opened, name)
         before = {(part.topic, part.partition): part.committed for part in parts or ()}
-        where = "partitions, of which some cannot be read" if parts is None else f"{len(before)} partitions"
-        confirm(f"Move group {name} to {to} in {where}?", yes=yes)
+        where = "partitions, some of which are unreadable" if parts is None else f"{len(before)} partitions"
+        confirm(f"Reset group {name} to {to} in {where}?", yes=yes)
         for (topic, number), offset in sorted(opened.reset_group(name, to=start).items()):
             old = before.get((topic, number))
             typer.echo(f"{topic}/{number}: {'-' if old is None else old} -> {offset}")
@@ -112,22 +113,22 @@ def reset(
 @groups.command()
 def delete(
     name: Group,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Forget a group with all its offsets. Refused while it has members that live."""
+    """Delete a group and its committed offsets. The group must have no live members."""
     with open_existing(log) as opened:
         parts = _partitions(opened, name)
-        offsets = "its offsets, of which some cannot be read"
+        offsets = "its offsets, some of which are unreadable"
         if parts is not None:
             offsets = f"its offsets in {sum(part.committed is not None for part in parts)} partitions"
-        confirm(f"Forget group {name} with {offsets}?", yes=yes)
+        confirm(f"Delete group {name} and {offsets}?", yes=yes)
         opened.delete_group(name)
-        typer.echo(printable(f"deleted group {name} with {offsets}"))
+        typer.echo(printable(f"deleted group {name} and {offsets}"))
 
 
 def _partitions(log: Log, name: str) -> list[PartitionProgress] | None:
-    """How far a group has come; None where that cannot be read, which keeps nobody from moving or forgetting it."""
+    """The progress of a group; None if it is unreadable, since a damaged group can still be reset or deleted."""
     try:
         return log.group(name).partitions
     except Damaged:
@@ -135,12 +136,12 @@ def _partitions(log: Log, name: str) -> list[PartitionProgress] | None:
 
 
 def _known(value: object) -> str:
-    """What the brokers of a Kafka log do not tell is a dash."""
+    """The value, or a dash for what the brokers of a Kafka log do not report."""
     return "-" if value is None else f"{value}"
 
 
 def summary(group: GroupProgress) -> dict[str, Any]:
-    """A group, for programs."""
+    """A group as JSON shows it."""
     return {
         "group": group.group,
         "generation": group.generation,
@@ -172,7 +173,7 @@ def summary(group: GroupProgress) -> dict[str, Any]:
 
 
 def partitions_table(found: list[GroupProgress]) -> Table:
-    """How far groups have come in each partition."""
+    """The progress of groups in each partition."""
     table = Table(header_style="bold", border_style="dim")
     for column in ("group", "topic", "partition", "committed", "end", "lag", "oldest", "member"):
         table.add_column(column, justify="left" if column in ("group", "topic", "member") else "right")
@@ -202,7 +203,7 @@ def age_text(lag: Lag) -> str:
 
 
 def _start(to: str) -> str | int:
-    """The place that the user means; a time as the microseconds that offsets are searched by."""
+    """The place as `Log.reset_group` accepts it; a duration becomes the time that long ago."""
     if to in ("earliest", "latest"):
         return to
     if re.fullmatch(r"\d{1,18}", to):

@@ -1,7 +1,7 @@
-"""`headwater import FILE TOPIC`: appends what `export` wrote, or any Parquet, Arrow, JSON lines or CSV file, to a topic.
+"""`headwater import FILE TOPIC`: appends the rows of a Parquet, Arrow, JSON lines or CSV file to a topic.
 
-It is `produce` for one file, with the topic taken from the file where `--create` has to make it. Every row is appended once, in the
-order of the file; the count at the end is that of the events stored.
+It works like `produce` for one file; `--create` takes the topic's settings from a file that `export` wrote. It appends each
+row once, in the order of the file, and prints the number of stored events.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from headwater.cli.location import LogOption, open_existing, open_or_create
 
 
 def import_file(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - means stdin.")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to append to.")],
     format: Annotated[
         Literal["parquet", "json", "csv", "arrow"] | None,
-        typer.Option("--format", help="Default: by the file's ending, else JSON lines."),
+        typer.Option("--format", help="Default: by the file extension, else JSON lines."),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the topic where it is missing, as the file says.")
+        bool, typer.Option("--create", help="Create the topic from the file if it does not exist.")
     ] = False,
-    schema: Annotated[str | None, typer.Option(metavar="DDL", help="With --create: the columns.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event time.")] = None,
-    partitions: Annotated[int | None, typer.Option(help="With --create: how many.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="DDL", help="With --create: the columns. Default: those of the file.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key column.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event-time column.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="With --create: the number of partitions.")] = None,
     log: LogOption = None,
 ) -> None:
-    """Append the events of a file to a topic: what `headwater export` wrote, or a file of others."""
+    """Append the rows of a file to a topic: a file of `headwater export`, or any Parquet, Arrow, JSON lines or CSV file."""
     from headwater.cli.inputs import open_inputs
 
     given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)

@@ -1,4 +1,4 @@
-"""`headwater lag`: how far groups are behind, live on a terminal, once (or again and again) in a pipe."""
+"""`headwater lag`: the lag of groups, live on a terminal, once or repeatedly in a pipe."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def lag(
     group: Annotated[
-        list[str] | None, typer.Argument(metavar="[GROUP]…", help="Which groups; all unless told.")
+        list[str] | None, typer.Argument(metavar="[GROUP]…", help="The groups to show. Default: all.")
     ] = None,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.05, help="How often to look.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end, as in a pipe.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also in a pipe.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a group and look.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.05, help="How often to read the lag.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the lag once and exit, as in a pipe.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Repeat until Ctrl-C, also in a pipe.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per group each time.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Show how many events each group has yet to read, and how old the oldest of them is."""
+    """Show how many events each group has not read yet, and the age of the oldest of them."""
     with open_existing(log) as opened:
         live = is_terminal() and not json
         if live and not once:
@@ -48,7 +48,7 @@ def _look(log: Log, names: list[str] | None) -> list[GroupProgress]:
 
 
 def _watch(log: Log, names: list[str] | None, every: float) -> None:
-    """A table that is drawn again where it stands, until Ctrl-C."""
+    """Redraws the table in place until Ctrl-C."""
     from rich.live import Live
 
     with Live(partitions_table(_look(log, names)), auto_refresh=False) as screen:

@@ -1,6 +1,6 @@
-"""`headwater mirror FROM TO`: makes a log equal to another, offset by offset, once or for as long as it runs.
+"""`headwater mirror FROM TO`: copies a log to another, offset by offset, once or continuously.
 
-In a pipe it prints one line of JSON when it has ended; with `--follow` one whenever it has caught up.
+In a pipe it prints one line of JSON at the end; with `--follow` it prints one each time it has caught up.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ if TYPE_CHECKING:
 
 def mirror(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The log to copy: a folder or a URL.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The copy: a folder or a URL, made where it is missing.")],
-    topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Only this topic; may be repeated.")] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="The copy: a folder or a URL. Created if it does not exist.")
+    ],
+    topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Copy only this topic. Repeatable.")] = None,
     pattern: Annotated[
         str | None,
-        typer.Option(metavar="PATTERN", help='Only topics whose name matches, such as "orders.*", new ones too.'),
+        typer.Option(
+            metavar="PATTERN",
+            help='Copy only topics with a matching name, such as "orders.*", also topics created later.',
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Copy new events as they arrive, until Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Keep another log equal to this one: same topics, offsets, keys, times, headers and deletions."""
+    """Copy a log to another log. The copy has the same topics, offsets, keys, times, headers and deletions."""
     seen: list[Mirrored] = []
     with open_existing(source) as opened, progress_line(f"{source} → {target}") as line:
 

@@ -1,7 +1,7 @@
-"""`headwater produce TOPIC [FILE…]`: appends the events of files or of a pipe to a topic.
+"""`headwater produce TOPIC [FILE…]`: appends events from files or a pipe to a topic.
 
-Events are appended block by block, in bounded memory. A bad line ends the command and is named; every line before it is
-stored, none after it is. With `--skip-bad` bad lines are counted and left out.
+The command appends events block by block, in bounded memory. A bad line ends the command with an error that names the
+line; the log then holds every line before it and none after it. With `--skip-bad` the command skips and counts bad lines.
 """
 
 from __future__ import annotations
@@ -34,24 +34,32 @@ BAD_SHOWN_MAX = 5
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to append to.")],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="What to append; stdin when none, or for -.")
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="The files to append. Default: stdin, also written as -."),
     ] = None,
     format: Annotated[
         Literal["json", "csv", "parquet", "arrow", "lines"] | None,
-        typer.Option("--format", help="Default: by the file's ending, else JSON lines; for a topic of bytes, lines."),
+        typer.Option(
+            "--format", help="Default: by the file extension, else JSON lines; plain lines for a topic of bytes."
+        ),
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Between the cells of CSV; a comma unless told.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The delimiter of CSV. Default: a comma.")] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Between key and value of a line, for a topic of bytes.")
+        str | None,
+        typer.Option(metavar="TEXT", help="The text between key and value in each line, for a topic of bytes."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad lines and go on.")] = False,
-    create: Annotated[bool, typer.Option("--create", help="Make the topic (and the log) where it is missing.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip and count bad rows instead of stopping at the first.")
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the topic and the log if they do not exist.")
+    ] = False,
     schema: Annotated[
-        str | None, typer.Option(metavar="DDL", help="With --create: the columns, guessed from the input unless told.")
+        str | None, typer.Option(metavar="DDL", help="With --create: the columns. Default: inferred from the input.")
     ] = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event time.")] = None,
-    partitions: Annotated[int | None, typer.Option(help="With --create: how many; 4 unless told.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the key column.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the event-time column.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="With --create: the number of partitions. Default: 4.")] = None,
     log: LogOption = None,
 ) -> None:
     """Append events from files or stdin: JSON lines, CSV, Parquet, or plain lines for a topic of bytes."""
@@ -72,23 +80,26 @@ def produce(
 
 
 def given_settings(*, create: bool, **settings: Any) -> dict[str, Any]:
-    """The settings of a new topic that were given; refused where none is to be made."""
+    """The given settings of a new topic; refused without `--create`."""
     given = {setting: value for setting, value in settings.items() if value is not None}
     if given and not create:
-        raise InvalidInput(f"--{next(iter(given))} is for a new topic.", advice="Add --create, or leave it out.")
+        raise InvalidInput(
+            f"--{next(iter(given))} applies only to a new topic.",
+            advice=f"Add --create, or leave out --{next(iter(given))}.",
+        )
     return given
 
 
 def check_there(log: Log, topic: str) -> None:
-    """Refuses a topic that is missing where none is to be made."""
+    """Refuses a topic that does not exist."""
     try:
         log.topic(topic)
     except TopicNotFound as error:
-        raise TopicNotFound(error.what, advice=f"{error.advice} Add --create to make it.") from None
+        raise TopicNotFound(error.what, advice=f"{error.advice} Add --create to create it.") from None
 
 
 def create_for(log: Log, topic: str, inputs: list[InputFile], settings: dict[str, Any]) -> None:
-    """Makes the topic where it is missing, as the settings and else the first input say."""
+    """Creates a missing topic from the settings, or else from the first input."""
     from headwater.cli.inference import with_time
     from headwater.log.port.topic import check_name
 
@@ -101,9 +112,9 @@ def create_for(log: Log, topic: str, inputs: list[InputFile], settings: dict[str
 
 
 class ProduceRun:
-    """One call of the command: what was appended so far, shown while it goes on and told at the end, however it ends.
+    """One call of the command: counts what it appends, shows progress, and prints a summary at the end.
 
-    With `facts` a program at the other end of a pipe is told in JSON.
+    With `facts` the summary in a pipe is JSON.
     """
 
     def __init__(self, log: Log, topic: str, *, skip_bad: bool, facts: bool = False) -> None:
@@ -152,15 +163,15 @@ class ProduceRun:
             if not self._skip_bad:
                 stored = ""
                 if self._events:
-                    stored = f" The {events_text(self._events)} before it {'is' if self._events == 1 else 'are'} stored; go on from there."
+                    stored = f" The log holds the {events_text(self._events)} before it, so resume there."
                 raise SchemaMismatch(
-                    f"{place}: {bad.error.what}", advice=f"{bad.error.advice}{stored} Or use --skip-bad."
+                    f"{place}: {bad.error.what}", advice=f"{bad.error.advice}{stored} To skip bad rows, use --skip-bad."
                 )
             self._bad += 1
             if self._bad <= BAD_SHOWN_MAX:
                 typer.echo(f"skipped {printable(place)}: {printable(bad.error.what)}", err=True)
             if self._bad == BAD_SHOWN_MAX:
-                typer.echo("skipped: more are only counted", err=True)
+                typer.echo("further bad rows are counted, but not printed", err=True)
 
     def __enter__(self) -> None:
         self._progress.start()
@@ -171,13 +182,13 @@ class ProduceRun:
         if self._facts and kind is None and not is_terminal():
             tell_end("", {"topic": self._topic, "events": self._events, "skipped": self._bad, "bytes": self._bytes})
             return
-        skipped = f", {self._bad:,} bad skipped" if self._skip_bad else ""
+        skipped = f", {self._bad:,} bad rows skipped" if self._skip_bad else ""
         until = (
             ""
             if kind is None
-            else " before it ended"
+            else " before the error"
             if isinstance(error, HeadwaterError)
-            else " before it was stopped"
+            else " before the command was stopped"
         )
         typer.echo(
             f"{events_text(self._events)} appended to {self._topic}{until}{skipped} "
@@ -187,7 +198,7 @@ class ProduceRun:
 
 
 class _Counts(ProgressColumn):
-    """How many events and bytes have gone by, and how fast."""
+    """The number of events and bytes so far, and the rates."""
 
     def render(self, task: Task) -> Text:
         elapsed = max(task.elapsed or 0, 1e-6)
@@ -201,7 +212,7 @@ class _Counts(ProgressColumn):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Lets Ctrl-C wait until the block has ended: what is counted is what is stored."""
+    """Delays Ctrl-C until the block has ended, so that the count agrees with what is stored."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:

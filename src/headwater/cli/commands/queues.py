@@ -1,6 +1,4 @@
-"""`headwater queues …`: lists and shows queues, looks into them without leasing, sends dead letters back, and
-deletes one.
-"""
+"""`headwater queues …`: lists, shows and deletes queues, prints their events, and redrives dead letters."""
 
 from __future__ import annotations
 
@@ -30,18 +28,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COUNTS = ("ready", "leased", "scheduled", "dead")
 
 queues = typer.Typer(
-    help="List and show queues, look into them, send dead letters back, and delete one.", no_args_is_help=True
+    help="List, show and delete queues, print their events, and redrive dead letters.", no_args_is_help=True
 )
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The queue's topic.")]
-Group = Annotated[str | None, typer.Option(metavar="GROUP", help="The queue's group, where the topic has several.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most that many events.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Group = Annotated[
+    str | None, typer.Option(metavar="GROUP", help="The queue's group. Required if the topic has several queues.")
+]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Print at most this many events.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @queues.command(name="list")
 def list_(json: Json = False, log: LogOption = None) -> None:
-    """List the queues that were opened so far, with what waits in them."""
+    """List the queues of the log, with the number of events in each state."""
     rows = []
     with open_existing(log) as opened:
         for made in _made(opened):
@@ -52,7 +52,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 
 @queues.command()
 def show(topic: Topic, group: Group = None, json: Json = False, log: LogOption = None) -> None:
-    """Show one queue: how far each partition is acknowledged, and what waits."""
+    """Show the event counts of a queue, and the acknowledged offset of each partition."""
     with open_existing(log) as opened, _open(opened, _chosen(opened, topic, group)) as queue:
         floors, ends = queue.floors(), {number: held.stop for number, held in opened.offsets(topic).items()}
         depth = queue.depth()
@@ -64,7 +64,7 @@ def show(topic: Topic, group: Group = None, json: Json = False, log: LogOption =
 
 @queues.command()
 def peek(topic: Topic, group: Group = None, limit: Limit = EVENTS, json: Json = False, log: LogOption = None) -> None:
-    """Show what is not acknowledged, without leasing any of it."""
+    """Print the unacknowledged events of a queue without leasing them."""
     with open_existing(log) as opened, _open(opened, _chosen(opened, topic, group)) as queue:
         entries = queue.browse(events_max=limit)
     rows = [
@@ -76,7 +76,7 @@ def peek(topic: Topic, group: Group = None, limit: Limit = EVENTS, json: Json = 
 
 @queues.command()
 def dead(topic: Topic, group: Group = None, limit: Limit = EVENTS, json: Json = False, log: LogOption = None) -> None:
-    """Show the dead letters of a queue and why they are."""
+    """Print the dead letters of a queue with their reasons."""
     with open_existing(log) as opened, _open(opened, _chosen(opened, topic, group)) as queue:
         letters = queue.dead(events_max=limit)
     rows = []
@@ -92,10 +92,10 @@ def dead(topic: Topic, group: Group = None, limit: Limit = EVENTS, json: Json = 
 def redrive(
     topic: Topic,
     group: Group = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Send at most that many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Send at most this many events.")] = None,
     log: LogOption = None,
 ) -> None:
-    """Send dead letters back to their topic, for their group only."""
+    """Send dead letters back to the topic. Only the queue's own group receives them."""
     with open_existing(log) as opened, _open(opened, _chosen(opened, topic, group)) as queue:
         sent = queue.redrive(events_max=limit)
         typer.echo(printable(f"{events_text(sent)} sent back to {topic}, for group {queue.group}"))
@@ -105,19 +105,19 @@ def redrive(
 def delete(
     topic: Topic,
     group: Group = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Forget what a queue's group has done. Events and dead letters stay; refused while its consumers live."""
+    """Delete the progress of a queue's group. Events and dead letters stay. The group must have no live consumers."""
     with open_existing(log) as opened:
         made = _chosen(opened, topic, group)
-        confirm(f"Forget what group {made['group']} has done of topic {topic}?", yes=yes)
+        confirm(f"Delete the progress of group {made['group']} on topic {topic}?", yes=yes)
         opened.delete_queue(topic, group=made["group"])
         typer.echo(printable(f"deleted the queue of group {made['group']} on topic {topic}"))
 
 
 def _counts(queue: Queue) -> list[int | None]:
-    """What is in a queue; on Kafka only the dead letters can be counted."""
+    """The number of events in each state; on Kafka only the dead letters can be counted."""
     try:
         depth = queue.depth()
     except Unsupported:
@@ -126,7 +126,7 @@ def _counts(queue: Queue) -> list[int | None]:
 
 
 def _made(log: Log) -> list[dict[str, Any]]:
-    """The queues of topics that are still there, without those over dead letters."""
+    """The queues of existing topics, without the queues of dead letters."""
     there = {name: log.topic(name).id for name in log.topics()}
     return [made for made in log.store.queues() if there.get(made["topic"]) == made["topic_id"] and made["dead"]]
 
@@ -141,7 +141,7 @@ def _chosen(log: Log, topic: str, group: str | None) -> dict[str, Any]:
     log.topic(topic)
     whose = "" if group is None else f" of group {group!r}"
     raise InvalidInput(
-        f"Nobody has opened a queue{whose} on topic {topic!r}.", advice="`headwater queues list` shows those there are."
+        f"Topic {topic!r} has no queue{whose}.", advice="`headwater queues list` prints the queues of the log."
     )
 
 

@@ -1,4 +1,4 @@
-"""`headwater run`, `plan` and `status`: an application from the terminal."""
+"""`headwater run`, `plan` and `status`: run, check and observe an application."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 PORT = 8642
 
 Master = Annotated[
-    str | None, typer.Option(metavar="URL", help="Spark's master, such as spark://host:7077, instead of the script's.")
+    str | None, typer.Option(metavar="URL", help="The Spark master, such as spark://host:7077. Overrides the script.")
 ]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be given again.")
-]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A Spark setting. Repeatable.")]
 
 
 def run(
     script: Script,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="Process what is there now, as a batch, and end.")
+        bool, typer.Option("--available-now", help="Process the present events as a batch, then exit.")
     ] = False,
     accept_new_checkpoint: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STAGE=FROM",
-            help="For a stage whose checkpoint is gone: begin from marker (behind what it wrote last), earliest or latest.",
+            help="Where a stage without its checkpoint begins: marker (after its last output), earliest or latest.",
         ),
     ] = None,
     rebuild_state: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STAGE",
-            help="For a stage whose operators lost their state: make it anew from the log. STAGE=kept: from what retention left.",
+            help="Rebuild the lost state of a stage from the log. STAGE=kept uses only the events that retention has kept.",
         ),
     ] = None,
     page: Annotated[bool, typer.Option(help="Serve the status page on this machine.")] = True,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the page; the next free one if it is taken.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The port of the page, or the next free port after it.")
+    ] = PORT,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Run an application: every stage, supervised, until Ctrl-C."""
+    """Run all stages of an application until Ctrl-C, and restart those that fail."""
     from headwater.app.app import load_app
     from headwater.cli.output.run_screen import open_screen
     from headwater.processing.stages.status import first_status
@@ -65,7 +65,7 @@ def run(
         serving = StatusPage(app, port=port) if page and not available_now else None
         try:
             if serving is not None:
-                screen.tell(f"status page: {serving.url}   Ctrl-C: each stage finishes its batch")
+                screen.tell(f"status page: {serving.url}   Ctrl-C stops after the current batches")
 
             def watch(status: AppStatus) -> None:
                 screen.show(status)
@@ -86,7 +86,7 @@ def run(
 
 
 def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
-    """Check an application and draw it: what reads what, what it gives, what keeps state. Nothing is started or made."""
+    """Check an application, and draw its topics, stages, outputs and state. The command does not start or change anything."""
     from headwater.app.app import load_app
     from headwater.cli.output.run_screen import print_plan
 
@@ -97,9 +97,9 @@ def plan(script: Script, master: Master = None, conf: Conf = None) -> None:
 
 def status(
     script: Script,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what each stage of an application does, as it last told."""
+    """Show the last reported status of each stage of an application."""
     import msgspec
 
     from headwater.app.app import load_app
@@ -108,7 +108,9 @@ def status(
     app = load_app(script)
     found = app.status()
     if found is None:
-        raise InvalidApp(f"Application {app.name!r} has not run yet.", advice=f"Start it: headwater run {script}.")
+        raise InvalidApp(
+            f"Application {app.name!r} has not run yet.", advice=f"Start it with `headwater run {script}`."
+        )
     if json:
         typer.echo(msgspec.json.encode(found).decode())
     else:
@@ -123,8 +125,8 @@ def _accepted(given: list[str]) -> dict[str, Restart]:
         stage, equals, start = each.partition("=")
         if not equals:
             raise InvalidApp(
-                f"--accept-new-checkpoint {each!r} names no place to begin.",
-                advice="Write stage=marker, stage=earliest or stage=latest.",
+                f"--accept-new-checkpoint {each!r} does not say where the stage begins.",
+                advice="Write STAGE=marker, STAGE=earliest or STAGE=latest.",
             )
         pairs[stage] = start.removeprefix("from ")
     return checked_restarts(pairs)
@@ -136,8 +138,8 @@ def _rebuilt(given: list[str]) -> dict[str, Rebuild]:
         stage, equals, how = each.partition("=")
         if equals and how != "kept":
             raise InvalidApp(
-                f"--rebuild-state {each!r} says not how.",
-                advice="Write the stage alone, or stage=kept: from the events that retention has left.",
+                f"--rebuild-state {each!r} is not a stage, and does not end with =kept.",
+                advice="Write STAGE to rebuild from all events, or STAGE=kept to use the events that retention has kept.",
             )
         pairs[stage] = "kept" if equals else "all"
     return pairs
@@ -146,7 +148,9 @@ def _rebuilt(given: list[str]) -> dict[str, Rebuild]:
 def _settings(given: list[str]) -> dict[str, str]:
     for each in given:
         if not each.partition("=")[1]:
-            raise InvalidApp(f"--conf {each!r} has no value.", advice="Write --conf spark.executor.memory=2g.")
+            raise InvalidApp(
+                f"--conf {each!r} has no value.", advice="Write, for example, --conf spark.executor.memory=2g."
+            )
     return {name: value for name, _, value in (each.partition("=") for each in given)}
 
 
@@ -161,10 +165,10 @@ def _end(last: AppStatus) -> None:
 
 @contextmanager
 def _ended_by_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """SIGTERM and a closed terminal drain as Ctrl-C does; each says so, and a second one does not wait for the batches."""
+    """Handles SIGTERM and SIGHUP like Ctrl-C: the first signal stops after the current batches, the second one at once."""
 
     def interrupt(number: int, frame: object) -> None:
-        tell("stopping: each stage finishes its batch; Ctrl-C again does not wait for that")
+        tell("stopping after the current batches; press Ctrl-C again to stop at once")
         raise KeyboardInterrupt
 
     numbers = [signal.SIGTERM, signal.SIGHUP]

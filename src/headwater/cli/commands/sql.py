@@ -1,4 +1,4 @@
-"""`headwater sql "select …"`: one question to the topics, answered as a table, JSON lines or CSV."""
+"""`headwater sql "select …"`: runs one query over topics and prints a table, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ TABLE_ROWS_MAX = 1_000
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help='One SELECT of DuckDB\'s SQL; write "orders.eu" in quotes.')],
+    query: Annotated[
+        str, typer.Argument(help='One SELECT statement in DuckDB\'s SQL. Quote names with a dot: "orders.eu".')
+    ],
     format: Annotated[
         Format | None, typer.Option("--format", help="Default: a table on a terminal, JSON lines in a pipe.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Stop after so long.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Cancel the query after this time.")
     ] = 60.0,
     memory_mb: Annotated[
-        int, typer.Option("--memory", metavar="MB", min=16, max=1_000_000_000, help="The memory that it may take.")
+        int, typer.Option("--memory", metavar="MB", min=16, max=1_000_000_000, help="The memory limit of the query.")
     ] = 1_000,
     log: LogOption = None,
 ) -> None:
-    """Query topics in SQL; nothing can be changed by it."""
+    """Query topics with SQL. Queries are read-only."""
     from headwater.query.query import answer
 
     with (
@@ -48,7 +50,7 @@ def sql(
 
 
 def print_answer(batches: pa.RecordBatchReader, format: Format | None) -> None:
-    """Prints the rows of an answer; the default is a table on a terminal, JSON lines in a pipe."""
+    """Prints the rows of a result; the default is a table on a terminal, JSON lines in a pipe."""
     shape = format or ("table" if is_terminal() else "json")
     if shape == "table":
         _print(batches)
@@ -74,9 +76,12 @@ def _print(batches: pa.RecordBatchReader) -> None:
             break
     print_table(table)
     if more:
-        typer.echo(f"The first {TABLE_ROWS_MAX:,} rows; --format csv or json gives all.", err=True)
+        typer.echo(
+            f"Only the first {TABLE_ROWS_MAX:,} rows are shown. Use --format csv or --format json to print all rows.",
+            err=True,
+        )
 
 
 def _unique(names: list[str]) -> list[str]:
-    """The names with a number behind those that come again, so that a JSON object keeps every column."""
+    """The names, with a number appended to repeated ones, so that a JSON object keeps every column."""
     return [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""`headwater state …`: what the operators of an application remember, listed and shown; nothing is changed and no Spark is started."""
+"""`headwater state …`: lists and shows the state of an application's operators, read-only and without Spark."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from headwater.processing.state.listing import StateInfo
 
-state = typer.Typer(help="List and show what operators remember.", no_args_is_help=True)
+state = typer.Typer(help="List and show the state of operators.", no_args_is_help=True)
 
 Where = Annotated[
     str,
     typer.Argument(metavar="APP.PY|FOLDER", help="The application's script, its state folder or URL, or a checkpoint."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @state.command(name="list")
 def list_(where: Where, json: Json = False) -> None:
-    """List the operators: how much each remembers, in how many partitions, up to which batch and watermark."""
+    """List the operators with the version, partitions, watermark and size of their state."""
     found = _found(where)
     if json:
         _print_json([_plain(one) for one in found])
@@ -56,7 +56,7 @@ def list_(where: Where, json: Json = False) -> None:
             typer.echo(printable(one.trouble), err=True)
     if any(one.trouble is not None for one in found):
         typer.secho("next: ", fg="yellow", err=True, nl=False)
-        typer.echo("have it rebuilt from the log with headwater run APP.PY --rebuild-state STAGE", err=True)
+        typer.echo("Rebuild the state from the log with `headwater run APP.PY --rebuild-state STAGE`.", err=True)
         raise typer.Exit(1)
 
 
@@ -64,20 +64,24 @@ def list_(where: Where, json: Json = False) -> None:
 def show(
     where: Where,
     operator: Annotated[
-        str | None, typer.Argument(metavar="[STAGE/]OPERATOR", help="Which one; may be left out where there is one.")
+        str | None, typer.Argument(metavar="[STAGE/]OPERATOR", help="The operator. Optional if there is only one.")
     ] = None,
-    table: Annotated[str | None, typer.Option("--table", help="Only this table.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many rows of each table.")] = 10,
+    table: Annotated[str | None, typer.Option("--table", help="Print only this table.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Print at most this many rows of each table.")
+    ] = 10,
     json: Json = False,
 ) -> None:
-    """Show one operator's state: whose it is, and some rows of each table."""
+    """Show the state of one operator, with some rows of each table."""
     from headwater.processing.state.listing import rows_of as pieces_of
 
     one = _chosen(_found(where), operator)
     if one.trouble is not None:
-        raise InvalidInput(one.trouble, advice="Have it rebuilt: headwater run APP.PY --rebuild-state STAGE.")
+        raise InvalidInput(one.trouble, advice="Rebuild it with `headwater run APP.PY --rebuild-state STAGE`.")
     if table is not None and table not in one.tables:
-        raise NotFound(f"{one.operator} has no table {table!r}.", advice=f"It has {', '.join(one.tables)}.")
+        raise NotFound(
+            f"Operator {one.operator!r} has no table {table!r}.", advice=f"Its tables are: {', '.join(one.tables)}."
+        )
     rows = {name: list(_first(pieces_of(one, name), limit)) for name in one.tables if table is None or name == table}
     if json:
         plain = {name: [row for batch in found for row in _dicts(batch)] for name, found in rows.items()}
@@ -119,10 +123,11 @@ def _chosen(found: list[StateInfo], name: str | None) -> StateInfo:
     picked = [one for one, full in zip(found, names, strict=True) if name in (None, full, one.operator)]
     if len(picked) == 1:
         return picked[0]
-    advice = f"Operators are {', '.join(names)}."
+    advice = f"Choose one of: {', '.join(names)}."
     if name is None or picked:
-        raise InvalidInput("Which operator?", advice=advice)
-    raise NotFound(f"There is no operator {name!r}.", advice=advice)
+        what = "No operator was named" if name is None else f"The name {name!r} is ambiguous"
+        raise InvalidInput(f"{what}, and there are {len(picked)}.", advice=advice)
+    raise NotFound(f"Operator {name!r} does not exist.", advice=advice)
 
 
 def _first(pieces: Any, limit: int) -> Any:

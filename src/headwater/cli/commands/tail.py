@@ -1,7 +1,7 @@
-"""`headwater tail TOPIC`: the newest events, or all from a place on, in the order in which they were appended.
+"""`headwater tail TOPIC`: prints events in the order of their appends, and follows new ones.
 
-In a pipe each event is one JSON object with the topic's columns (and `_headers`, `_deleted` where it has them), which
-`headwater produce` takes back; nothing else goes to stdout.
+In a pipe each event is one JSON object with the topic's columns (and `_headers`, `_deleted` if it has them), which
+`headwater produce` reads back; nothing else goes to stdout.
 """
 
 from __future__ import annotations
@@ -46,24 +46,29 @@ def tail(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help='Begin at "earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("10 minutes").',
+            help='Where to begin: "earliest", "latest", an offset, a time (ISO 8601) or a duration ago ("10 minutes").',
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until Ctrl-C.")] = False,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Without --from: begin with that many.")] = LAST,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after that many events.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new events as they arrive, until Ctrl-C.")
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=0, help="Without --from: begin this many events before the end.")
+    ] = LAST,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help='Show events for which this is true, such as "amount > 100".')
+        str | None,
+        typer.Option(metavar="SQL", help='Print only events that match this condition, such as "amount > 100".'),
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Show these columns.")] = None,
-    meta: Annotated[bool, typer.Option("--meta", help=f"Show {', '.join(META)} too.")] = False,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Print only these columns.")] = None,
+    meta: Annotated[bool, typer.Option("--meta", help=f"Print {', '.join(META)} too.")] = False,
     format: Annotated[
         Literal["table", "json"] | None,
         typer.Option("--format", help="Default: a table on a terminal, JSON lines in a pipe."),
     ] = None,
     log: LogOption = None,
 ) -> None:
-    """Show the newest events of a topic, or all from a place on."""
+    """Print the newest events of a topic, or all events from a place on."""
     shape = format or ("table" if is_terminal() else "json")
     count = min(last, sys.maxsize)
     with open_existing(log) as opened:
@@ -87,7 +92,7 @@ def tail(
 
 
 class _Events:
-    """A topic's events as rows of the columns to show: those that are there, then the new ones."""
+    """A topic's events as rows of the columns to show: first the stored ones, then new ones."""
 
     def __init__(self, log: Log, topic: Topic, shown: list[str], where: str | None) -> None:
         self._log = log
@@ -110,7 +115,7 @@ class _Events:
         return self._schema.field(column).type
 
     def before_end(self, count: int) -> dict[int, int]:
-        """In each partition an offset from which at least `count` events are left: compaction leaves gaps, which are none."""
+        """An offset of each partition from which at least `count` events follow. Offsets may have gaps after compaction."""
         return {number: self._before_end(number, end, count) for number, end in self.ends.items()}
 
     def _before_end(self, number: int, end: int, count: int) -> int:
@@ -124,7 +129,7 @@ class _Events:
         return start
 
     def until_now(self, starts: dict[int, int]) -> Iterator[Row]:
-        """What stands between the starts and the ends, in the order of append times."""
+        """The events between the starts and the ends, in the order of append times."""
         parts = [
             self._rows_of_partition(number, start) for number, start in starts.items() if start < self.ends[number]
         ]
@@ -132,7 +137,7 @@ class _Events:
             yield row
 
     def new(self) -> Iterator[list[Row]]:
-        """What comes after the ends; an empty list now and then while nothing does."""
+        """The events after the ends; yields an empty list while nothing arrives."""
         with self._log.reader(self._topic.name, start=self.ends, columns=self._columns) as reader:
             while True:
                 batches = reader.poll_arrow(events_max=_BATCH_ROWS)
@@ -155,7 +160,7 @@ class _Events:
 
 
 def _shown(topic: Topic, columns: str | None, *, meta: bool, shape: str) -> list[str]:
-    """The columns to show; an unknown one is refused by the log."""
+    """The columns to show; the log refuses an unknown one."""
     from headwater.log.arrow.events import output_schema
 
     if columns is not None:
@@ -183,8 +188,8 @@ def place_offsets(log: Log, topic: str, place: str, ends: dict[int, int]) -> dic
         offset = int(place)
         if offset > max(ends.values()):
             raise InvalidInput(
-                f"Offset {offset} is behind the end of every partition of topic {topic!r}.",
-                advice=f"The last one ends at {max(ends.values())}; use --from latest to wait for new events.",
+                f"Offset {offset} is after the end of every partition of topic {topic!r}.",
+                advice=f"The longest partition ends at {max(ends.values())}. Use --from latest to wait for new events.",
             )
         return {number: min(max(offset, offsets.start), ends[number]) for number, offsets in held.items()}
     at = _time_of(place)
@@ -200,7 +205,7 @@ def _time_of(place: str) -> int:
         return system_clock() - duration_us(place.removeprefix("-").removesuffix("ago"))
     except InvalidInput:
         raise InvalidInput(
-            f"{place!r:.80} is no place to begin.",
+            f"{place!r:.80} is not a place in a topic.",
             advice='Use "earliest", "latest", an offset, a time such as "2026-01-31T12:00:00Z", or "10 minutes" (ago).',
         ) from None
 

@@ -33,28 +33,31 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic's name.")]
 Schema = Annotated[
     str | None, typer.Option(metavar="DDL", help='The columns, such as "id STRING, amount DOUBLE, at TIMESTAMP".')
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Lateness = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='How late an event may come, such as "1 minute".')
+    str | None, typer.Option(metavar="DURATION", help='How late an event may arrive, such as "1 minute".')
 ]
 FutureMax = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='How far ahead an event time may be, such as "1 day".')
+    str | None, typer.Option(metavar="DURATION", help='How far in the future an event time may be, such as "1 day".')
 ]
-EventBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="The largest event that is taken.")]
+EventBytes = Annotated[int | None, typer.Option(metavar="BYTES", help="The largest event that the topic accepts.")]
 
 Retention = Annotated[
-    str | None, typer.Option(metavar="DURATION", help='How long events are kept, such as "7 days", or "forever".')
+    str | None,
+    typer.Option(metavar="DURATION", help='How long the log keeps events: a duration such as "7 days", or "forever".'),
 ]
 RetentionBytes = Annotated[
-    int | None, typer.Option(metavar="BYTES", help="How much of each partition is kept; 0 for all.")
+    int | None, typer.Option(metavar="BYTES", help="How many bytes of each partition the log keeps; 0 keeps all.")
 ]
 
-Compact = Annotated[bool | None, typer.Option("--compact/--no-compact", help="Keep the last event of each key.")]
+Compact = Annotated[bool | None, typer.Option("--compact/--no-compact", help="Keep only the last event of each key.")]
 Tombstones = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="How long readers have to see that a key was deleted.")
+    str | None, typer.Option(metavar="DURATION", help='How long the log keeps tombstones, such as "1 day".')
 ]
 
-BytesMax = Annotated[int | None, typer.Option(metavar="BYTES", help="The most a partition may hold; 0 for no limit.")]
+BytesMax = Annotated[
+    int | None, typer.Option(metavar="BYTES", help="The largest size of a partition; 0 sets no limit.")
+]
 Policy = Annotated[
     Literal["block", "buffer", "drop_oldest", "reject"] | None,
     typer.Option(help="What an append to a full partition does."),
@@ -62,14 +65,16 @@ Policy = Annotated[
 
 ArchiveUrl = Annotated[
     str | None,
-    typer.Option("--archive", metavar="URL", help='Where expired events go, such as s3://bucket/log; "" for nowhere.'),
+    typer.Option(
+        "--archive", metavar="URL", help='Where to move expired events, such as s3://bucket/log; "" deletes them.'
+    ),
 ]
 BufferBytes = Annotated[
-    int | None, typer.Option(metavar="BYTES", help="What a partition takes above its limit with --overload buffer.")
+    int | None, typer.Option(metavar="BYTES", help="How far a partition may exceed its limit with --overload buffer.")
 ]
 Retained = Annotated[
     Literal["all", "until_acked"] | None,
-    typer.Option(help="Whether events go as soon as every queue group has acknowledged them."),
+    typer.Option(help="Keep all events, or remove each one after every queue group has acknowledged it."),
 ]
 
 
@@ -77,15 +82,20 @@ Retained = Annotated[
 def create(
     name: Name,
     schema: Schema = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Decides an event's partition.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The event time, a TIMESTAMP.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that decides an event's partition.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that holds the event time, a TIMESTAMP.")
+    ] = None,
     lateness: Lateness = None,
     future_max: FutureMax = None,
-    partitions: Annotated[int | None, typer.Option(help="How many; 4 unless told.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="The number of partitions. Default: 4.")] = None,
     durability: Annotated[
-        Literal["fsync", "os"], typer.Option(help="When an event is acknowledged: on disk, or with the system.")
+        Literal["fsync", "os"],
+        typer.Option(help="Acknowledge an event when it is on disk, or when the operating system has it."),
     ] = "fsync",
-    segment_bytes: Annotated[int | None, typer.Option(metavar="BYTES", help="The size of one file.")] = None,
+    segment_bytes: Annotated[int | None, typer.Option(metavar="BYTES", help="The size of one segment file.")] = None,
     event_bytes_max: EventBytes = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
@@ -96,13 +106,16 @@ def create(
     archive: ArchiveUrl = None,
     retain: Retained = None,
     buffer_bytes: BufferBytes = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Keep a topic that is there as it is.")] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="If the topic already exists, keep it unchanged.")
+    ] = False,
     log: LogOption = None,
 ) -> None:
-    """Make a topic, and the log where there is none. Without --schema its events are bytes."""
+    """Create a topic, and the log if it does not exist. Without --schema, events are bytes."""
     if schema is None and key is not None:
         raise InvalidInput(
-            f"--key {key} names a column, and a topic without --schema has none.", advice="Give --schema too."
+            f"--key {key} names a column, but without --schema the topic has no columns.",
+            advice="Add --schema, or leave out --key.",
         )
     settings: dict[str, Any] = {
         "lateness": lateness,
@@ -145,7 +158,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 
 @topics.command()
 def show(name: Name, json: Json = False, log: LogOption = None) -> None:
-    """Show one topic: its columns, its settings, and what each partition holds."""
+    """Show the columns, settings and partitions of a topic."""
     with open_existing(log) as opened:
         topic = opened.topic(name)
         summary = _summary(opened, name)
@@ -193,7 +206,8 @@ def alter(
     name: Name,
     schema: Schema = None,
     add_column: Annotated[
-        list[str] | None, typer.Option(metavar="DDL", help='A nullable column to add, such as "note STRING".')
+        list[str] | None,
+        typer.Option(metavar="DDL", help='A nullable column to add, such as "note STRING". Repeatable.'),
     ] = None,
     lateness: Lateness = None,
     future_max: FutureMax = None,
@@ -206,13 +220,14 @@ def alter(
     overload: Policy = None,
     archive: ArchiveUrl = None,
     partitions: Annotated[
-        int | None, typer.Option(help="A multiple of what it has; programs go on, and keys keep their order.")
+        int | None,
+        typer.Option(help="The new number of partitions, a multiple of the present one. Each key keeps its order."),
     ] = None,
     retain: Retained = None,
     buffer_bytes: BufferBytes = None,
     log: LogOption = None,
 ) -> None:
-    """Change a topic. Columns can be added and types widened; old events are read with nulls."""
+    """Change a topic. You can add columns and widen types; old events have null in a new column."""
     settings: dict[str, Any] = {
         "schema": schema,
         "lateness": lateness,
@@ -230,7 +245,7 @@ def alter(
         "buffer_bytes": buffer_bytes,
     }
     if not add_column and not _given(settings):
-        raise InvalidInput("Nothing to change was named.", advice="See `headwater topics alter --help`.")
+        raise InvalidInput("No setting to change was given.", advice="See `headwater topics alter --help`.")
     with open_existing(log) as opened:
         if add_column:
             from headwater.model.schema import to_ddl
@@ -243,18 +258,18 @@ def alter(
 
 @topics.command()
 def tidy(name: Name, log: LogOption = None) -> None:
-    """Remove now what the topic's settings no longer keep; running programs do so by themselves."""
+    """Apply retention and compaction to a topic now. Running programs do this in the background."""
     with open_existing(log) as opened:
-        typer.echo(f"removed {events_text(opened.tidy(name))} of topic {name}")
+        typer.echo(f"removed {events_text(opened.tidy(name))} from topic {name}")
 
 
 @topics.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     log: LogOption = None,
 ) -> None:
-    """Delete a topic with all its events."""
+    """Delete a topic and all its events."""
     with open_existing(log) as opened:
         events = _summary(opened, opened.topic(name).name)["events"]
         if not yes:
@@ -262,13 +277,13 @@ def delete(
                 raise InvalidInput(
                     f"Deleting topic {name!r} with {events_text(events)} needs a confirmation.", advice="Pass --yes."
                 )
-            typer.confirm(f"Delete topic {name} with {events_text(events)} for ever?", abort=True)
+            typer.confirm(f"Permanently delete topic {name} with {events_text(events)}?", abort=True)
         opened.delete_topic(name)
         typer.echo(f"deleted topic {name} with {events_text(events)}")
 
 
 def _summary(log: Log, name: str) -> dict[str, Any]:
-    """What the list says about a topic; of a damaged one, what is wrong with it."""
+    """One row of the list; a damaged topic has its error in place of its facts."""
     try:
         topic = log.topic(name)
         held = log.offsets(name)
@@ -286,7 +301,7 @@ def _summary(log: Log, name: str) -> dict[str, Any]:
 
 
 def _partitions(log: Log, topic: Topic) -> list[dict[str, Any]]:
-    """For each partition the offsets that it holds, when its newest event was appended, and from what it was split off."""
+    """The offsets, newest append time and parent of each partition."""
     name, held = topic.name, log.offsets(topic.name)
     last = {number: max(offsets.start, offsets.stop - 1) for number, offsets in held.items()}
     newest = log.read(
@@ -309,7 +324,7 @@ def _partitions(log: Log, topic: Topic) -> list[dict[str, Any]]:
 
 
 def _bytes_on_disk(log: Log, name: str) -> int | None:
-    """The room that a topic takes, with what its files have reserved; None where the log is in no folder."""
+    """The disk space of a topic, with what its files have reserved; None if the log is not a folder."""
     scheme, _, folder = log.url.partition("://")
     if scheme != "file":
         return None

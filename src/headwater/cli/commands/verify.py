@@ -1,7 +1,7 @@
-"""`headwater verify SOURCE TARGET`: whether a derived system holds what its source does, which keys differ, and their repair.
+"""`headwater verify SOURCE TARGET`: compares a derived system with its source, and repairs the keys that differ.
 
-Both are URLs; see `headwater.verify.side_url`. Exit code 0 where both are equal (after a repair, too), 1 where they are not. In a pipe, or
-with `--json`, each comparison is one line of JSON.
+Both are URLs; see `headwater.verify.side_url`. The exit code is 0 if both are equal, also after a repair, and else 1.
+In a pipe, or with `--json`, the command prints one line of JSON per comparison.
 """
 
 from __future__ import annotations
@@ -22,23 +22,28 @@ WATCH_S = 10.0
 
 
 def verify(
-    source: Annotated[str, typer.Argument(help="What is right: LOG#TOPIC, LOG#VIEW or a database's table.")],
-    target: Annotated[str, typer.Argument(help="What was made of it: a table, redis://…, tantivy:///…, delta:///….")],
+    source: Annotated[str, typer.Argument(help="The source: LOG#TOPIC, LOG#VIEW or a table of a database.")],
+    target: Annotated[str, typer.Argument(help="The derived system: a table, redis://…, tantivy:///…, delta:///….")],
     key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="A key column, where the source names none.")
+        list[str] | None,
+        typer.Option("--key", "-k", help="A key column, if the source does not declare a key. Repeatable."),
     ] = None,
-    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Compare these columns only.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Compare only these columns.")] = None,
     stage: Annotated[
-        str | None, typer.Option(help="The sink that feeds the target, APP.STAGE, where several do.")
+        str | None, typer.Option(help="The sink that writes the target, as APP.STAGE, if there are several.")
     ] = None,
     settle_s: Annotated[
         float,
-        typer.Option("--settle", metavar="SECONDS", help="How long a key has to differ where no position is known."),
+        typer.Option(
+            "--settle",
+            metavar="SECONDS",
+            help="How long a key must differ before it counts, if the target reports no position.",
+        ),
     ] = 10.0,
-    watch: Annotated[bool, typer.Option("--watch", help=f"Compare again every {WATCH_S:g} s until Ctrl-C.")] = False,
-    every_s: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Another pace for --watch.")] = WATCH_S,
+    watch: Annotated[bool, typer.Option("--watch", help=f"Repeat every {WATCH_S:g} s until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option("--every", metavar="SECONDS", help="The interval of --watch.")] = WATCH_S,
     repair: Annotated[bool, typer.Option("--repair", help="Write the keys that differ to the target.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare a derived system with its source by checksums, and print the keys that differ."""
     from headwater.verify.comparison import open_pair
@@ -92,12 +97,12 @@ def _print(before: VerifyReport, after: VerifyReport, repaired: Repaired | None)
     if before.differing > SHOWN_MAX:
         typer.echo(f"… and {before.differing - SHOWN_MAX:,} more")
     for name in before.unreadable[:SHOWN_MAX]:
-        typer.secho(f"! {printable(name)} is no row", fg="red")
+        typer.secho(f"! {printable(name)} is not a row", fg="red")
     if before.duplicates:
-        typer.secho(f"! {before.duplicates:,} keys are there twice", fg="red")
+        typer.secho(f"! {before.duplicates:,} duplicate keys", fg="red")
     rows = f"{before.rows:,} row{'' if before.rows == 1 else 's'}"
     behind = f", {before.behind:,} events behind" if before.behind else ""
-    where = "at one position" if before.exact else "as they were found"
+    where = "at one position" if before.exact else "without a common position"
     if before.is_equal:
         typer.secho(f"equal: {rows} in {before.chunks:,} chunks, {where}{behind}", fg="green")
     else:

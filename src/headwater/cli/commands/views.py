@@ -1,7 +1,7 @@
-"""`headwater views …`: lists and shows views, asks them, and follows one live.
+"""`headwater views …`: lists, shows and queries views, and prints the changes of one live.
 
-Views are found by the log's catalogue; their rows are in the store that `--store` names, else `HEADWATER_VIEWS`, else
-`views.db` in the log's folder.
+The log has the catalog of views. Their rows are in the store of `--store`, else of `HEADWATER_VIEWS`, else in `views.db`
+in the log's folder.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 VARIABLE = "HEADWATER_VIEWS"
 
-views = typer.Typer(help="List and show views, ask them, and watch one.", no_args_is_help=True)
+views = typer.Typer(help="List, show, query and watch views.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="VIEW", help="The view's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="URL",
-        help=f"The store: sqlite:///… or postgresql://…. Default: ${VARIABLE}, else in the log.",
+        help=f"The view store: sqlite:///… or postgresql://…. Default: ${VARIABLE}, else views.db in the log.",
     ),
 ]
 AsOf = Annotated[
-    str | None, typer.Option("--as-of", metavar="TIME", help="The rows as they were: a time (ISO 8601) or a token.")
+    str | None, typer.Option("--as-of", metavar="TIME", help="Query the view as of a time (ISO 8601) or a token.")
 ]
 FormatOption = Annotated[
     Format | None, typer.Option("--format", help="Default: a table on a terminal, JSON lines in a pipe.")
@@ -75,7 +75,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 
 @views.command()
 def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOption = None) -> None:
-    """Show one view: its columns, its topic of changes, and how far its store follows that."""
+    """Show the columns, settings and topic of a view, and the lag of its store."""
     from headwater.views.catalog import ViewCatalog
     from headwater.views.store import open_store
 
@@ -107,27 +107,25 @@ def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOpti
     if summary["building"] is not None:
         typer.echo(f"  {'building':<12} generation {summary['building']}, beside it")
     typer.echo(f"  {'topic':<12} {summary['topic']}, {summary['changes']:,} changes")
-    behind = "not there yet" if found is None else f"{summary['changes'] - summary['applied']:,} changes behind"
+    behind = "not built yet" if found is None else f"{summary['changes'] - summary['applied']:,} changes behind"
     typer.echo(f"  {'store':<12} {printable(kept.url)}, {behind}")
 
 
 @views.command()
 def get(
     name: Name,
-    key: Annotated[
-        list[str], typer.Argument(metavar="COLUMN=VALUE…", help="The key: a value for each of its columns.")
-    ],
+    key: Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE…", help="A value for each key column.")],
     store: StoreOption = None,
     log: LogOption = None,
 ) -> None:
-    """Print the row of a key, as JSON."""
+    """Print the row of a key as JSON."""
     import pyarrow as pa
 
     with _opened(name, store, log) as view:
         schema = view.definition.schema
         row = view.get(**_key(key, schema))
         if row is None:
-            raise NotFound(f"View {name!r} has no row with {', '.join(key)}.", advice="Write the key as it is stored.")
+            raise NotFound(f"View {name!r} has no row with {', '.join(key)}.", advice="Check the spelling of the key.")
     fields = [field.with_nullable(True) for field in schema]
     batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(fields))
     write_json(schema.names, rows_of(batch))
@@ -135,16 +133,18 @@ def get(
 
 @views.command()
 def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT in the store's SQL; views are tables.")],
+    query: Annotated[str, typer.Argument(help="One SELECT statement in the SQL of the store. Each view is a table.")],
     as_of: AsOf = None,
-    view: Annotated[str | None, typer.Option("--view", help="The view that --as-of is about.")] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Stop after so long.")] = 10.0,
-    rows_max: Annotated[int, typer.Option("--rows-max", help="Refuse a larger answer.")] = 100_000,
+    view: Annotated[str | None, typer.Option("--view", help="The view that --as-of applies to.")] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Cancel the query after this time.")
+    ] = 10.0,
+    rows_max: Annotated[int, typer.Option("--rows-max", help="Refuse a result with more rows.")] = 100_000,
     format: FormatOption = None,
     store: StoreOption = None,
     log: LogOption = None,
 ) -> None:
-    """Ask a question about views in SQL; nothing can be changed by it."""
+    """Query views with SQL. Queries are read-only."""
     if as_of is None:
         from headwater.views.store import Limits, open_store
 
@@ -155,7 +155,7 @@ def sql(
             kept.close()
     else:
         if view is None:
-            raise InvalidInput("--as-of needs the view that it is about.", advice="Add --view NAME.")
+            raise InvalidInput("--as-of needs a view.", advice="Add --view NAME.")
         with _opened(view, store, log) as opened:
             answer = opened.sql(query, as_of=as_of, timeout_s=timeout_s, rows_max=rows_max)
     print_answer(answer.to_reader(), format)
@@ -164,14 +164,18 @@ def sql(
 @views.command()
 def watch(
     name: Name,
-    since: Annotated[str | None, typer.Option(metavar="TOKEN", help="Go on after this token.")] = None,
-    order: Annotated[str | None, typer.Option(help='Only the first rows in this order, such as "-count".')] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", help="How many of them.")] = None,
-    changes_max: Annotated[int | None, typer.Option("--changes-max", help="End after so many lines.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TOKEN", help="Resume after this token.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help='Watch only the first rows in this order, such as "-count".')
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="The number of rows to watch with --order.")
+    ] = None,
+    changes_max: Annotated[int | None, typer.Option("--changes-max", help="Stop after this many changes.")] = None,
     store: StoreOption = None,
     log: LogOption = None,
 ) -> None:
-    """Print the rows of a view, then each change as it happens: lines on a terminal, JSON in a pipe; Ctrl-C ends it."""
+    """Print the rows of a view, then each change as it happens, until Ctrl-C. Prints JSON in a pipe."""
     shown = 0
     with _opened(name, store, log) as view, view.subscribe(since, order=order, limit=limit) as feed:
         person = is_terminal()
@@ -222,7 +226,10 @@ def _store_url(given: str | None, log: str | None) -> str:
         return url
     folder = log_url(log).removeprefix("file://")
     if re.match(r"\w+://", folder):
-        raise InvalidInput(f"The log {folder} holds no store.", advice=f"Name the store with --store or {VARIABLE}.")
+        raise InvalidInput(
+            f"The log {folder} is not a folder, so it cannot contain a view store.",
+            advice=f"Pass the store with --store or {VARIABLE}.",
+        )
     return f"sqlite:///{os.path.join(folder, 'views.db')}"
 
 
@@ -233,16 +240,14 @@ def _opened(name: str, store: str | None, log: str | None) -> View:
 
 
 def _key(pairs: list[str], schema: pa.Schema) -> dict[str, Any]:
-    """The key's values, read as the columns' types say; `null` is null where the column is no text."""
+    """The values of the key by the types of its columns; `null` means null unless the column is text."""
     import pyarrow as pa
 
     key: dict[str, Any] = {}
     for pair in pairs:
         column, found, text = pair.partition("=")
         if not found or column not in schema.names:
-            raise InvalidInput(
-                f"{pair!r} gives no column of the key a value.", advice="Write column=value for each key column."
-            )
+            raise InvalidInput(f"{pair!r} does not set a key column.", advice="Write COLUMN=VALUE for each key column.")
         type_ = schema.field(column).type
         try:
             value = (
@@ -251,7 +256,7 @@ def _key(pairs: list[str], schema: pa.Schema) -> dict[str, Any]:
             key[column] = value.cast(type_).as_py()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise InvalidInput(
-                f"{text!r} is no value for {column} ({type_}).", advice="Write it as SQL would."
+                f"{text!r} is not a valid {type_} for column {column!r}.", advice="Write the value as in SQL."
             ) from None
     return key
 

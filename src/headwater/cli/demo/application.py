@@ -1,8 +1,8 @@
-"""The application of the demonstration, a process of its own, as `headwater run` would run it; and how the director sees it.
+"""The application of the demonstration: a process like that of `headwater run`, and the director's handle of it.
 
-As a process (`python -m headwater.cli.demo.application APP.PY PORT`) it speaks in lines: the page's address, then its status as
-JSON about every second. A line on stdin lets each stage finish its batch and ends it. When stdin ends, whoever started it is dead, and it
-ends at once: what it has not written is read again by the next.
+The process (`python -m headwater.cli.demo.application APP.PY PORT`) prints the page's URL, then its status as JSON about
+every second. A line on stdin stops it after the current batches. When stdin closes, the director is dead, and the process
+ends at once; the next one reads again what it has not written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Application:
         self.is_killed, self.status = True, None
 
     def open_again(self) -> None:
-        """Starts it anew, with its page where it was."""
+        """Restarts the process, with its page at the same URL."""
         self.is_killed = False
         self._child = self._open()
 

@@ -1,6 +1,6 @@
-"""A child process of the demonstration: it is spoken to and heard in lines, and can be killed; nothing of it is left running.
+"""A child process of the demonstration: talks in lines over stdin and stdout, and can be killed with all its processes.
 
-It has a session of its own, so that Ctrl-C reaches only the one who directs the play. Its stdin ends with that one, however it ends.
+It has its own session, so that Ctrl-C reaches only the director. Its stdin closes when the director ends, in any way.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Child:
         except subprocess.TimeoutExpired:
             raise TimedOut(
                 f"{self.name} did not end in {timeout_s:g} s.",
-                advice="Is the machine very busy, or its disk very slow?",
+                advice="Run the demo again when the machine is less busy.",
             ) from None
         self._see_off()
         if self._process.returncode != 0:
@@ -102,8 +102,10 @@ class Child:
 
     def failed(self, what: str) -> HeadwaterError:
         """What to raise: what happened, and what it said last."""
-        said = self._errors.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        return HeadwaterError(f"{self.name} {what}: {said[0]}", advice="Run it again; if it happens again, report it.")
+        said = self._errors.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed no error"]
+        return HeadwaterError(
+            f"{self.name} {what}: {said[0]}", advice="Run the demo again. If the error repeats, report it."
+        )
 
     def _listen(self, hear: Callable[[bytes], None]) -> None:
         assert self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""The crowd: the visitors' processes, what they have acknowledged, and one of them that dies and comes again."""
+"""The crowd: the processes of the visitors, and their acknowledged clicks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Region:
         self.state, self.killed_at = "killed", self.acknowledged
 
     def open_again(self) -> None:
-        """Starts it anew; it remembers nothing."""
+        """Restarts the process, which remembers nothing."""
         self.state = "starting"
         self._ready.clear()
         self._child = self._open()
@@ -118,7 +118,7 @@ class Crowd:
             region.begin(self.begun_us)
 
     def begin_those_ready(self) -> list[Region]:
-        """Lets regions that were started anew click, once they are ready; returns them."""
+        """Starts the clicks of restarted regions that are ready; returns these regions."""
         ready = [region for region in self.regions if region.state == "starting" and region.is_ready]
         for region in ready:
             region.begin(self.begun_us)

@@ -1,8 +1,8 @@
-"""The director of the demonstration: looks at log, application and views, and has a producer and the application killed.
+"""The director of the demonstration: watches log, application and views, and kills a producer and the application.
 
-The play: the visitors click while Spark starts; the first rows of a view are the first result. Then the process of one region is killed and
-started again, then the application is. The play is over when both are back and the time is up, or at Ctrl-C, and closes: everything is
-sent, the views catch up, and DuckDB is asked.
+The visitors click while Spark starts; the first rows of a view are the first result. Then the director kills and restarts
+the process of one region, then the application. When both are back and the time is up, or at Ctrl-C, it waits until
+everything is sent and the views have caught up, and compares the result with DuckDB's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GO_ON_S = 3.0
 
 
 class Director:
-    """Runs the demonstration from the moment the visitors click until all have gone."""
+    """Runs the demonstration from the first click to the last."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Director:
         ]
 
     def run(self) -> list[Agreement]:
-        """Lets the day pass; how the views and DuckDB agree at its end."""
-        self._tell("three processes send clicks, each acknowledged when it is on disk; Spark is starting")
+        """Runs to the end; returns whether the views agree with DuckDB."""
+        self._tell("three producers send clicks, each acknowledged when it is on disk; Spark is starting")
         try:
             with self._ending.at_ticks():
                 while not self._is_over():
@@ -74,7 +74,7 @@ class Director:
             if self._scene.first_s is None:
                 raise
             self._scene.is_cut_short = True
-            self._tell("Ctrl-C: closing early; once more ends it at once")
+            self._tell("Ctrl-C: closing early; press Ctrl-C again to exit at once")
         return self._close()
 
     def _is_over(self) -> bool:
@@ -82,8 +82,8 @@ class Director:
         if scene.first_s is None:
             if scene.elapsed_s > FIRST_S_MAX:
                 raise TimedOut(
-                    f"The application has given no result in {FIRST_S_MAX:g} s.",
-                    advice="Is the machine very busy? Run it again when it is not.",
+                    f"The application did not produce a result within {FIRST_S_MAX:g} s.",
+                    advice="Run the demo again when the machine is less busy.",
                 )
             return False
         back = not self._todo and scene.back_s is not None and scene.elapsed_s >= scene.back_s + _GO_ON_S
@@ -121,42 +121,40 @@ class Director:
             self._tell(f"first result after {scene.first_s:.1f} s: the view top_pages has {counted:,} visits")
         if scene.killed_s is not None and scene.back_s is None and counted > self._seen_before_kill:
             scene.back_s = scene.elapsed_s
-            self._tell(f"the application goes on where it was, {scene.back_s - scene.killed_s:.1f} s after the kill")
+            self._tell(f"the application resumes {scene.back_s - scene.killed_s:.1f} s after the kill")
 
     def _act(self) -> None:
         scene = self._scene
         if scene.first_s is not None and self._todo and scene.elapsed_s >= scene.first_s + self._todo[0][0]:
             self._todo.pop(0)[1]()
         for region in self._crowd.begin_those_ready():
-            self._tell(
-                f"{region.name} (pid {region.pid}) sends again from its first click; what is stored is not stored again"
-            )
+            self._tell(f"{region.name} (pid {region.pid}) sends all its clicks again; the log skips those that it has")
 
     def _kill_region(self) -> None:
         region = self._victim()
-        self._tell(f"kill -9 {region.pid}: the producer of {region.name} dies in the middle of its work")
+        self._tell(f"kill -9 {region.pid}: the producer of {region.name} dies while it writes")
         region.kill()
         held = stored(self._log, region.name)
-        self._tell(f"{region.name} had {region.acknowledged:,} clicks acknowledged; the log holds {held:,} of them")
+        self._tell(f"{region.name} had {region.acknowledged:,} acknowledged clicks; the log has {held:,} clicks")
 
     def _open_region_again(self) -> None:
-        self._tell(f"the producer of {self._victim().name} starts again and remembers nothing")
+        self._tell(f"the producer of {self._victim().name} restarts without any memory")
         self._victim().open_again()
 
     def _kill_application(self) -> None:
         scene = self._scene
-        self._tell(f"kill -9 {self._application.pid}: the application dies in the middle of a batch, Spark with it")
+        self._tell(f"kill -9 {self._application.pid}: the application and Spark die in the middle of a batch")
         self._application.kill()
         self._look_at_views()
         scene.killed_s, scene.status, self._seen_before_kill = scene.elapsed_s, None, scene.counted
         self._application.open_again()
-        self._tell(f"it starts again as process {self._application.pid}; the clicks go on, and wait in the log")
+        self._tell(f"the application restarts as process {self._application.pid}; new clicks wait in the log")
 
     def _victim(self) -> Region:
         return self._crowd.regions[VICTIM]
 
     def _close(self) -> list[Agreement]:
-        self._tell("closing: every producer sends what is left, and the views catch up")
+        self._tell("closing: the producers send their last clicks, and the views catch up")
         self._crowd.close()
         counted, deadline = -1, 0.0
         while True:
@@ -178,7 +176,7 @@ class Director:
                 with self._app.views[name] as view:
                     found.append(compare(self._log, view))
             except NotFound as error:
-                raise HeadwaterError(error.what, advice="This is a bug; report it.") from error
+                raise HeadwaterError(error.what, advice="This is a bug in Headwater. Report it.") from error
         return found
 
     def _tell(self, step: str) -> None:

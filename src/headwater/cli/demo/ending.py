@@ -1,7 +1,7 @@
-"""The ending by a signal: SIGTERM and SIGHUP end the demonstration as Ctrl-C does, so that it can clean up.
+"""The end by a signal: SIGTERM and SIGHUP end the demonstration as Ctrl-C does, so that it can clean up.
 
-What a handler raises may come up inside a callback of the interpreter's, of an import for instance, where it is lost and the play would go
-on. So while the play goes from tick to tick a signal is only noted, and the next tick ends it.
+An exception from a signal handler may surface inside a callback of the interpreter, such as an import, which discards it.
+So while the demonstration runs in ticks, the handler only records the signal, and the next tick ends the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The second part of the demonstration: `examples/in_sync/watch.py`, a process of its own on the same terminal.
 
-It works in a temporary folder of its own and ends by itself. Its stdin ends with whoever directs the play, however that ends, and it
-ends with its stdin. Ctrl-C reaches the director only, which passes it on: the part then closes with its result.
+It uses its own temporary folder and ends by itself, or when its stdin closes because the director has ended. Ctrl-C
+reaches only the director, which forwards it; the process then prints its result and ends.
 """
 
 from __future__ import annotations

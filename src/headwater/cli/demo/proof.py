@@ -1,4 +1,4 @@
-"""The proof: DuckDB compares what the visitors should have sent with what the log holds, and the live views with the log."""
+"""The check of the results: DuckDB compares the sent clicks with the log, and the log with the live views."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ QUESTIONS = {
     "top_pages": f"select page, count(*) as visits from ({VISITS}) group by 1 order by 2 desc, 1 limit 10",
     "per_minute": f"select page, time_bucket(interval 1 minute, clicked) as minute, count(*) as visits from ({VISITS}) group by all",
 }
-"""What DuckDB is asked about the log, for each view of the application."""
+"""DuckDB's query over the log for each view of the application."""
 
 
 @dataclass(frozen=True)
 class RegionProof:
-    """What the comparison says about the clicks of one region."""
+    """The result of the comparison for one region."""
 
     region: str
     acknowledged: int
@@ -54,7 +54,7 @@ class RegionProof:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a live view has, and what DuckDB says that it should have."""
+    """The rows of a live view beside DuckDB's result."""
 
     view: str
     rows: int

@@ -1,9 +1,10 @@
-"""`headwater demo`: two examples on Spark, each with a proof at its end.
+"""`headwater demo`: two examples on Spark; each ends with a check of its results.
 
-1. `examples/clickstream`: processes that click, live views, two kills, and numbers that are right.
-2. `examples/in_sync`: a shop whose clients write twice, and what is derived from its log; what is wrong in which is counted.
+1. `examples/clickstream`: producers of clicks, live views, two kills, and correct counts.
+2. `examples/in_sync`: a shop with dual writes, beside systems that an application derives from the shop's log; both are
+   compared with the shop's database.
 
-Nothing stays behind: everything lies in a temporary folder, and every process ends with this one, however it ends.
+The demo uses a temporary folder, and all its processes end with this one.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def demo(
         typer.Option(
             min=1,
             max=3600,
-            help=f"How long each part lasts at least; without it {SECONDS}, on a terminal {SECONDS_ON_A_TERMINAL} or until Ctrl-C.",
+            help=f"The least duration of each part. Default: {SECONDS}; {SECONDS_ON_A_TERMINAL} or until Ctrl-C on a terminal.",
             show_default=False,
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Of the status page; the next free one if it is taken.")
+        int, typer.Option(min=1, max=65535, help="The port of the status page, or the next free port after it.")
     ] = PORT,
 ) -> None:
-    """See it work: live views over clicks with two crashes and the right count, then a shop and four systems kept in step with it."""
+    """Run two demonstrations: live views that stay correct through crashes, and four systems kept in sync with a database."""
     from headwater.cli.output.run_screen import quiet_keys
 
     check_spark("The demonstration")
@@ -75,14 +76,15 @@ def demo(
 
 
 def find_script(name: str = "clickstream/app.py") -> Path:
-    """A file of the examples: in the repository, or where installing the package has put it."""
+    """A file of the examples: in the repository, or in the installed package's data folder."""
     places = [Path(__file__).parents[4], Path(sysconfig.get_path("data")) / "share" / "headwater"]
     for place in places:
         script = place / "examples" / name
         if script.exists():
             return script
     raise NotFound(
-        "The demonstration's application is not here.", advice="Install headwater again, or run it in its repository."
+        f"The demo needs examples/{name}, which is not installed.",
+        advice="Install headwater again, or run the demo in a checkout of the repository.",
     )
 
 
@@ -127,14 +129,14 @@ def _play_in_sync(folder: Path, seconds: float, console: Console) -> None:
 
     missing = [name for name in CLIENTS if find_spec(name) is None]
     if missing:
-        said = f'\nexamples/in_sync, the second part, needs {", ".join(missing)}: pip install "headwater[redis,search,delta]".'
+        said = f'\nThe second part, examples/in_sync, needs {", ".join(missing)}: pip install "headwater[redis,search,delta]".'
         console.print(Text(said), soft_wrap=True)
         return
     console.print(Text.assemble(("\nheadwater demo", "bold"), ("  2 of 2: examples/in_sync on Spark", "dim")))
     for line in (
-        "Clients of a shop write each product to its database, and then to a cache.",
-        "An application follows the database's log into Redis, a search index, Parquet",
-        "and a view. Every few seconds all of them are compared with the database.",
+        "The clients of a shop write each product to its database and then to a cache.",
+        "An application captures the database and writes Redis, a search index, Parquet files",
+        "and a view. Every few seconds the demo compares all of them with the database.",
     ):
         console.print(Text(line), soft_wrap=True)
     code = play_in_sync(find_script("in_sync/watch.py"), folder, seconds=seconds)
@@ -151,13 +153,13 @@ def _print_result(console: Console, scene: Scene, lines: list[RegionProof], agre
     if console.is_terminal:
         for at, step in scene.steps:
             say(Text.assemble((f"{at:5.1f} s  ", "dim"), step))
-    say("\nthe live view top_pages:", "italic")
+    say("\nThe live view top_pages:", "italic")
     console.print(Padding(top_table(scene), (0, 0, 0, 2)))
-    say("\nDuckDB compared the log with what each producer should have sent:", "italic")
+    say("\nDuckDB compared the log with the events that each producer sent:", "italic")
     console.print(
         Padding(_proof_table(lines, {region.name for region in scene.regions if region.killed_at}), (0, 0, 0, 2))
     )
-    say("\nDuckDB counted the clicks in the log and compared the live views with that, row by row:", "italic")
+    say("\nDuckDB counted the clicks in the log and compared the result with the live views, row by row:", "italic")
     for each in agreements:
         mark = Text("✓ agrees  ", style="green") if each.is_right else Text("✗ differs ", style="bold red")
         say(Text.assemble("  ", mark, (each.view, "bold"), f"  {each.rows:,} rows, {each.visits:,} visits"))
@@ -165,7 +167,7 @@ def _print_result(console: Console, scene: Scene, lines: list[RegionProof], agre
             say(f"    expected {each.rows_expected:,} rows, {each.visits_expected:,} visits; {each.differing:,} differ")
     sent, held = sum(line.acknowledged for line in lines), sum(line.in_log for line in lines)
     if not _is_right(lines, agreements):
-        say(f"\n✗ {sent:,} events acknowledged, {held:,} in the log: this is a bug, please report it.", "bold red")
+        say(f"\n✗ {sent:,} events acknowledged, {held:,} in the log. This is a bug, please report it.", "bold red")
         return
     say(
         f"\n✓ {sent:,} events acknowledged, {held:,} in the log, each exactly once; the live views agree with DuckDB.",
@@ -174,19 +176,19 @@ def _print_result(console: Console, scene: Scene, lines: list[RegionProof], agre
     killed = ["a producer"] * any(region.killed_at is not None for region in scene.regions)
     killed += ["the application with Spark"] * (scene.killed_s is not None)
     if killed:
-        say(f"  {' and '.join(killed)} were killed on the way, and started again.", "green")
-    say(f"  first result {scene.first_s or 0:.1f} s after the start.", "green")
+        say(f"  The demo killed and restarted {' and '.join(killed)}.", "green")
+    say(f"  The first result came {scene.first_s or 0:.1f} s after the start.", "green")
 
 
 def _print_next(console: Console) -> None:
     clicks, shop = (_shown(find_script(f"{name}/app.py")) for name in ("clickstream", "in_sync"))
     console.print(Text("\nnext:", style="bold"))
     for where, what in (
-        (clicks, "each application is one file: functions from DataFrames"),
-        (shop, "to a DataFrame, tables of a database, sinks"),
-        (f"headwater plan {clicks}", "checks and draws it; headwater run runs it"),
-        ("docs/apps.md, docs/views.md", "how to write your own, and how to ask a view"),
-        ("docs/capture.md, docs/verify.md", "databases as streams, and copies proved equal"),
+        (clicks, "the application of part 1: functions from DataFrames to a DataFrame, in one file"),
+        (shop, "the application of part 2: captured tables and sinks"),
+        (f"headwater plan {clicks}", "checks and draws the application; headwater run runs it"),
+        ("docs/apps.md, docs/views.md", "how to write an application, and how to query a view"),
+        ("docs/capture.md, docs/verify.md", "how to capture a database, and how to compare copies with it"),
     ):
         console.print(Text(f"  {where}\n      {what}"), soft_wrap=True)
 
@@ -216,7 +218,7 @@ def _proof_table(lines: list[RegionProof], killed: set[str]) -> Table:
 
 @contextmanager
 def _inside(folder: str) -> Iterator[None]:
-    """Works in a folder: the example keeps its log beside whoever runs it."""
+    """Changes to the folder, because the example creates its log in the current folder."""
     before = os.getcwd()
     os.chdir(folder)
     try:

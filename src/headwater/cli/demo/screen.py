@@ -1,4 +1,4 @@
-"""What the demonstration shows: a live view on a terminal, plain lines anywhere else."""
+"""The screen of the demonstration: a live display on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STYLES = {
 
 @dataclass
 class Scene:
-    """Everything there is to show at one moment."""
+    """Everything that the screen shows at one moment."""
 
     seconds: float
     regions: list[Region] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Scene:
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has been going on."""
+        """The seconds since the start."""
         return time.monotonic() - self.begun
 
     @property
     def counted(self) -> int:
-        """How many visits the view has."""
+        """The number of visits in the view."""
         return sum(visits for _, visits in self.top)
 
 
@@ -189,7 +189,7 @@ def _regions(scene: Scene) -> Table:
 
 def _stages(scene: Scene) -> Table:
     if scene.status is None:
-        state = "killed; starting again …" if scene.killed_s is not None and scene.back_s is None else "starting …"
+        state = "killed; restarting …" if scene.killed_s is not None and scene.back_s is None else "starting …"
         return _filled(_rows(_grid("left"), [(Text(state, style="yellow"),)]), len(scene.regions) + 1)
     table = _grid("left", "left", "right", "right", headings=("", "", "events/s", "lag"))
     for stage in scene.status.stages:

@@ -1,9 +1,8 @@
-"""The visitors of one region, a process of its own: sends their clicks with a named producer.
+"""The visitors of one region: a process that sends their clicks with a named producer.
 
-It speaks in lines: `ready`, then after each flush the number of clicks that are acknowledged. It is told when the day began
-in one line on stdin, and ends when stdin ends, which is also what happens when whoever started it dies. A process that starts
-again sends from its first click, since it remembers nothing: the producer's id and the clicks' numbers (`sequence`) make
-the log store each one once.
+It prints `ready`, then the number of acknowledged clicks after each flush. It reads the start time from one line on stdin,
+and ends when stdin closes, also because its parent died. A restarted process remembers nothing and sends from its first
+click; because of the producer's id and the clicks' `sequence` numbers the log stores each click once.
 """
 
 from __future__ import annotations

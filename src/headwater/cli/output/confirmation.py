@@ -1,4 +1,4 @@
-"""The confirmation before something is forgotten: asked of a person, and of a program in advance with `--yes`."""
+"""The confirmation before a command deletes something: a prompt on a terminal, `--yes` in a script."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from headwater.model.errors import InvalidInput
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Goes on if the answer is yes; ends the command where it is no, refuses where nobody can answer."""
+    """Returns if the answer is yes, and aborts the command if it is no. Refuses without a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"This needs a confirmation: {question}", advice="Pass --yes.")
+        raise InvalidInput(
+            f"The command needs a confirmation, but stdin is not a terminal: {question}",
+            advice="Pass --yes to confirm.",
+        )
     typer.confirm(printable(question), abort=True)

@@ -1,4 +1,4 @@
-"""Progress of a long command: a line on a terminal while it goes on, one line of JSON in a pipe when it has ended."""
+"""Progress of a long command: a live line on a terminal, one line of JSON at the end in a pipe."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from headwater.cli.output.rows import is_terminal
 
 
 class ProgressLine:
-    """The line of one command."""
+    """The progress line of one command."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress = progress
         self._task = progress.add_task(title, total=None, said="")
 
     def show(self, said: str, *, done: int | None = None, total: int | None = None) -> None:
-        """What to show now; the bar fills where the total is known."""
+        """Updates the text, and the bar if the total is known."""
         self._progress.update(self._task, said=said, completed=done or 0, total=total)
 
 
 @contextmanager
 def progress_line(title: str) -> Iterator[ProgressLine]:
-    """A line on stderr where a person looks at it."""
+    """Shows a progress line on stderr, if stderr is a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -42,5 +42,5 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
 
 def tell_end(sentence: str, facts: dict[str, Any]) -> None:
-    """Says how it ended: a sentence for a person, JSON for a program."""
+    """Prints the result: a sentence on a terminal, JSON in a pipe."""
     typer.echo(sentence if is_terminal() else msgspec.json.encode(facts).decode())

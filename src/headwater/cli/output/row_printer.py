@@ -1,4 +1,4 @@
-"""Rows that come one after another on a terminal, in columns whose widths are fixed by the first of them."""
+"""A printer of rows that arrive over time, in columns whose widths the first rows fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAP = 2
 
 
 class RowPrinter:
-    """Prints rows under one header, in as much width as the terminal has."""
+    """Prints rows under one header, as wide as the terminal."""
 
     def __init__(self, names: Sequence[str], types: Sequence[pa.DataType]) -> None:
         self._names = names
@@ -46,7 +46,7 @@ class RowPrinter:
         self._console.print(table, crop=False, soft_wrap=False)
 
     def _measure(self, cells: list[list[Text]]) -> list[int]:
-        """Room for what the first rows have; numbers may grow, and text gets what is left."""
+        """The widths for the first rows: numbers may grow, and the last text column gets the rest."""
         wide = []
         for at, name in enumerate(self._names):
             widest = max(row[at].cell_len for row in cells)

@@ -1,7 +1,7 @@
-"""Rows on their way to a terminal or a pipe: tables for people, JSON lines and CSV for programs.
+"""Rows as output: tables on a terminal, JSON lines and CSV in a pipe.
 
-In JSON, BINARY is text where it is UTF-8 and `{"base64": …}` where it is not; TIMESTAMP is ISO 8601 in UTC. Nothing that a
-topic holds can steer the terminal: characters that cannot be printed are shown as escapes.
+In JSON, BINARY is text if it is UTF-8 and else `{"base64": …}`; TIMESTAMP is ISO 8601 in UTC. Unprintable characters are
+escaped, so that the content of a topic cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PIPE_WIDTH_MAX = 10_000
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at stdout."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def printable(text: str) -> str:
-    """The text without characters that could steer a terminal; line breaks stay."""
+    """The text with unprintable characters escaped; line breaks stay."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
@@ -44,7 +44,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()) -> None:
-    """Writes one JSON object on a line for each row; the columns of `leave_out` only where they say something."""
+    """Writes one line of JSON for each row; omits empty values of the columns in `leave_out`."""
     for line in json_lines(names, rows, leave_out=leave_out):
         sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
@@ -53,7 +53,7 @@ def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_o
 def json_lines(
     names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()
 ) -> Iterator[bytes]:
-    """One line with a JSON object for each row; the columns of `leave_out` only where they say something."""
+    """One line of JSON for each row; omits empty values of the columns in `leave_out`."""
     import msgspec
 
     encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -90,7 +90,7 @@ def to_cell(value: object) -> Text:
 
 
 def make_table(names: Iterable[str], types: Iterable[pa.DataType]) -> Table:
-    """An empty table with these columns; numbers stand at the right."""
+    """An empty table with these columns; numbers are right-aligned."""
     table = Table(header_style="bold", border_style="dim")
     for name, type_ in zip(names, types, strict=True):
         table.add_column(Text(printable(name)), justify="right" if is_number(type_) else "left", overflow="ellipsis")
@@ -105,7 +105,7 @@ def is_number(type_: pa.DataType) -> bool:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table to stdout: as wide as the terminal, or as wide as it needs to be in a pipe."""
+    """Prints a table to stdout, as wide as the terminal; in a pipe, as wide as its content."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=Console(width=PIPE_WIDTH_MAX).measure(table).maximum)
@@ -113,12 +113,12 @@ def print_table(table: Table) -> None:
 
 
 def events_text(count: int) -> str:
-    """A number of events as people say it."""
+    """A number of events, such as `3 events`."""
     return f"{count:,} event{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes, such as `1.5 MB`."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:
@@ -140,7 +140,7 @@ def _plain_column(column: pa.Array) -> Iterable[Any]:
 
 
 def _times(column: pa.Array) -> list[Any]:
-    """Times and dates as Python has them; those that lie outside of its years as text, and DuckDB's infinite ones by name."""
+    """Times and dates as Python values; as text if Python cannot represent them, or if DuckDB means infinity."""
     import pyarrow as pa
 
     from headwater.log.arrow.columns import datetimes_of
@@ -164,7 +164,7 @@ def _times(column: pa.Array) -> list[Any]:
 
 
 def _plain_of(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes a value of the type plain; None where it already is."""
+    """The conversion to a plain value; None if the value already is one."""
     import pyarrow as pa
 
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):

@@ -1,7 +1,7 @@
-"""What `headwater run` shows: a live table on a terminal, a line for each stage now and then anywhere else.
+"""The screen of `headwater run`: a live table on a terminal, else a line for each stage every few seconds.
 
-The table has what fits: a narrow terminal sees state, rate, lag and the last batch, a wide one everything. Columns that would only
-hold zeros (restarts, dead letters) are left out.
+The table has the columns that fit: a narrow terminal shows state, rate, lag and the last batch, a wide one everything.
+Columns with only zeros (restarts, dead letters) are omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 5.0
 NAME_MIN = 24
-"""So many characters of a name are shown, if something else can be left out for it."""
+"""The characters of a name that take precedence over less important columns."""
 
 _WORDS_MIN = 20
 _TREE = re.compile(r"[│├└─ ]*")
@@ -50,18 +50,18 @@ _STYLES = {
 
 
 class RunScreen(Protocol):
-    """Where a status is shown."""
+    """A place that shows the status of an application."""
 
     def show(self, status: AppStatus) -> None:
-        """Shows how things are now."""
+        """Shows the current status."""
 
     def tell(self, line: str) -> None:
-        """Says one thing."""
+        """Shows one line of text."""
 
 
 @contextmanager
 def open_screen(first: AppStatus) -> Iterator[RunScreen]:
-    """The screen that fits stdout, with an application that is about to start."""
+    """Opens the screen that fits stdout, for an application that is about to start."""
     console = Console()
     if not is_terminal():
         lines = _Lines(console)
@@ -75,16 +75,16 @@ def open_screen(first: AppStatus) -> Iterator[RunScreen]:
 
 
 def print_status(status: AppStatus) -> None:
-    """Prints a status once; of an application that has ended, what it told last."""
+    """Prints a status once; for an application that has ended, its last report."""
     console = Console()
     console.print(Drawn(status))
     if not status.is_alive:
         ago = duration_text((system_clock() - status.at_us) / 1e6)
-        console.print(Text(f"Process {status.pid} is gone; this is what it told {ago} ago.", style="yellow"))
+        console.print(Text(f"Process {status.pid} has ended. Its last report is from {ago} ago.", style="yellow"))
 
 
 def print_plan(drawing: str) -> None:
-    """Prints the drawing of a graph: on a terminal in colours, with what is too long broken under its own branch."""
+    """Prints the drawing of a graph; on a terminal in colours, with long lines wrapped under their branch."""
     console = Console()
     if not console.is_terminal:
         console.print(Text(drawing), soft_wrap=True)
@@ -112,7 +112,7 @@ def _branch(line: str, width: int) -> Text:
 
 
 class Drawn:
-    """A status as a picture, as wide as there is room."""
+    """A renderable status, as wide as the console."""
 
     def __init__(self, status: AppStatus, *, footer: str = "") -> None:
         self._status = status
@@ -132,7 +132,7 @@ class Drawn:
 
 
 def duration_text(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration, such as `5 min`."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -199,7 +199,7 @@ def _headline(status: AppStatus) -> Text:
 
 
 def _columns(stages: list[StageStatus]) -> dict[str, list[Text]]:
-    """What there is to show, by the columns' headings."""
+    """The cells by the headings of their columns."""
     columns = {
         "stage": [Text(stage.name, style="bold") for stage in stages],
         "to": [Text(printable(stage.to)) for stage in stages],
@@ -224,12 +224,12 @@ def _columns(stages: list[StageStatus]) -> dict[str, list[Text]]:
 
 
 def _table(stages: list[StageStatus], width: int) -> Table:
-    """As wide as there is room: what matters least is left out, names are cut, numbers never."""
+    """A table that fits the width: it omits the least important columns and cuts names, never numbers."""
     columns = _columns(stages)
     widths = {heading: max(len(heading), *map(len, cells)) for heading, cells in columns.items()}
 
     def room() -> int:
-        """What the names have."""
+        """The width left for the names."""
         return width - 2 - sum(_GAP + widths[heading] for heading in columns if heading not in _NAMES)
 
     for heading in _LEAST_FIRST:
@@ -248,7 +248,7 @@ def _table(stages: list[StageStatus], width: int) -> Table:
 
 
 def _trouble(stage: StageStatus) -> Text:
-    goes_on = {"waiting": "is tried again", "failed": "has stopped; the others go on"}.get(stage.state, stage.state)
+    goes_on = {"waiting": "will be retried", "failed": "stopped; other stages continue"}.get(stage.state, stage.state)
     style = _STYLES[stage.state]
     return Text.assemble(
         (f"{stage.name}", "bold"), f" ({stage.where}) ", (f"{goes_on}: ", style), printable(stage.error or "")
@@ -263,7 +263,7 @@ def _batch(stage: StageStatus) -> str:
 
 
 def _clock(watermark: str | None) -> str:
-    """A watermark as people read it; before the first event it is 1970."""
+    """A watermark as a short time; a dash before the first event."""
     if watermark is None or watermark.startswith("1970"):
         return "–"
     with suppress(ValueError):
@@ -275,7 +275,7 @@ def _clock(watermark: str | None) -> str:
 
 @contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Ctrl-C does not print `^C` into the picture."""
+    """Keeps Ctrl-C from printing `^C` into the live table."""
     try:
         before = termios.tcgetattr(sys.stdin)
         in_front = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()

@@ -101,4 +101,4 @@ def test_the_commands_ask_first(tmp_path: Path, command: Command) -> None:
     refused(command("groups", "delete", "g", "--yes"), "group_not_found", "'g'")
     refused(command("queues", "delete", "events"), "invalid_input", "--yes")
     assert "deleted the queue of group q" in command("queues", "delete", "events", "--yes").out
-    refused(command("queues", "delete", "events", "--yes"), "invalid_input", "Nobody has opened a queue")
+    refused(command("queues", "delete", "events", "--yes"), "invalid_input", "has no queue")
