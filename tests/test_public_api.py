@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from typing import Any, get_type_hints
@@ -26,7 +27,42 @@ NAMES = [
     "register", "restore_log", "sliding", "top_n", "totals", "true_time", "windowed",
 ]  # fmt: skip
 
+FUNCTIONS: dict[str, str] = {
+    "dedupe": "(df, on, *, within='0 seconds', at=None, uid=None)",
+    "lookup": "(events, table, on, *, at=None, table_at=None, how='left', ties='table', uid=None)",
+    "open_log": "(url, *, durability='fsync', create=True, read_only=False, disk=None, clock=system_clock)",
+    "open_view": "(url, name, *, log=None)",
+    "register": "(spark)",
+    "restore_log": "(backup, to, *, disk=None, clock=system_clock, on_progress=None)",
+    "sliding": "(df, by, *, over, at=None, uid=None, **wanted)",
+    "top_n": "(df, n, *, by=None, order, key=None, over=None, every=None, ties=False, at=None, uid=None)",
+    "totals": "(df, by, *, key=None, at=None, uid=None, **wanted)",
+    "true_time": "(occurred, sent, received)",
+    "windowed": "(df, by=None, *, over=None, every=None, gap=None, at=None, uid=None, **wanted)",
+}
+
 SIGNATURES: dict[Any, dict[str, str]] = {
+    hw.App: {
+        "functions": "property",
+        "graph": "property",
+        "log_url": "property",
+        "moved": "(self, log, *, master, conf=None)",
+        "name": "property",
+        "operators_url": "property",
+        "plan": "(self)",
+        "run": "(self, *, available_now=False, accept_new_checkpoint=None, rebuild_state=None, watch=None, check=True)",
+        "sink": "(self, source, *, to, key=None, name=None, trigger=None, events_max=None, partition_by=(), transactions=False)",
+        "start": "(self, *, accept_new_checkpoint=None, rebuild_state=None)",
+        "status": "(self)",
+        "stop": "(self)",
+        "stream": "(self, *inputs, to=None, key=None, mode='append', trigger=None, late=None, corrections='0 seconds', "
+        "log_columns=(), events_max=None, **settings: TopicSettings)",
+        "table": "(self, name, schema=None, *, key=None, source=None, **settings: TopicSettings)",
+        "topic": "(self, name, schema=None, *, key=None, **settings: TopicSettings)",
+        "use": "(self, *, master=None, conf=None)",
+        "view": "(self, *inputs, key=(), mode='update', order=None, limit=None, trigger=None, late=None, "
+        "corrections='0 seconds', log_columns=(), events_max=None, name=None)",
+    },
     hw.View: {
         "close": "(self)",
         "definition": "property",
@@ -211,18 +247,10 @@ def test_the_members_and_their_arguments_are_these(kind: type) -> None:
     assert found == SIGNATURES[kind]
 
 
-def test_a_log_is_opened_like_this() -> None:
-    """One function for every kind of log."""
-    assert list(inspect.signature(hw.open_log).parameters) == [
-        "url",
-        "durability",
-        "create",
-        "read_only",
-        "disk",
-        "clock",
-    ]
-    defaults = {name: parameter.default for name, parameter in inspect.signature(hw.open_log).parameters.items()}
-    assert (defaults["durability"], defaults["create"], defaults["read_only"]) == ("fsync", True, False)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_functions_and_their_arguments_are_these(name: str) -> None:
+    """Names, order, kinds and defaults."""
+    assert _signature(getattr(hw, name)) == FUNCTIONS[name]
 
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
@@ -266,9 +294,12 @@ def test_nothing_is_loaded_before_it_is_needed(statement: str, allowed: list[str
 
 
 def _signature(member: Any) -> str:
-    """The parameters with their defaults, without annotations."""
+    """The parameters with their defaults, without annotations but for those of keyword arguments that are listed elsewhere."""
     if isinstance(member, property):
         return "property"
     signature = inspect.signature(member)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
+    listed = next((each.annotation for each in signature.parameters.values() if "Unpack" in str(each.annotation)), None)
+    return text if listed is None else text.replace("**settings", f"**settings: {listed[len('Unpack[') : -1]}")

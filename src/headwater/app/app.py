@@ -24,7 +24,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from headwater.app.declaration import captured_node, check_settings
 from headwater.app.launch import Launch, Settings, check_partitions
@@ -33,10 +33,11 @@ from headwater.app.outputs.transactions import transactional
 from headwater.app.restarts import Restart
 from headwater.app.run import AppRun, Watch
 from headwater.log.log import open_log
-from headwater.log.port.topic import check_name
-from headwater.model.clock import duration_us
+from headwater.log.port.topic import TopicSettings, check_name
+from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.model.extras import check_spark
+from headwater.model.schema import SchemaLike
 from headwater.model.url import inside
 from headwater.processing.graph.graph import (
     CHANGES,
@@ -77,7 +78,7 @@ class App:
         state: str | os.PathLike[str] | None = None,
         state_partitions: int = 4,
         views: str | None = None,
-        idle: str = "30 seconds",
+        idle: Duration = "30 seconds",
     ) -> None:
         """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
 
@@ -145,31 +146,36 @@ class App:
 
     # Declaring
 
-    def topic(self, name: str, schema: Any = None, **settings: Any) -> TopicNode:
+    def topic(
+        self, name: str, schema: SchemaLike | None = None, *, key: str | None = None, **settings: Unpack[TopicSettings]
+    ) -> TopicNode:
         """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
         where = caller()
-        settings = dict(check_settings(settings, where))
-        return self._graph.add_topic(
-            TopicNode(name=name, schema=declared_schema(schema), settings=settings, where=where)
-        )
+        made = {"key": key, **check_settings(settings, where)}
+        return self._graph.add_topic(TopicNode(name=name, schema=declared_schema(schema), settings=made, where=where))
 
     def table(
-        self, name: str, schema: Any = None, *, key: str | None = None, source: str | None = None, **settings: Any
+        self,
+        name: str,
+        schema: SchemaLike | None = None,
+        *,
+        key: str | None = None,
+        source: str | None = None,
+        **settings: Unpack[TopicSettings],
     ) -> TopicNode:
         """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame.
 
         With `source` it is a table of a database, captured while the application runs: "sqlite:///shop.db?table=users", or without
         `?table=` the table of this name. Its columns and its key are the database's own; `key` is for one without a primary key.
         """
+        where = caller()
         if source is not None:
-            return self._graph.add_topic(captured_node(name, schema, key, source, settings, caller()))
+            return self._graph.add_topic(captured_node(name, schema, key, source, settings, where))
         if schema is not None and key is None:
-            raise InvalidApp(
-                f"{caller()}: table {name!r} has no key.", advice="Give key=…: a table has one row per key."
-            )
-        settings = {"key": key, "compact": True, **check_settings(settings, caller())}
+            raise InvalidApp(f"{where}: table {name!r} has no key.", advice="Give key=…: a table has one row per key.")
+        made = {"key": key, "compact": True, **check_settings(settings, where)}
         return self._graph.add_topic(
-            TopicNode(name=name, schema=declared_schema(schema), settings=settings, is_table=True, where=caller())
+            TopicNode(name=name, schema=declared_schema(schema), settings=made, is_table=True, where=where)
         )
 
     def stream(
@@ -177,19 +183,17 @@ class App:
         *inputs: Input,
         to: str | None = None,
         key: str | None = None,
-        time: str | None = None,
-        lateness: str = "0 seconds",
         mode: OutputMode = "append",
-        trigger: str | None = None,
+        trigger: Duration | None = None,
         late: Late | None = None,
-        corrections: str = "0 seconds",
+        corrections: Duration = "0 seconds",
         log_columns: Sequence[str] = (),
         events_max: int | None = None,
-        **settings: Any,
+        **settings: Unpack[TopicSettings],
     ) -> Callable[[F], F]:
         """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
 
-        The topic is made with the result's columns; `key`, `time`, `lateness` and further settings are its own. `late` says what becomes
+        The topic is made with the result's columns; `key` and the settings of `log.create_topic` are its own. `late` says what becomes
         of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
         "correct" counts them in for so long as `corrections` says. With "window" an event whose window of `hw.windowed` is open
         counts, however late it is. `log_columns` are columns of the log that the inputs have as well, such
@@ -198,8 +202,7 @@ class App:
         """
 
         def declare(function: F) -> F:
-            made = {"key": key, "time": time, "lateness": lateness, "lateness_us": duration_us(lateness)}
-            made |= {**check_settings(settings, place_of(function)), "events_max": events_max}
+            made = {"key": key, **check_settings(settings, place_of(function)), "events_max": events_max}
             self._add(
                 function,
                 StageNode(
@@ -229,9 +232,9 @@ class App:
         mode: OutputMode = "update",
         order: str | Sequence[str] | None = None,
         limit: int | None = None,
-        trigger: str | None = None,
+        trigger: Duration | None = None,
         late: Late | None = None,
-        corrections: str = "0 seconds",
+        corrections: Duration = "0 seconds",
         log_columns: Sequence[str] = (),
         events_max: int | None = None,
         name: str | None = None,
@@ -273,7 +276,7 @@ class App:
         to: str,
         key: str | Sequence[str] | None = None,
         name: str | None = None,
-        trigger: str | None = None,
+        trigger: Duration | None = None,
         events_max: int | None = None,
         partition_by: str | Sequence[str] = (),
         transactions: bool = False,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
 from headwater.capture.supervisor import CapturedTable
 from headwater.log.log import Log
+from headwater.log.port.topic import TopicSettings
+from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import HeadwaterError, InvalidApp
-from headwater.model.schema import widen
+from headwater.model.schema import SchemaLike, widen
 from headwater.processing.graph.graph import StageNode, TopicNode
 from headwater.sinks.files import is_folder
 from headwater.sinks.sink import is_target
@@ -22,16 +22,20 @@ from headwater.views.changes import CHANGES_KEY
 if TYPE_CHECKING:
     from headwater.processing.stages.analysis import StageAnalysis
 
-_GIVEN = ("self", "name", "schema", "exist_ok")
-"""What an application gives by itself where it makes a topic."""
+_DURATIONS = ("lateness", "future_max", "retention", "tombstones")
 
 
-def check_settings(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The settings of a topic that an application makes; `InvalidApp` for what a topic has not."""
-    known = [name for name in signature(Log.create_topic).parameters if name not in _GIVEN]
+def check_settings(settings: TopicSettings, where: str) -> TopicSettings:
+    """The settings of a topic that an application makes; `InvalidApp` for what a topic has not, and for what is no duration."""
+    known = list(TopicSettings.__annotations__)
     wrong = next((name for name in settings if name not in known), None)
     if wrong is not None:
-        raise InvalidApp(f"{where}: a topic has no setting {wrong!r}.", advice=f"It has {', '.join(known)}.")
+        raise InvalidApp(f"{where}: a topic has no setting {wrong!r}.", advice=f"It has key, {', '.join(known)}.")
+    for name in _DURATIONS:
+        try:
+            duration_us(settings.get(name) or "0 seconds")
+        except HeadwaterError as error:
+            raise InvalidApp(f"{where}: {name}: {error.what}", advice=error.advice) from None
     return settings
 
 
@@ -61,7 +65,7 @@ def captured_table(node: TopicNode) -> CapturedTable:
 
 
 def captured_node(
-    name: str, schema: Any, key: str | None, source: str, settings: Mapping[str, Any], where: str
+    name: str, schema: SchemaLike | None, key: str | None, source: str, settings: TopicSettings, where: str
 ) -> TopicNode:
     """A table that is captured from a database, which knows its columns itself."""
     if schema is not None or settings:
@@ -95,7 +99,7 @@ def make_output(log: Log, stage: StageNode, analysed: StageAnalysis) -> None:
     named = stage.key[0] if stage.key else None
     is_copy = stage.kind == "sink" and named is None
     if stage.to not in log.topics():
-        settings = {name: value for name, value in stage.settings.items() if name not in ("lateness_us", "events_max")}
+        settings = {name: value for name, value in stage.settings.items() if name != "events_max"}
         settings["key"] = _copied_key(log, stage.inputs[0]) if is_copy else named
         log.create_topic(stage.to, analysed.schema, exist_ok=True, **settings)
         return

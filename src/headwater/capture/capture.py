@@ -36,6 +36,7 @@ from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
 from headwater.log.port.write import Write
 from headwater.model.backoff import Backoff
+from headwater.model.clock import Duration
 from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable, NotFound
 from headwater.model.marker import Marker
 
@@ -61,7 +62,7 @@ class Capture:
         prefix: str = "",
         names: Mapping[str, str] | None = None,
         partitions: int = 4,
-        retention: str = HISTORY_RETENTION,
+        retention: Duration | None = HISTORY_RETENTION,
         heartbeat_s: float = HEARTBEAT_S,
         backfill_again: bool = False,
         reach: Callable[[str], None] | None = None,

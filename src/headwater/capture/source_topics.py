@@ -24,6 +24,7 @@ from headwater.capture.topics import (
 )
 from headwater.log.log import Log
 from headwater.log.port.topic import Topic, check_name
+from headwater.model.clock import Duration
 from headwater.model.errors import NotCapturable, SchemaConflict, Unsupported
 from headwater.model.schema import has_room_for
 
@@ -32,7 +33,14 @@ class CapturedTopics:
     """The topics of one source; safe from any thread."""
 
     def __init__(
-        self, log: Log, source: str, *, prefix: str, names: Mapping[str, str], partitions: int, retention: str
+        self,
+        log: Log,
+        source: str,
+        *,
+        prefix: str,
+        names: Mapping[str, str],
+        partitions: int,
+        retention: Duration | None,
     ) -> None:
         self._log = log
         self._source = source

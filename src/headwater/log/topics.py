@@ -24,7 +24,7 @@ from headwater.log.port.topic import (
 )
 from headwater.model.clock import NO_TIME, Clock, Duration, duration_us, time_us
 from headwater.model.errors import InvalidInput, TopicExists
-from headwater.model.schema import BYTES_SCHEMA, to_arrow_schema, widen
+from headwater.model.schema import BYTES_SCHEMA, SchemaLike, to_arrow_schema, widen
 
 SEGMENT_BYTES = 64 << 20
 EVENT_BYTES_MAX = 8 << 20
@@ -44,7 +44,7 @@ class LogTopics:
     def create_topic(
         self,
         name: str,
-        schema: str | pa.Schema | type | None = None,
+        schema: SchemaLike | None = None,
         *,
         key: str | None = None,
         time: str | None = None,
@@ -119,7 +119,7 @@ class LogTopics:
         self,
         name: str,
         *,
-        schema: str | pa.Schema | type | UnsetType = UNSET,
+        schema: SchemaLike | UnsetType = UNSET,
         lateness: Duration | UnsetType = UNSET,
         future_max: Duration | UnsetType = UNSET,
         event_bytes_max: int | UnsetType = UNSET,
@@ -177,7 +177,7 @@ class LogTopics:
     def adopt_topic(
         self,
         name: str,
-        schema: str | pa.Schema | type,
+        schema: SchemaLike,
         *,
         key: str | None = None,
         time: str | None = None,
@@ -264,7 +264,7 @@ class LogTopics:
         }
 
 
-def _wider(topic: Topic, schema: str | pa.Schema | type) -> tuple[pa.Schema, ...]:
+def _wider(topic: Topic, schema: SchemaLike) -> tuple[pa.Schema, ...]:
     if not topic.has_schema:
         raise InvalidInput(
             f"Topic {topic.name!r} carries bytes and cannot get a schema.", advice="Create another topic."

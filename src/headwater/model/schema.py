@@ -17,7 +17,7 @@ import decimal
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -40,6 +40,7 @@ __all__ = [
     "DELETED",
     "DEPTH_MAX",
     "HEADERS",
+    "SchemaLike",
     "project",
     "schema_from_json",
     "schema_to_json",
@@ -48,6 +49,9 @@ __all__ = [
     "type_to_ddl",
     "widen",
 ]
+
+SchemaLike: TypeAlias = str | pa.Schema | type
+"""A schema as users write it: a Spark DDL string, a `pyarrow.Schema`, or a dataclass."""
 
 BYTES_SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 """The schema of a topic that was created without one."""
@@ -83,7 +87,7 @@ _UNSIGNED = {
 }
 
 
-def to_arrow_schema(schema: str | pa.Schema | type) -> pa.Schema:
+def to_arrow_schema(schema: SchemaLike) -> pa.Schema:
     """The schema that a DDL string, a `pyarrow.Schema` or a dataclass describes, in the types that Spark reads.
 
     In a dataclass `X | None` is a nullable column and everything else NOT NULL; `Annotated[Decimal, pa.decimal128(10, 2)]`

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headwater.log.port.topic import NAME_CHARACTERS_MAX, check_name
 from headwater.model.errors import InvalidInput
-from headwater.model.schema import schema_from_json, schema_to_json, to_arrow_schema, to_ddl
+from headwater.model.schema import SchemaLike, schema_from_json, schema_to_json, to_arrow_schema, to_ddl
 
 Mode = Literal["update", "complete", "append"]
 """What a batch is: rows that are new or changed by key, the whole result, or rows that are only added."""
@@ -67,7 +67,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def define_view(
     name: str,
-    schema: str | pa.Schema | type,
+    schema: SchemaLike,
     *,
     key: str | Sequence[str] = (),
     mode: Mode = "update",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -111,6 +112,17 @@ def test_a_trigger_is_a_duration(app: hw.App) -> None:
     app.topic("clicks", schema=SCHEMA)
     with pytest.raises(InvalidApp, match="trigger='soon' is no duration"):
         app.stream("clicks", to="copy", trigger="soon")(identity)
+
+
+def test_durations_may_be_timedeltas(app: hw.App) -> None:
+    """As everywhere; one that is none is refused where it is given."""
+    minute = timedelta(minutes=1)
+    app.topic("clicks", schema=SCHEMA, lateness=minute, retention=None)
+    app.stream("clicks", to="copy", lateness=minute, trigger=minute / 60, late="correct", corrections=minute)(identity)
+    stage = app.graph.stages["identity"]
+    assert (stage.trigger, stage.corrections_us) == (timedelta(seconds=1), 60_000_000)
+    with pytest.raises(InvalidApp, match=r"test_graph.py:\d+: lateness: 'soon' is not a duration"):
+        app.topic("orders", schema=SCHEMA, lateness="soon")
 
 
 def test_a_table_needs_a_key(app: hw.App) -> None:

@@ -57,7 +57,9 @@ def run(
     ] = None,
     prefix: Annotated[str, typer.Option(help="A prefix for the names of the topics.")] = "",
     partitions: Annotated[int, typer.Option(min=1, help="The number of partitions of each new topic.")] = 4,
-    retention: Annotated[str, typer.Option(help="How long the log keeps the history of each new table.")] = "7 days",
+    retention: Annotated[
+        str, typer.Option(help='How long the log keeps the history of each new table, or "forever".')
+    ] = "7 days",
     available_now: Annotated[
         bool, typer.Option("--available-now", help="Capture the present rows and changes, then exit.")
     ] = False,
@@ -77,7 +79,12 @@ def run(
     source = open_source(url, table, name=name, key=_keys(key or []))
     with open_or_create(log) as opened, _stopped_by_signals() as stop, progress_line(source.name) as line:
         running = Capture(
-            opened, source, prefix=prefix, partitions=partitions, retention=retention, backfill_again=backfill_again
+            opened,
+            source,
+            prefix=prefix,
+            partitions=partitions,
+            retention=None if retention == "forever" else retention,
+            backfill_again=backfill_again,
         )
         try:
             running.open()

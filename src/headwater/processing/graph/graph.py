@@ -15,9 +15,9 @@ import msgspec
 import pyarrow as pa
 
 from headwater.log.port.topic import check_name
-from headwater.model.clock import duration_us
+from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import InvalidApp
-from headwater.model.schema import to_arrow_schema
+from headwater.model.schema import SchemaLike, to_arrow_schema
 from headwater.model.url import without_password
 
 StageKind = Literal["stream", "view", "sink"]
@@ -58,7 +58,7 @@ class StageNode(msgspec.Struct, frozen=True, kw_only=True):
     to: str
     key: tuple[str, ...] = ()
     mode: OutputMode = "append"
-    trigger: str | None = None
+    trigger: Duration | None = None
     late: Late | Literal["only"] | None = None
     """`only` is for the stage that keeps late events in a topic."""
     late_of: str = ""
@@ -284,7 +284,7 @@ def _shown(stage: StageNode) -> str:
             return f"{stage.name} → sink {without_password(stage.to)}"
 
 
-def declared_schema(schema: Any) -> pa.Schema | None:
+def declared_schema(schema: SchemaLike | None) -> pa.Schema | None:
     """A topic's schema as it was declared: a DDL string, an Arrow schema or a dataclass."""
     return None if schema is None else to_arrow_schema(schema)
 
@@ -292,7 +292,7 @@ def declared_schema(schema: Any) -> pa.Schema | None:
 def check_trigger(stage: StageNode) -> None:
     """Refuses a trigger that is no duration."""
     try:
-        duration_us(str(stage.trigger))
+        duration_us(stage.trigger)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, the sentence is the same
         raise InvalidApp(
             f"{stage.place}: trigger={stage.trigger!r} is no duration.", advice='Use one such as "1 second".'

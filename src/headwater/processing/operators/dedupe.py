@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from headwater.model.clock import duration_us
+from headwater.model.clock import Duration, duration_us
 from headwater.processing.operators.operator import Input, Time, in_log_order, operate
 from headwater.processing.operators.row_order import Ranks, in_fixed_order, time_column, times_of
 from headwater.processing.spark.types import to_arrow
@@ -28,7 +28,12 @@ _SEEN = "seen"
 
 
 def dedupe(
-    df: DataFrame, on: str | Sequence[str], *, within: str = "0 seconds", at: str | None = None, uid: str | None = None
+    df: DataFrame,
+    on: str | Sequence[str],
+    *,
+    within: Duration = "0 seconds",
+    at: str | None = None,
+    uid: str | None = None,
 ) -> DataFrame:
     """The rows of `df` without further copies: rows of the same key `on` whose times `at` are at most `within` apart.
 

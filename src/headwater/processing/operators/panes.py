@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headwater.model.clock import duration_us
+from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.operator import MAX_TIME, Time
 from headwater.processing.state.sorted_runs import AT, MIN_TIME, column
@@ -33,7 +33,7 @@ Array = Any
 """A NumPy array."""
 
 
-def checked(over: str, every: str | None) -> Panes:
+def checked(over: Duration, every: Duration | None) -> Panes:
     """The panes of windows of the length `over`, one after the other or one each `every`."""
     over_us, every_us = duration_us(over), duration_us(over if every is None else every)
     if over_us <= 0 or every_us <= 0:

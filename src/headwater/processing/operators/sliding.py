@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from headwater.model.clock import duration_us
+from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.operators.operator import Input, Time, operate
@@ -35,7 +35,7 @@ def sliding(
     df: DataFrame,
     by: str | Sequence[str],
     *,
-    over: str,
+    over: Duration,
     at: str | None = None,
     uid: str | None = None,
     **wanted: Wanted,

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from headwater.model.clock import Duration
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
 from headwater.processing.operators.grouping import Groups, keyed
@@ -44,8 +45,8 @@ def top_n(
     by: str | Sequence[str] | None = None,
     order: str | Sequence[str],
     key: str | Sequence[str] | None = None,
-    over: str | None = None,
-    every: str | None = None,
+    over: Duration | None = None,
+    every: Duration | None = None,
     ties: bool = False,
     at: str | None = None,
     uid: str | None = None,

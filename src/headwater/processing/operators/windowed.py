@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headwater.model.clock import NO_TIME, duration_us
+from headwater.model.clock import NO_TIME, Duration, duration_us
 from headwater.model.errors import InvalidInput
 from headwater.processing.operators.aggregate import Aggregate, Wanted, aggregates_of
 from headwater.processing.operators.grouping import ALL, Groups, keyed, with_all
@@ -41,9 +41,9 @@ def windowed(
     df: DataFrame,
     by: str | Sequence[str] | None = None,
     *,
-    over: str | None = None,
-    every: str | None = None,
-    gap: str | None = None,
+    over: Duration | None = None,
+    every: Duration | None = None,
+    gap: Duration | None = None,
     at: str | None = None,
     uid: str | None = None,
     **wanted: Wanted,
@@ -80,7 +80,7 @@ def _check_names(df: DataFrame, group: Sequence[str]) -> None:
             raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours before.")
 
 
-def _shape(over: str | None, every: str | None, gap: str | None) -> Panes | None:
+def _shape(over: Duration | None, every: Duration | None, gap: Duration | None) -> Panes | None:
     """How windows lie; None for sessions."""
     if (over is None) == (gap is None):
         raise InvalidInput(

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.log.port.topic import Topic
 from headwater.log.topics import PARTITIONS
+from headwater.model.clock import duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import DELETED, to_arrow_schema
 from headwater.processing.graph.graph import CHANGES, Graph, StageNode
@@ -197,7 +198,7 @@ class Analysis:
         if writer is None or writer.name not in self.stages or topic.endswith(CHANGES):
             return self._outside(topic)
         settings = writer.settings
-        time, lateness = settings.get("time"), settings.get("lateness_us", 0)
+        time, lateness = settings.get("time"), duration_us(settings.get("lateness", "0 seconds"))
         schema, key = self.stages[writer.name].schema, writer.key[0] if writer.key else None
         roots = settings.get("partitions", PARTITIONS)
         return TopicFacts(schema, time, lateness, placed_by=placed_by(schema, key), roots=roots)

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
 from headwater.model.backoff import Backoff
+from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
 from headwater.processing.checkpoint.beginning import note_beginning
 from headwater.processing.checkpoint.marker import committed, ends_of, planned, query_of
@@ -282,7 +283,7 @@ class _SupervisedStage:
             write = None if self.plan.write is None else self._noting(self.plan.write())
             writer = self._supervisor.writer(self.plan, result, write)
             trigger = (
-                {"availableNow": True} if available_now else {"processingTime": self.plan.stage.trigger or "0 seconds"}
+                {"availableNow": True} if available_now else {"processingTime": _interval(self.plan.stage.trigger)}
             )
             if self._supervisor.is_stopping:
                 return
@@ -485,6 +486,11 @@ def is_in_a_batch(query: StreamingQuery) -> bool:
     """Whether a query is at work; one that asks its sources may be waiting in them for something to come."""
     status = query.status
     return bool(status["isTriggerActive"]) and not status["message"].startswith(_ASKING)
+
+
+def _interval(trigger: Duration | None) -> str:
+    """How often Spark looks for a batch, in its own words."""
+    return f"{0 if trigger is None else duration_us(trigger) // 1000} milliseconds"
 
 
 def _changed(listener: Listener) -> set[str] | None:
