@@ -29,6 +29,7 @@ from bench.harness import Figure, Options, Target, measure, measure_each, scratc
 from headwater.capture.capture import Capture
 from headwater.capture.source_url import open_source
 from headwater.log.clients.reader import Reader
+from headwater.model.points import watched
 from headwater.testing.servers.guard import die_with_parent
 
 ROWS, ROWS_QUICK = 1_000_000, 100_000
@@ -267,13 +268,13 @@ def _capturing(url: str, folder: str) -> Iterator[Connection]:
 def _capture(url: str, folder: str, ready: Event, tell: Connection) -> None:
     die_with_parent()
 
-    def reach(point: str) -> None:
+    def note(point: str) -> None:
         at_s = time.monotonic()
         if point == "capture: before append" and capture.progress.events:
             tell.send((capture.progress.events, at_s))
 
-    with headwater.open_log(folder) as log:
-        capture = Capture(log, open_source(url, ["t"], name="shop"), reach=reach)
+    with headwater.open_log(folder) as log, watched(note):
+        capture = Capture(log, open_source(url, ["t"], name="shop"))
         capture.open()
         capture.catch_up()
         ready.set()

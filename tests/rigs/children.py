@@ -129,19 +129,6 @@ def in_child(work: Callable[[], T], *, user: int | None = None, timeout_s: float
     return Child(work, user=user).result(timeout_s=timeout_s)
 
 
-def dies_at(point: str, *, nth: int = 1) -> Callable[[str], None]:
-    """What is told of each point that is reached: it ends its own process, as `kill -9` does, at one of them, the nth time."""
-    left = nth
-
-    def reach(reached: str) -> None:
-        nonlocal left
-        left -= reached == point
-        if reached == point and left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return reach
-
-
 def _run(work: Callable[[], Any], user: int | None, writing: int) -> None:
     outcome: tuple[Any, BaseException | None, str]
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from headwater.model.errors import InvalidApp, InvalidInput
 from headwater.model.marker import Marker
 from headwater.sinks.files import FileSink
 from headwater.sinks.sink import open_sink
+from headwater.testing.crash.points import kill_at
 from tests.rigs.app.sink_targets import SHAPE, batch, delta_rows, folded, write
 from tests.rigs.children import in_child
 from tests.sinks.test_zombie_files import STEPS
@@ -25,22 +24,10 @@ from tests.sinks.test_zombie_files import STEPS
 DAYS, BATCHES = ("2026-01-30", "2026-01-31"), 6
 
 
-class _Killed(FileSink):
-    """Dies when a step is reached for the nth time."""
-
-    step, left = "", 0
-
-    def reach(self, step: str) -> None:
-        if step == self.step:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
 def add_all(folder: Path, step: str = "", nth: int = 0) -> None:
     """As Spark does: two files for each day, and the last batch is always tried again."""
-    sink = _Killed(f"{folder}/out?partition_by=day,n%2Fa", stage="app.files")
-    sink.step, sink.left = step, nth
+    kill_at(step, nth)
+    sink = FileSink(f"{folder}/out?partition_by=day,n%2Fa", stage="app.files")
     last = sink.last
     for epoch in range(0 if last is None else last.epoch, BATCHES):
         marker = Marker(query="a query", epoch=epoch, ends=epoch)

@@ -24,12 +24,14 @@ from headwater.model.errors import (
     InvalidInput,
     Unsupported,
 )
+from headwater.model.points import watched
 from headwater.model.schema import to_arrow_schema
 from headwater.sinks import redis as redis_sink
 from headwater.sinks.ledger import NO_ENTRY
 from headwater.sinks.newest_rows import Pieces, newest, with_places
 from headwater.sinks.sink import Dead, Shape, open_sink, write_batch
 from headwater.sinks.table_group import open_together, write_together
+from headwater.testing.crash.points import at
 from headwater.verify.side_url import open_side
 from tests.rigs.app.sink_targets import EMBEDDED, SERVED, SHAPE, Target, batch, folded, marker, write
 
@@ -301,12 +303,11 @@ def test_tables_together_get_a_new_column_with_the_batch_that_has_it(make_target
     wider = Shape("users", SHAPE.schema.append(pa.field("note", pa.string())), ("id",))
     rows = batch([("b", user(3, note="new"))], first=2, schema=wider.schema)
 
-    def strike(step: str) -> None:
-        if step == "sink: piece applied":
-            raise InterruptedError
+    def strike() -> None:
+        raise InterruptedError
 
-    with pytest.raises(InterruptedError):
-        write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))], reach=strike)
+    with pytest.raises(InterruptedError), watched(at("sink: piece applied", strike)):
+        write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))])
     assert target.rows() == folded([("a", user(1)), ("b", user(2))])
     write_together(sink, marker(1), [(wider, Pieces([rows], ("id",)))])
     sink.close()

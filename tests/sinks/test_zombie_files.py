@@ -6,7 +6,6 @@ The oracle is DuckDB over the files, against rows that are made of the batch's n
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -17,33 +16,20 @@ import pytest
 
 from headwater.model.errors import CheckpointConflict, HeadwaterError, TimedOut
 from headwater.model.marker import Marker
+from headwater.model.points import points_of, watch
 from headwater.sinks import files
 from headwater.sinks.files import FileSink
 from headwater.testing.contracts.case import refused
+from headwater.testing.crash.points import at, kill_at
 from tests.rigs.children import Child, Gate, in_child
 
-STEPS = re.findall(r'self\.reach\("(files: [^"]+)"\)', Path(files.__file__).read_text())
+STEPS = points_of("files:")
 UNLOCKED = ["files: begun", "files: staged"]
 FILES = 3
 
 
-class _Sink(FileSink):
-    """Does something when a step is reached for the nth time."""
-
-    def __init__(self, folder: Path, step: str = "", nth: int = 1, strike: object = None) -> None:
-        super().__init__(str(folder / "out"), stage="app.files")
-        self._step, self._left, self._strike = step, nth, strike
-
-    def reach(self, step: str) -> None:
-        if step == self._step:
-            self._left -= 1
-            if self._left == 0:
-                assert callable(self._strike)
-                self._strike()
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def sink_of(folder: Path) -> FileSink:
+    return FileSink(str(folder / "out"), stage="app.files")
 
 
 def add(sink: FileSink, epoch: int, *, query: str = "a query") -> int:
@@ -76,17 +62,16 @@ def check(folder: Path, batches: int) -> None:
     assert list((folder / "out" / "_headwater" / "staged").iterdir()) == []
 
 
-def test_every_step_has_a_name() -> None:
-    """The rounds below follow the source."""
-    assert {"files: staged", "files: moved one", "files: entered"} < set(STEPS)
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_a_writer_killed_at_a_step_is_gone_on_with(tmp_path: Path, step: str) -> None:
+    def add_until_killed(nth: int) -> None:
+        kill_at(step, nth)
+        add_all(sink_of(tmp_path), 12)
+
     for nth in (1, 2, 4):
         with pytest.raises(AssertionError, match="SIGKILL"):
-            in_child(lambda nth=nth: add_all(_Sink(tmp_path, step, nth, kill), 12))
-    add_all(_Sink(tmp_path), 12)
+            in_child(lambda nth=nth: add_until_killed(nth))
+    add_all(sink_of(tmp_path), 12)
     check(tmp_path, 12)
 
 
@@ -98,10 +83,10 @@ def sleeper(folder: Path, step: str, asleep: Gate) -> Child[str]:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def work() -> str:
-        sink = _Sink(folder)
-        add(sink, 0)
+        add(sink_of(folder), 0)
+        watch(at(step, sleep))
         try:
-            return f"added {add(_Sink(folder, step, 1, sleep), 1)}"
+            return f"added {add(sink_of(folder), 1)}"
         except HeadwaterError as error:
             return error.code
 
@@ -115,10 +100,10 @@ def test_a_writer_that_slept_adds_nothing_and_removes_nothing(tmp_path: Path, st
     with Gate() as asleep:
         zombie = sleeper(tmp_path, step, asleep)
         asleep.wait()
-        add_all(_Sink(tmp_path), batches)
+        add_all(sink_of(tmp_path), batches)
         os.kill(zombie.pid, signal.SIGCONT)
         assert zombie.result() == ("added 0" if batches == 2 else CheckpointConflict.code)
-    add_all(_Sink(tmp_path), batches + 1)
+    add_all(sink_of(tmp_path), batches + 1)
     check(tmp_path, batches + 1)
 
 
@@ -132,17 +117,17 @@ def test_a_writer_that_sleeps_while_it_moves_files_is_named(
         zombie = sleeper(tmp_path, step, asleep)
         asleep.wait()
         with refused(TimedOut, f"Process {zombie.pid} holds"):
-            add(_Sink(tmp_path), 1 if _Sink(tmp_path).last == Marker(query="a query", epoch=0, ends=0) else 2)
+            add(sink_of(tmp_path), 1 if sink_of(tmp_path).last == Marker(query="a query", epoch=0, ends=0) else 2)
         os.kill(zombie.pid, signal.SIGCONT)
         assert zombie.result() == f"added {FILES}"
-    add_all(_Sink(tmp_path), 4)
+    add_all(sink_of(tmp_path), 4)
     check(tmp_path, 4)
 
 
 def test_another_query_is_refused(tmp_path: Path) -> None:
     """A deleted checkpoint, or another application's; nothing is touched."""
-    add_all(_Sink(tmp_path), 3)
+    add_all(sink_of(tmp_path), 3)
     with refused(CheckpointConflict, "deleted"):
-        add(_Sink(tmp_path), 0, query="another")
+        add(sink_of(tmp_path), 0, query="another")
     check(tmp_path, 3)
     assert TimedOut.retriable and not CheckpointConflict.retriable

@@ -5,9 +5,7 @@ The oracle is a reader that knows nothing of generations: it takes the events of
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ from headwater.log.log import Log, open_log
 from headwater.model.errors import Fenced
 from headwater.model.schema import to_ddl
 from headwater.testing.contracts.views import Feeder, counts, drained, pages
+from headwater.testing.crash.points import kill_at
 from headwater.verify.log_sides import open_log_side
 from headwater.views.catalog import CatalogEntry, ViewCatalog, plan_view
 from headwater.views.definition import ViewDefinition, define_view
-from headwater.views.maintainer import Reach
 from headwater.views.store import ViewStore, open_store
 from headwater.views.view import View
 from tests.rigs.children import Child
@@ -242,27 +240,20 @@ def random_rows(chance: random.Random) -> list[Row]:
 
 def run_generations(folder: Path, seed: int, *, die_at: str = "", die_on: int = 0) -> None:
     """Several generations, from where an earlier process was killed; dies at a step for the n-th time."""
-    left = die_on
-
-    def reach(step: str) -> None:
-        nonlocal left
-        left -= step == die_at
-        if step == die_at and left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    kill_at(die_at, die_on)
     with open_log(folder / "log", durability="os") as log:
         store = open_store(f"sqlite:///{folder}/views.db")
         entry = ViewCatalog(log).find("per_page")
         for number in range(0 if entry is None else int(entry.definition.fingerprint), GENERATIONS):
-            run_generation(log, store, number, seed, reach)
+            run_generation(log, store, number, seed)
             assert followed(log) == shown(log, store), (seed, number)
         store.close()
 
 
-def run_generation(log: Log, store: ViewStore, number: int, seed: int, reach: Reach) -> None:
+def run_generation(log: Log, store: ViewStore, number: int, seed: int) -> None:
     """The batches of one generation, from the last one that is known on; it is swapped in after two of them."""
     plan = plan_view(log, msgspec.structs.replace(pages(), fingerprint=str(number)))
-    feeder = Feeder(log, store, plan.definition, reach=reach)
+    feeder = Feeder(log, store, plan.definition)
     last = log.store.stage_state(stage_name(plan.definition)).last
     chance = random.Random(f"{seed}.{number}")
     for epoch, rows in enumerate([random_rows(chance) for _ in range(4)]):

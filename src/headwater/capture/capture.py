@@ -10,8 +10,8 @@ Invariant: for each key the topic's last event is the newest row that the databa
 What a table cannot follow (a column whose type became another, a key that is none) stops that table alone, with a sentence in the
 progress; when the capture is next started the table is tried again, and copied anew.
 
-Thread-safety: `run` and `step` belong to one thread; `status` and `progress` may be asked from any. `reach` is called between the steps,
-for tests that crash there. `remove_capture` leaves nothing of a capture in the database, and the log no longer goes on from where it was.
+Thread-safety: `run` and `step` belong to one thread; `status` and `progress` may be asked from any.
+`remove_capture` leaves nothing of a capture in the database, and the log no longer goes on from where it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,7 @@ from headwater.model.backoff import Backoff
 from headwater.model.clock import Duration
 from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable, NotFound
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 
 HEARTBEAT_S = 10.0
 HISTORY_RETENTION = "7 days"
@@ -65,7 +66,6 @@ class Capture:
         retention: Duration | None = HISTORY_RETENTION,
         heartbeat_s: float = HEARTBEAT_S,
         backfill_again: bool = False,
-        reach: Callable[[str], None] | None = None,
     ) -> None:
         """A table's topic is called as `names` says, or as the table with `prefix` before it; `retention` is how long its history is kept.
 
@@ -78,7 +78,6 @@ class Capture:
         )
         self._heartbeat_s = heartbeat_s
         self._backfill_again = backfill_again
-        self._reach = reach or (lambda point: None)
         self._stage: Stage | None = None
         self._epoch = -1
         self._tables: dict[str, SourceTable] = {}
@@ -105,7 +104,7 @@ class Capture:
         last = self._stage.last
         known = progress_of(last)
         position = self._prepare(known, last)
-        self._reach("capture: prepared")
+        PROCESS.reach("capture: prepared")
         last = self._stage.last  # none any more where the source is copied anew
         self._epoch = -1 if last is None else last.epoch
         self._tables, self._copies = {}, {}
@@ -117,7 +116,7 @@ class Capture:
             raise NotCapturable(
                 f"No table of source {self.source.name!r} can be captured.", advice=_first_reason(tables)
             )
-        self._reach("capture: topics made")
+        PROCESS.reach("capture: topics made")
         floor = max(0 if known is None else known.committed_us, self._topics.reached_us(tables))
         self.progress = CaptureProgress(
             url=self.source.url,
@@ -142,7 +141,7 @@ class Capture:
         found = self.source.changes(
             self._end, timeout_s=0.0 if is_due else timeout_s if copying is None else min(timeout_s, _WAIT_FOR_CHUNK_S)
         )
-        self._reach("capture: changes read")
+        PROCESS.reach("capture: changes read")
         if found is None and not is_due:
             return self._idle(started_us)
         batch = self._begun if self._begun is not None else self._new_batch()
@@ -254,7 +253,7 @@ class Capture:
                 copying.hold(self.source.chunk(name, self.progress.tables[name].done, position=self._end))
             except NotCapturable as error:
                 self._stop(name, str(error))
-            self._reach("capture: chunk read")
+            PROCESS.reach("capture: chunk read")
         return None
 
     def _new_batch(self) -> EventBatch:
@@ -306,13 +305,13 @@ class Capture:
             ends=msgspec.to_builtins(self.progress),
             stage=self._stage.name,
         )
-        self._reach("capture: before append")
+        PROCESS.reach("capture: before append")
         self._stage.commit_writes(marker, writes)
         self._epoch += 1
         self._kept, self._kept_at = self.progress, time.monotonic()
-        self._reach("capture: appended")
+        PROCESS.reach("capture: appended")
         self.source.confirm(self.progress.position)
-        self._reach("capture: confirmed")
+        PROCESS.reach("capture: confirmed")
 
     def _copy(self, copying: Copying, batch: EventBatch) -> None:
         """Puts the chunk that is due behind the changes."""

@@ -6,13 +6,13 @@ The changes of a step and how far it has come are one commit of the stage `expor
 killed goes on with the next change, and of two the later one wins. A step takes changes of all partitions in the order in which the
 database committed them; so a topic with one partition has them all in this order, one with more has it for each key.
 
-Not thread-safe. `reach` is called between the steps, for tests that crash there.
+Not thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from headwater.log.log import Log
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, InvalidInput
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.debezium_envelope import COLUMNS, HISTORY, EnvelopeWriter
 
 EVENTS_MAX = 50_000
@@ -49,7 +50,6 @@ class DebeziumExport:
         partitions: int = 1,
         schemas: bool = True,
         tombstones: bool = True,
-        reach: Callable[[str], None] | None = None,
     ) -> None:
         """`key` are the columns of a primary key that has several, in its order. `partitions` are those of a topic that is made.
 
@@ -74,7 +74,6 @@ class DebeziumExport:
         self._log, self._history, self._to, self.topic = log, history, to, topic
         self._columns = [*dict.fromkeys([described.key, *COLUMNS]), *_PLACE]
         self._partitions, self._tombstones = partitions, tombstones
-        self._reach = reach or (lambda point: None)
         self._query = described.id
         self._stage: Stage | None = None
         self._epoch = -1
@@ -100,13 +99,13 @@ class DebeziumExport:
         changes, places = self._read()
         if places == self.places:
             return False
-        self._reach("export: read")
+        PROCESS.reach("export: read")
         ends = {str(partition): offset for partition, offset in places.items()}
         marker = Marker(query=self._query, epoch=self._epoch + 1, ends=ends)
         events = self._writer.events(changes, tombstones=self._tombstones) if changes.num_rows else None
-        self._reach("export: before append")
+        PROCESS.reach("export: before append")
         self._stage.commit(marker, [] if events is None else [(self.topic, events)])
-        self._reach("export: appended")
+        PROCESS.reach("export: appended")
         self._epoch, self.places = self._epoch + 1, places
         self.changes += changes.num_rows
         return True

@@ -17,8 +17,7 @@ Invariants:
 - an attempt writes to a folder that nobody else uses, and only whoever adds a batch sweeps those of others: they cannot add theirs
   any more, since the same batch or a later one is there.
 
-Names that begin with "_" are left out by Spark, pyarrow and DuckDB when they read a folder. Thread-safety: none. `reach` is called
-between the steps, for tests that crash there.
+Names that begin with "_" are left out by Spark, pyarrow and DuckDB when they read a folder. Thread-safety: none.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from urllib.parse import parse_qsl
 from headwater.log.port.stage import is_new
 from headwater.model.errors import InvalidInput, TimedOut, Unsupported
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.sink import column_names, is_target
 
 FileFormat = Literal["parquet", "json", "csv"]
@@ -82,20 +82,17 @@ class FileSink:
         except FileNotFoundError:
             return None
 
-    def reach(self, step: str) -> None:
-        """Called between the steps of adding a batch: where a crash test strikes."""
-
     def begin(self, marker: Marker) -> Path | None:
         """The folder to write a batch to, to be made by the writer; None where the batch was added before."""
         if not is_new(self._stage, self.last, marker):
             return None
         (self._own / "staged").mkdir(parents=True, exist_ok=True)
-        self.reach("files: begun")
+        PROCESS.reach("files: begun")
         return self._own / "staged" / uuid.uuid4().hex
 
     def commit(self, marker: Marker, staged: Path) -> int:
         """Adds what was written there; returns how many files. None are added where somebody else has added the batch since."""
-        self.reach("files: staged")
+        PROCESS.reach("files: staged")
         with self._locked():
             if not is_new(self._stage, self.last, marker):
                 shutil.rmtree(staged, ignore_errors=True)
@@ -104,19 +101,19 @@ class FileSink:
             prefix = f"{marker.query[:8]}-{marker.epoch:08d}-"
             for left in self._folder.glob(self._inside(f"{prefix}*")):
                 left.unlink()
-            self.reach("files: moving")
+            PROCESS.reach("files: moving")
             for number, file in enumerate(files):
                 _sync(file)
                 place = self._folder / file.parent.relative_to(staged)
                 place.mkdir(parents=True, exist_ok=True)
                 file.rename(place / f"{prefix}{number:04d}.{self.format}")
-                self.reach("files: moved one")
+                PROCESS.reach("files: moved one")
             self._sync_folders({file.parent.relative_to(staged) for file in files})
             self._enter(marker)
-            self.reach("files: entered")
+            PROCESS.reach("files: entered")
             for attempt in (self._own / "staged").iterdir():
                 shutil.rmtree(attempt, ignore_errors=True)
-            self.reach("files: swept")
+            PROCESS.reach("files: swept")
         return len(files)
 
     def _inside(self, name: str) -> str:
@@ -132,7 +129,7 @@ class FileSink:
         partial = self._own / "ledger.partial"
         partial.write_bytes(marker.canonical())
         _sync(partial)
-        self.reach("files: ledger written")
+        PROCESS.reach("files: ledger written")
         partial.rename(self._ledger)
         _sync(self._own)
 

@@ -35,6 +35,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, Unreachable
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.opensearch_client import Action, Answer, OpenSearchClient, path_of
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
@@ -184,13 +185,10 @@ class OpenSearchSink(ShapedSink):
 
         if actions:
             self.client.bulk(actions, tell)
-            self.reach("opensearch: bulk sent")
+            PROCESS.reach("opensearch: bulk sent")
         if overtaken and not self._is_repair:
             raise self._fenced()
         return refused
-
-    def reach(self, step: str) -> None:
-        """Called between the requests of a batch: where a crash test strikes."""
 
     def _fenced(self) -> Fenced:
         return Fenced(

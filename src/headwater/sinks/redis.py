@@ -34,6 +34,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import Fenced, InvalidInput, NoAccess, Unreachable
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.redis_fields import field_texts
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
@@ -257,10 +258,7 @@ class RedisSink(ShapedSink):
     def _chunked(self, script: str, rows: pa.Table, arguments: Callable[[pa.Table], Sequence[Any]]) -> None:
         for start in range(0, rows.num_rows, CHUNK_ROWS):
             self._run(script, arguments(rows.slice(start, CHUNK_ROWS)))
-            self.reach("redis: chunk written")
-
-    def reach(self, step: str) -> None:
-        """Called between the pieces of a batch: where a crash test strikes."""
+            PROCESS.reach("redis: chunk written")
 
     def _hashes(self, rows: pa.Table, *, marks: bool) -> list[Any]:
         """Names of columns, then each row's key and fields; with `marks` a null can be told from an empty text."""

@@ -31,6 +31,7 @@ from headwater.databases.keys import plain_key_texts
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, NoAccess, Unreachable, Unsupported
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
@@ -135,15 +136,12 @@ class SearchSink(ShapedSink):
         with self._told():
             if marker is not None:
                 self._enter(LedgerEntry(self._number, marker))
-            self.reach("search: entered")
+            PROCESS.reach("search: entered")
             self._end(commits=True)
 
     def rollback(self) -> None:
         if self._writer is not None:
             self._end(commits=False)
-
-    def reach(self, step: str) -> None:
-        """Called between the steps of a commit: where a crash test strikes."""
 
     def accept_new_checkpoint(self) -> Marker | None:
         entry = self.entry()

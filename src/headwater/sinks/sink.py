@@ -18,7 +18,7 @@ then decides. What travels is Arrow; tasks have picked each key's newest row bef
 Redis and OpenSearch have no transactions of that size: they are written in pieces, and the marker comes with the last.
 
 A target that is down raises `Unreachable`, which the application's runner retries with back-off; one that is slow is waited for, while the
-log keeps what comes. Thread-safety: one thread at a time. `reach` is called between the steps, for tests that crash there.
+log keeps what comes. Thread-safety: one thread at a time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from headwater.log.arrow.json_types import row_texts
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.model.schema import DELETED
 from headwater.sinks.ledger import LedgerEntry
 from headwater.sinks.newest_rows import PLACE, Pieces
@@ -194,26 +195,25 @@ def write_batch(
     pieces: Pieces,
     *,
     tell: Tell,
-    reach: Callable[[str], None] = lambda step: None,
 ) -> Written:
     """Applies a batch once; `tell` writes dead letters, and is called before the batch counts."""
     if not sink.begin(marker):
         return Written(written=False)
     try:
-        reach("sink: begun")
-        upserts, deletes, dead = apply_pieces(sink, pieces, reach)
+        PROCESS.reach("sink: begun")
+        upserts, deletes, dead = apply_pieces(sink, pieces)
         if dead:
             tell(dead)
-            reach("sink: dead letters told")
+            PROCESS.reach("sink: dead letters told")
         sink.commit(marker)
-        reach("sink: committed")
+        PROCESS.reach("sink: committed")
     except BaseException:
         sink.rollback()
         raise
     return Written(written=True, upserts=upserts, deletes=deletes, dead=len(dead))
 
 
-def apply_pieces(sink: Sink, pieces: Pieces, reach: Callable[[str], None]) -> tuple[int, int, list[Dead]]:
+def apply_pieces(sink: Sink, pieces: Pieces) -> tuple[int, int, list[Dead]]:
     """Applies the rows of one table; how many were put and removed, and those that were refused."""
     keyless = islice(pieces.without_key(), REFUSED_MAX + 1)
     dead = [Dead(*_place(piece, row), _event(piece, row), "The row has no key.") for piece, row in keyless]
@@ -231,7 +231,7 @@ def apply_pieces(sink: Sink, pieces: Pieces, reach: Callable[[str], None]) -> tu
             dead += [Dead(*_place(rows, one.row), _event(rows, one.row), one.reason) for one in refused]
             upserts += rows.num_rows - len(refused)
         check_refused(sink, dead)
-        reach("sink: piece applied")
+        PROCESS.reach("sink: piece applied")
     return upserts, deletes, dead
 
 

@@ -6,10 +6,11 @@ refuses leaves nothing of its batch written. Thread-safety: one thread at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headwater.model.errors import InvalidInput
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.sinks.newest_rows import Pieces
 from headwater.sinks.sink import Shape, Written, apply_pieces, open_sink
 from headwater.sinks.table import TableSink
@@ -31,18 +32,16 @@ def write_together(
     sink: TableSink,
     marker: Marker,
     tables: Sequence[tuple[Shape, Pieces]],
-    *,
-    reach: Callable[[str], None] = lambda step: None,
 ) -> Written:
     """Applies a batch to all tables, once; `InvalidInput` where a row is refused."""
     if not sink.begin(marker):
         return Written(written=False)
     try:
-        reach("sink: begun")
+        PROCESS.reach("sink: begun")
         upserts = deletes = 0
         for shape, pieces in tables:
             sink.go_on(shape)
-            put, removed, dead = apply_pieces(sink, pieces, reach)
+            put, removed, dead = apply_pieces(sink, pieces)
             if dead:
                 raise InvalidInput(
                     f"{sink.url} refuses a row of table {shape.name!r}, and with it all that was committed together: {dead[0].error}",
@@ -50,7 +49,7 @@ def write_together(
                 )
             upserts, deletes = upserts + put, deletes + removed
         sink.commit(marker)
-        reach("sink: committed")
+        PROCESS.reach("sink: committed")
     except BaseException:
         sink.rollback()
         raise

@@ -14,12 +14,12 @@ A generation after the first appends its changes to `<view>.changes` too, once i
 of both generations differ in (see `topic`). The swap is one transaction of the log, and opens the stage of the old generation before,
 so that nobody appends changes of that one any more.
 
-Thread-safety: none; one thread at a time calls a maintainer. `reach` is called between the steps, for tests that crash there.
+Thread-safety: none; one thread at a time calls a maintainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +32,7 @@ from headwater.log.arrow.rows import to_batch
 from headwater.log.log import Log
 from headwater.log.port.topic import Durability
 from headwater.model.errors import EventsMissed, InvalidInput, SchemaConflict
+from headwater.model.points import PROCESS
 from headwater.views.catalog import TOPIC as CATALOG
 from headwater.views.catalog import CatalogEntry, ViewCatalog, catalog_row
 from headwater.views.changes import (
@@ -48,8 +49,6 @@ from headwater.views.changes import (
 from headwater.views.definition import ViewDefinition
 from headwater.views.store import Applied, ViewSelection, ViewStore
 from headwater.views.topic import ViewTopic, fold
-
-Reach = Callable[[str], None]
 
 
 class Committing(Protocol):
@@ -84,7 +83,6 @@ class Maintainer:
         stage: Committing | None = None,
         compact: bool = False,
         durability: Durability | None = None,
-        reach: Reach | None = None,
     ) -> None:
         self.definition = definition
         self.apart = ""
@@ -92,12 +90,11 @@ class Maintainer:
         self._app = app
         self._log = log
         self._store = store
-        self._reach = reach or (lambda point: None)
         self._catalog = ViewCatalog(log)
         name = f"{app}.{definition.name}" + ("" if definition.generation == 1 else f".{definition.generation}")
         self._stage = log.stage(name) if stage is None else stage
         store.create(definition)  # first, because a store may refuse the names
-        self._reach("views: table made")
+        PROCESS.reach("views: table made")
         self._topic = log.create_topic(
             definition.changes,
             changes_schema(definition),
@@ -107,10 +104,10 @@ class Maintainer:
             durability=durability,
             exist_ok=True,
         )
-        self._reach("views: topic made")
+        PROCESS.reach("views: topic made")
         self._shared = self._shared_topic(compact=compact, durability=durability)
         entry = self._register()
-        self._reach("views: registered")
+        PROCESS.reach("views: registered")
         self._applied = self._stored_applied()
         self._catch_up()
         self._is_current = entry.current == definition.generation
@@ -128,12 +125,12 @@ class Maintainer:
             self._check_added(table, old, gone)
         changes = changes_of(self.definition, table, old, gone=gone, epoch=marker.epoch)
         appended = self._with_tombstones(changes)
-        self._reach("views: changes known")
+        PROCESS.reach("views: changes known")
         appends = [(self._topic.name, appended)]
         if self._is_current and self._shared is not None:
             appends.append((self._shared.name, self._shared.changes(changes)))
         done = self._stage.commit(marker, appends=appends if len(changes) else [])
-        self._reach("views: changes appended")
+        PROCESS.reach("views: changes appended")
         if not done.written:
             self._catch_up()
             return Maintained(written=False, changes=0, positions=self._applied.positions)
@@ -141,7 +138,7 @@ class Maintainer:
         ends = self._applied.positions | {number: span.stop for number, span in spans.items()}
         after = Applied(topic_id=self._topic.id, positions=ends, query=marker.query, epoch=marker.epoch)
         self._apply(delta_of(changes, self.definition), after)
-        self._reach("views: changes applied")
+        PROCESS.reach("views: changes applied")
         return Maintained(written=True, changes=len(changes), positions=ends)
 
     def swap(self) -> None:
@@ -155,16 +152,16 @@ class Maintainer:
         generation = self.definition.generation
         if entry.current != generation:
             old = Maintainer(self._log, self._store, entry.definition, app=self._app)
-            self._reach("views: old generation fenced")
+            PROCESS.reach("views: old generation fenced")
             entry = CatalogEntry(current=generation, building=None, definitions={generation: self.definition})
             decision = [(CATALOG, [catalog_row(self.definition.name, entry)])]
             if self._shared is None:
                 self._catalog.put(self.definition.name, entry)
             else:
                 difference = self._difference(self._shared, old)
-                self._reach("views: difference known")
+                PROCESS.reach("views: difference known")
                 self._shared.commit(difference, decision=decision)
-            self._reach("views: swapped in the log")
+            PROCESS.reach("views: swapped in the log")
         self._is_current = True
         self._show(entry)
 
@@ -220,7 +217,7 @@ class Maintainer:
         """Lets the store follow the catalogue, and forgets what is neither seen nor built."""
         name = self.definition.name
         self._store.show(name, entry.current)
-        self._reach("views: swapped in the store")
+        PROCESS.reach("views: swapped in the store")
         for stored in self._store.stored():
             if stored.definition.name == name and stored.definition.generation not in entry.definitions:
                 self._store.drop(name, stored.definition.generation)
@@ -252,7 +249,7 @@ class Maintainer:
         )
         epoch = max(epochs.column("epoch").to_pylist(), default=applied.epoch)
         after = Applied(topic_id=self._topic.id, positions=ends, query=applied.query, epoch=epoch)
-        self._reach("views: catching up")
+        PROCESS.reach("views: catching up")
         self._apply(delta, after, clear=clear)
 
     def _can_go_on(self, held: dict[int, range]) -> bool:

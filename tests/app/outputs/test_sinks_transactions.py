@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headwater as hw
-from headwater.app.outputs.transactions import TransactionWriter
 from headwater.log.file.store import LocalStore
 from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.model.errors import InvalidApp, NotCapturable
+from headwater.model.points import watched
 from headwater.processing.source.capture_transactions import whole_ends
 from headwater.testing.servers.postgres import PostgresServer
 from tests.rigs.app.mirror_app import Onlooker, declared, life, until
@@ -147,11 +147,9 @@ def owners(url: str) -> list[str | None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_batch_that_compaction_overtakes_is_planned_anew(
-    bank: Bank, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_compaction_overtakes_is_planned_anew(bank: Bank, tmp_path: Path, spark: SparkSession) -> None:
     """What it was to write is gone from the log for the sake of rows behind its ends: it is given up, and the next one has these."""
-    with hw.open_log(tmp_path / "log") as log:
+    with hw.open_log(tmp_path / "log") as log, ExitStack() as watching:
         for name, columns in (("vaults", "name STRING NOT NULL, balance BIGINT"), ("counter", "id BIGINT, n BIGINT")):
             key = columns.partition(" ")[0]
             more = {"key": key, "time": "committed", "compact": True, "partitions": 1, "segment_bytes": 4096}
@@ -159,12 +157,12 @@ def test_a_batch_that_compaction_overtakes_is_planned_anew(
         strikes = threading.Event()
         gone: list[int] = []
 
-        def reach(_: TransactionWriter, step: str) -> None:
-            if step == "transactions: planned" and strikes.is_set():
+        def strike(point: str) -> None:
+            if point == "transactions: planned" and strikes.is_set():
                 strikes.clear()
                 gone.append(overtake(bank, log))
 
-        monkeypatch.setattr(TransactionWriter, "reach", reach)
+        watching.enter_context(watched(strike))
         onlooker = Onlooker(bank, f"sqlite:///{tmp_path}/copy.db")
         app = declared(tmp_path, bank.url, {"copy": onlooker.url}, spark=spark)
         app.start()

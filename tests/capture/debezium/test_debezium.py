@@ -18,10 +18,12 @@ from headwater.capture.source_url import open_source, parse_source_url
 from headwater.databases.connect_types import from_base64, from_decimals, reading_of, to_base64, to_decimals, writing_of
 from headwater.log.log import Log, open_log
 from headwater.model.errors import CaptureLost, InvalidInput, NotCapturable
+from headwater.model.points import points_of
 from headwater.sinks.debezium_export import DebeziumExport
+from headwater.testing.crash.points import kill_at
 from tests.rigs.capture.debezium import captured, envelope, history, pour, samples, unscaled
 from tests.rigs.capture.sqlite import Rig
-from tests.rigs.children import Child, dies_at
+from tests.rigs.children import Child
 
 COLUMNS = "columns.users=id BIGINT, name STRING"
 
@@ -439,7 +441,7 @@ def test_a_history_is_asked_for(tmp_path: Path, topics: Log) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["export: read", "export: before append", "export: appended"])
+@pytest.mark.parametrize("point", points_of("export:"))
 def test_a_killed_export_goes_on_with_the_next_change(tmp_path: Path, point: str) -> None:
     """`kill -9` at each step of three lives: every change is there once, in order."""
     rig = Rig(tmp_path, "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
@@ -456,9 +458,8 @@ def test_a_killed_export_goes_on_with_the_next_change(tmp_path: Path, point: str
 
 def export_until(folder: Path, point: str) -> None:
     """An export that dies where it is told."""
+    kill_at(point)
     with open_log(folder / "log") as log, open_log(folder / "kafka", durability="os") as topics:
-        export = DebeziumExport(
-            log, "users.changes", to=topics, topic="dbz.shop.users", schemas=False, reach=dies_at(point)
-        )
+        export = DebeziumExport(log, "users.changes", to=topics, topic="dbz.shop.users", schemas=False)
         export.open()
         export.catch_up()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import uuid
 from pathlib import Path
 
@@ -15,14 +14,15 @@ from headwater.capture.capture import Capture
 from headwater.capture.progress import captures
 from headwater.capture.source_url import open_source
 from headwater.log.log import open_log
+from headwater.model.points import points_of
 from headwater.sinks.debezium_export import DebeziumExport
+from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.kafka import KafkaServer
 from tests.rigs.capture.debezium import captured, envelope, history, samples
 from tests.rigs.capture.sqlite import Rig
-from tests.rigs.children import Child, dies_at
+from tests.rigs.children import Child
 
-SOURCE = Path(__file__).parents[3] / "src" / "headwater" / "capture" / "capture.py"
-POINTS = sorted(set(re.findall(r'_reach\("(capture: [^"]+)"\)', SOURCE.read_text())))
+POINTS = points_of("capture:")
 COLUMNS = "columns.users=id BIGINT, name STRING"
 
 
@@ -139,8 +139,9 @@ def test_a_capture_of_topics_that_is_killed_at_every_step_reads_each_event_once(
 
 def capture_until(folder: Path, url: str, point: str) -> None:
     """A capture that dies where it is told."""
+    kill_at(point)
     with open_log(folder / "log", durability="os") as log:
-        capture = Capture(log, open_source(url), partitions=2, reach=dies_at(point))
+        capture = Capture(log, open_source(url), partitions=2)
         capture.open()
         capture.catch_up()
         capture.close()

@@ -18,8 +18,9 @@ from headwater.capture.progress import captures
 from headwater.capture.source_url import open_source, parse_source_url
 from headwater.log.log import Log, open_log
 from headwater.model.errors import InvalidInput, NotCapturable
+from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.postgres import PostgresServer
-from tests.rigs.children import Child, dies_at
+from tests.rigs.children import Child
 
 AT_ONCE = "&settle=0 seconds&every=0 seconds"
 
@@ -191,9 +192,10 @@ def test_a_poll_that_is_killed_sees_each_version_once(tmp_path: Path) -> None:
 def poll_until(url: str, folder: Path, point: str) -> None:
     """A capture that reads in small pages and dies where it is told."""
     poll.ROWS_MAX = 7
+    kill_at(point)
 
     with open_log(folder / "log", durability="os") as log:
-        capture = Capture(log, open_source(url), partitions=2, reach=dies_at(point))
+        capture = Capture(log, open_source(url), partitions=2)
         capture.open()
         capture.catch_up()
         if point == "":

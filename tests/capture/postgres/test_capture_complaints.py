@@ -18,6 +18,7 @@ from headwater.capture.postgres import backfill as pg_backfill
 from headwater.capture.postgres import bulk as pg_bulk
 from headwater.capture.progress import captures
 from headwater.capture.source_url import open_source
+from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.postgres import PostgresServer
 from tests.rigs.capture.postgres import Rig, follow, rigged
 from tests.rigs.children import Child
@@ -70,16 +71,10 @@ def test_a_kill_never_leaves_the_log_behind_its_slot(rig: Rig, tmp_path: Path, p
     rig.run("insert into a select generate_series(101, 150)", "insert into a select generate_series(151, 200)")
 
     def killed() -> None:
-        armed = False
-
-        def reach(reached: str) -> None:
-            if armed and reached == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
         with headwater.open_log(str(tmp_path / "log")) as log:
-            capture = Capture(log, open_source(rig.url, ["a"], name=rig.name), reach=reach)
+            capture = Capture(log, open_source(rig.url, ["a"], name=rig.name))
             capture.open()
-            armed = True
+            kill_at(point)
             while True:
                 capture.step()
 

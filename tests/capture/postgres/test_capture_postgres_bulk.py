@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from headwater.capture.postgres import source as postgres
 from headwater.capture.postgres import stream as pg_stream
 from headwater.capture.source_url import open_source
 from headwater.model.errors import Unreachable
+from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.postgres import PostgresServer
 from tests.rigs.capture.postgres import Rig, follow, rigged
 from tests.rigs.children import Child
@@ -209,15 +208,9 @@ def test_a_capture_killed_while_it_reads_ahead_is_gone_on_with(
     behind(rig)
 
     def killed() -> None:
-        left = [die_on]
-
-        def reach(here: str) -> None:
-            left[0] -= here == point
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+        kill_at(point, die_on)
         with headwater.open_log(str(tmp_path / "log"), durability="os") as log:
-            capture = Capture(log, open_source(rig.url, ["a"], name=rig.name), reach=reach)
+            capture = Capture(log, open_source(rig.url, ["a"], name=rig.name))
             capture.open()
             while True:
                 capture.step()

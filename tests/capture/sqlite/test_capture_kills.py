@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 
 from headwater.log.log import open_log
+from headwater.model.points import points_of
 from tests.rigs.capture import sqlite_storm as storm
 from tests.rigs.children import Child
 
-SOURCE = Path(__file__).parents[3] / "src" / "headwater" / "capture" / "capture.py"
-POINTS = sorted(set(re.findall(r'_reach\("(capture: [^"]+)"\)', SOURCE.read_text())))
-
+POINTS = points_of("capture:")
 ONCE = ("capture: prepared", "capture: topics made")
 """Reached once in a life."""
-
-
-def test_every_step_has_a_name() -> None:
-    """The rounds below follow the source."""
-    assert {"capture: prepared", "capture: before append", "capture: appended", "capture: chunk read"} < set(POINTS)
 
 
 @pytest.mark.slow

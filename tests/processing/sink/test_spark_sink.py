@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,8 +26,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import headwater as hw
 from headwater.model.errors import CheckpointConflict, Fenced, InvalidInput, NotFound, SchemaConflict, Unsupported
+from headwater.model.points import points_of
 from headwater.processing.checkpoint.marker import marker_of
-from headwater.processing.sink import spark_sink
 from headwater.processing.sink.frame_writer import FrameWriter
 from headwater.processing.sink.spark_sink import BatchWriter, SinkTask, StreamWriter
 from headwater.testing.contracts.case import refused
@@ -38,7 +37,7 @@ from tests.rigs.processing.spark_writers import SinkSource, counted, kill_sessio
 pytestmark = pytest.mark.timeout(600)
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("k", StringType())])
-STEPS = re.findall(r'self\.reach\("(sink: [^"]+)"\)', Path(spark_sink.__file__).read_text())
+STEPS = points_of("stream:")
 LOG_STEPS = [
     "transaction: staged",
     "transaction: synced",

@@ -17,15 +17,16 @@ import os, signal, sys, time
 from pathlib import Path
 
 import headwater as hw
-from headwater.app.outputs.sinks import TargetWriter
+from headwater.model.points import watch
 
-def reach(writer, step):
-    Path(step.removeprefix("sink: ")).touch()
-    if step == "sink: begun":
+def stop(point):
+    if point.startswith("sink: "):
+        Path(point.removeprefix("sink: ")).touch()
+    if point == "sink: begun":
         time.sleep(5)
 
 if __name__ == "__main__":
-    TargetWriter.reach = reach
+    watch(stop)
     with hw.open_log("./log") as log:
         log.create_topic("users", "id STRING, name STRING", key="id")
         log.append("users", [{"id": "a", "name": "Ada"}])

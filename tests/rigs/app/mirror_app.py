@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.app.outputs.transactions import TransactionWriter
 from headwater.testing.app_test import processes_of
+from headwater.testing.crash.points import kill_at
 from tests.rigs.capture.bank import TABLES, Bank, State, seen_in
-from tests.rigs.children import dies_at
 
 PATIENCE_S = 120
 
@@ -79,5 +78,5 @@ def life(folder: Path, source: str, onlooker: Onlooker, *, die_at: str = "", die
 
 def live(folder: str, source: str, target: str, die_at: str, die_on: int) -> None:
     """What that process does: it kills itself when it comes to a step for the nth time, or runs over what is there, and ends."""
-    TransactionWriter.reach = staticmethod(dies_at(die_at, nth=die_on))  # type: ignore[assignment]
+    kill_at(die_at, die_on)
     declared(Path(folder), source, {"copy": target}, master="local[2]").run(available_now=not die_at)

@@ -11,7 +11,6 @@ import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
 import random
-import re
 import time
 from collections import Counter
 from functools import partial
@@ -23,15 +22,15 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
-import headwater.sinks
 from headwater.app.outputs.sinks import TargetWriter
 from headwater.log.log import open_log
+from headwater.model.points import points_of
 from headwater.processing.graph.graph import StageNode
 from headwater.sinks import newest_rows as newest
-from headwater.sinks import opensearch, redis, search
+from headwater.sinks import redis
 from headwater.sinks.sink import open_sink, write_batch
+from headwater.testing.crash.points import kill_at
 from tests.rigs.app.sink_targets import SHAPE, Row, batch, folded, marker
-from tests.rigs.children import dies_at
 
 ROOT = Path(__file__).parents[3]
 BATCHES = 8
@@ -42,11 +41,7 @@ KEYLESS = 3
 
 def points() -> list[str]:
     """The steps of sinks that have a name; those of files and of exports have tests of their own."""
-    found: set[str] = set()
-    for source in Path(headwater.sinks.__path__[0]).glob("*.py"):
-        if source.name not in ("files.py", "debezium_export.py"):
-            found.update(re.findall(r'reach\("([^"]+)"\)', source.read_text()))
-    return sorted(found)
+    return points_of("sink:", "redis:", "search:", "opensearch:")
 
 
 def changes(seed: int, epoch: int) -> list[tuple[str | None, Row | None]]:
@@ -67,9 +62,8 @@ def first_of(seed: int, epoch: int) -> int:
 
 def write_all(url: str, folder: str, seed: int, die_at: str, die_on: int) -> None:
     """Writes all batches from the last that is known on; kills itself when it reaches a step for the n-th time."""
-    reach = dies_at(die_at, nth=die_on)
+    kill_at(die_at, die_on)
     redis.CHUNK_ROWS, newest.PIECE_ROWS = 7, 10
-    redis.RedisSink.reach = search.SearchSink.reach = opensearch.OpenSearchSink.reach = staticmethod(reach)
     node = StageNode(name="users.sink", kind="sink", inputs=("users",), function=None, to=url)
     with open_log(folder) as log:
         sink = open_sink(url, stage=STAGE)
@@ -80,7 +74,7 @@ def write_all(url: str, folder: str, seed: int, die_at: str, die_on: int) -> Non
         for epoch in range(first, BATCHES):
             at = marker(epoch, first_of(seed, epoch + 1))
             pieces = newest.Pieces([batch(changes(seed, epoch), first=first_of(seed, epoch))], SHAPE.key)
-            write_batch(sink, at, pieces, tell=partial(writer._bury, at), reach=reach)
+            write_batch(sink, at, pieces, tell=partial(writer._bury, at))
         sink.close()
         writer.close()
 

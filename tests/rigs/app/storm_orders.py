@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial, partialmethod
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
+
+from headwater.model.points import check_point, points_of, watch
 
 ROOT = Path(__file__).parents[3]
 VARIABLE = "HEADWATER_STORM"
@@ -43,12 +43,12 @@ _TASK = "frame: task staged"
 
 def sink_steps() -> list[str]:
     """The steps of Spark's own sink, from a task that begins to everything swept; in Python workers."""
-    return _steps("headwater.processing.sink", "spark_sink.py")
+    return points_of("stream:")
 
 
 def task_steps() -> list[str]:
     """The steps of an operator's state, and of a task whose rows the driver commits; in Python workers."""
-    return [*_steps("headwater.processing.state", "files.py"), _TASK]
+    return [*points_of("state:"), _TASK]
 
 
 def driver_steps() -> list[str]:
@@ -57,20 +57,16 @@ def driver_steps() -> list[str]:
         "made", "registered", "old generation fenced", "difference known", "swapped in the log", "swapped in the store",
         "catching up",
     )  # fmt: skip
-    found = [*_steps("headwater.views", "maintainer.py"), *_steps("headwater.sinks", "files.py")]
-    found += _steps("headwater.processing.sink", "frame_writer.py")
+    found = [*points_of("views:", "files:"), *points_of("frame:")]
     return [step for step in found if step != _TASK and not step.endswith(seldom)]
-
-
-def _steps(package: str, module: str) -> list[str]:
-    text = (files(package) / module).read_text(encoding="utf-8")
-    return list(dict.fromkeys(re.findall(r'\b_?reach\("([^"]+)"\)', text)))
 
 
 def order(folder: Path, point: str, what: What, *, nth: int = 1, who: str = "") -> None:
     """Gives an order to the processes that run in a folder: to `who`, the driver or a worker, or whoever comes first."""
     path = folder / "orders"
-    path.with_suffix(".new").write_text(json.dumps({"point": point, "left": nth, "what": what, "who": who}))
+    path.with_suffix(".new").write_text(
+        json.dumps({"point": check_point(point), "left": nth, "what": what, "who": who})
+    )
     path.with_suffix(".new").rename(path)
 
 
@@ -102,15 +98,10 @@ def install() -> None:
     """Lets this process look for orders at every step, as soon as it has loaded what has steps; Spark waits for it to start."""
     folder = Path(os.environ[VARIABLE])
 
-    def reach(self: Any, point: str) -> None:
-        obey(folder, point)
+    watch(partial(obey, folder))
 
     def patch_sink(module: Any) -> None:
-        module.StreamWriter.reach = reach
         _tell_what_became_of(module.StreamWriter, folder)
-
-    def patch_views(module: Any) -> None:
-        module.Maintainer.__init__ = partialmethod(module.Maintainer.__init__, reach=partial(obey, folder))
 
     def patch_launch(module: Any) -> None:
         """One stage goes out by the data source, as in any Spark program; the others by the driver."""
@@ -126,10 +117,7 @@ def install() -> None:
         _Patching(
             {
                 "headwater.app.launch": patch_launch,
-                "headwater.log.disk.disk": lambda module: setattr(module.RealDisk, "reach", reach),
-                "headwater.sinks.files": lambda module: setattr(module.FileSink, "reach", reach),
                 "headwater.processing.sink.spark_sink": patch_sink,
-                "headwater.views.maintainer": patch_views,
             }
         ),
     )

@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from headwater.log.log import open_log
 from headwater.model.marker import Marker
+from headwater.testing.crash.points import kill_at
 from headwater.views.definition import define_view
 from headwater.views.maintainer import Maintainer
 from headwater.views.store import open_store
 from headwater.views.view import View
-from tests.rigs.children import Child, dies_at
+from tests.rigs.children import Child
 
 BATCHES = 12
 DEFINITION = define_view("storm", "k STRING, n BIGINT, at TIMESTAMP", key="k")
@@ -45,9 +46,10 @@ def oracle(seed: int, batches: int) -> dict[str, int]:
 
 def maintain_all(folder: str, url: str, seed: int, die_at: str, die_on: int) -> None:
     """Maintains all batches from the last one that is known on; kills itself when it reaches a point for the n-th time."""
+    kill_at(die_at, die_on)
     with open_log(folder) as log:
         store = open_store(url)
-        maintainer = Maintainer(log, store, DEFINITION, reach=dies_at(die_at, nth=die_on))
+        maintainer = Maintainer(log, store, DEFINITION)
         last = log.store.stage_state("views.storm").last
         # As Spark does: the last batch is tried again, since nobody knows whether it was finished.
         for epoch in range(0 if last is None else last.epoch, BATCHES):

@@ -48,11 +48,11 @@ def write(connect: Connect, client: int, seed: int, writes: int, *, pause_s: flo
     return done
 
 
-def open_capture(log: Log, url: str, table: str, *, reach: Callable[[str], None] | None = None) -> Capture:
+def open_capture(log: Log, url: str, table: str) -> Capture:
     """A capture that works in small pieces, so that a kill finds it everywhere."""
     for module in (couchdb, mongodb):
         module.CHUNK_ROWS, module.CHANGES_ROWS = 20, 15  # type: ignore[attr-defined]
-    return Capture(log, open_source(url, [table]), partitions=2, heartbeat_s=0.05, reach=reach)
+    return Capture(log, open_source(url, [table]), partitions=2, heartbeat_s=0.05)
 
 
 def live_until_killed(
@@ -63,7 +63,7 @@ def live_until_killed(
     def work() -> None:
         capture_storm.live(
             str(folder),
-            lambda log, reach: open_capture(log, url, table, reach=reach),
+            lambda log: open_capture(log, url, table),
             die_at=die_at,
             die_on=die_on,
         )

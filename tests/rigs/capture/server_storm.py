@@ -24,6 +24,8 @@ from typing import Any
 import headwater
 from headwater.capture.capture import Capture
 from headwater.capture.source_url import open_source
+from headwater.model.points import watch
+from headwater.testing.crash.points import at
 from headwater.testing.servers.server import Server
 
 CLIENTS = 8
@@ -117,14 +119,10 @@ class Storm(ABC):
     def capture(self, url: str, folder: str) -> None:
         """The capture, until it is killed."""
         self.use_small_parts()
-
-        def reach(point: str) -> None:
-            if point == "capture: topics made":
-                Path(folder, "alive").touch()
-
+        watch(at("capture: topics made", Path(folder, "alive").touch))
         with headwater.open_log(f"{folder}/log") as log:
             source = open_source(url, TABLES, name="shop")
-            Capture(log, source, heartbeat_s=0.5, reach=reach).run(threading.Event())
+            Capture(log, source, heartbeat_s=0.5).run(threading.Event())
 
     def _catch_up(self, log: Any, url: str) -> None:
         """All that there is, and what only the catalog shows."""

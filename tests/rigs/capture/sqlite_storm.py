@@ -24,7 +24,8 @@ from headwater.capture.capture import Capture
 from headwater.capture.source_url import open_source
 from headwater.capture.sqlite import source as sqlite
 from headwater.log.log import Log, open_log
-from tests.rigs.children import Child, dies_at
+from headwater.testing.crash.points import kill_at
+from tests.rigs.children import Child
 
 TABLES = ("accounts", "tags", "transfers")
 KEYS = {"accounts": ("id",), "tags": ("k",), "transfers": ("a", "n")}
@@ -71,24 +72,21 @@ def write(path: str, seed: int, transactions: int, *, ddl: bool, pause_s: float 
 
 def capture_until_killed(path: str, folder: str, *, die_at: str = "", die_on: int = 1, forget: bool = True) -> None:
     """Captures for ever, in small pieces; kills itself when it reaches a point for the n-th time."""
-    live(folder, lambda log, reach: open_capture(log, path, reach=reach, forget=forget), die_at=die_at, die_on=die_on)
+    live(folder, lambda log: open_capture(log, path, forget=forget), die_at=die_at, die_on=die_on)
 
 
-def live(
-    folder: str, make: Callable[[Log, Callable[[str], None]], Capture], *, die_at: str = "", die_on: int = 1
-) -> None:
+def live(folder: str, make: Callable[[Log], Capture], *, die_at: str = "", die_on: int = 1) -> None:
     """One life of a capture of any database."""
+    kill_at(die_at, die_on)
     with open_log(folder, durability="os") as log:
-        make(log, dies_at(die_at, nth=die_on)).run(threading.Event())
+        make(log).run(threading.Event())
 
 
-def open_capture(
-    log: Log, path: str | Path, *, reach: Callable[[str], None] | None = None, forget: bool = True
-) -> Capture:
+def open_capture(log: Log, path: str | Path, *, forget: bool = True) -> Capture:
     """A capture that works in small pieces, so that a test comes by everywhere."""
     sqlite.CHUNK_ROWS, sqlite.CHANGES_ROWS, events.SPILL_BYTES = 150, 100, 0
     sqlite.FORGET_ROWS, sqlite.FORGET_S = (50, 0.0) if forget else (1 << 40, 1e9)
-    return Capture(log, open_source(f"sqlite:///{path}"), partitions=2, heartbeat_s=0.05, reach=reach)
+    return Capture(log, open_source(f"sqlite:///{path}"), partitions=2, heartbeat_s=0.05)
 
 
 def run_until_killed(

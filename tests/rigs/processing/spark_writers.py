@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, open_log
+from headwater.model.points import check_point, watch
 from headwater.processing.sink.spark_sink import BatchWriter, StreamWriter
 
 ROOT = Path(__file__).parents[3]
@@ -68,23 +69,14 @@ class DyingWriter(StreamWriter):
         super().__init__(options, schema)
 
     def log(self) -> Log:
-        return open_log(self.url, create=False, disk=_DyingDisk(self.orders))
-
-    def reach(self, step: str) -> None:
-        obey(self.orders, step)
-
-
-class _DyingDisk(RealDisk):
-    def __init__(self, orders: str) -> None:
-        self._orders = orders
-
-    def reach(self, point: str) -> None:
-        obey(self._orders, point)
+        """Opened first in each of its processes."""
+        watch(partial(obey, self.orders))
+        return open_log(self.url, create=False)
 
 
 def order(orders: Path, point: str, *, nth: int, only_worker: bool = False) -> None:
     """Tells the processes of a driver where to die."""
-    orders.write_text(json.dumps({"point": point, "left": nth, "only_worker": only_worker}))
+    orders.write_text(json.dumps({"point": check_point(point), "left": nth, "only_worker": only_worker}))
 
 
 def obey(orders: str, point: str) -> None:

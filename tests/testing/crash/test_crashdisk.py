@@ -18,8 +18,8 @@ disk = {disk}
 file = disk.open({path!r}, "create")
 for at in range(0, 1000, 10):
     file.write_at(at, [b"01234", b"56789"])
-    disk.reach("other")
-    disk.reach("written")
+    disk.reach("append: locked")
+    disk.reach("append: written")
     file.sync()
 """
 
@@ -33,14 +33,14 @@ def work(disk: str, path: Path) -> tuple[int, bytes]:
 @pytest.mark.parametrize(("nth", "written"), [(1, 10), (3, 30)])
 def test_a_process_dies_at_the_nth_reach_of_its_point(tmp_path: Path, nth: int, written: int) -> None:
     """SIGKILL at that point and nowhere else; what was written before is there."""
-    code, content = work(f"CrashingDisk('written', nth={nth})", tmp_path / "file")
+    code, content = work(f"CrashingDisk('append: written', nth={nth})", tmp_path / "file")
     assert code == -signal.SIGKILL
     assert content == b"0123456789" * (written // 10)
 
 
 def test_a_point_never_reached_kills_nobody(tmp_path: Path) -> None:
     """The disk is the real one otherwise."""
-    assert work("CrashingDisk('elsewhere')", tmp_path / "file") == (0, b"0123456789" * 100)
+    assert work("CrashingDisk('sync: done')", tmp_path / "file") == (0, b"0123456789" * 100)
 
 
 @pytest.mark.slow
@@ -77,16 +77,16 @@ def test_a_random_disk_that_never_strikes_is_a_real_disk(tmp_path: Path) -> None
     disk.remove(f"{tmp_path}/x/b")
     assert disk.names(f"{tmp_path}/x") == []
     disk.remove_folder(f"{tmp_path}/x")
-    disk.reach("point")
+    disk.reach("sync: done")
     assert not disk.exists(f"{tmp_path}/x")
 
 
 def test_points_are_recorded() -> None:
     """Every point with how often it was reached."""
     disk = RecordingDisk()
-    for point in ("a", "b", "a"):
+    for point in ("sync: done", "roll: begun", "sync: done"):
         disk.reach(point)
-    assert disk.points == {"a": 2, "b": 1}
+    assert disk.points == {"sync: done": 2, "roll: begun": 1}
 
 
 def test_syncs_are_delayed(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_unsynced_stores_mix_by_sector_and_by_word_but_never_within_a_word() -> 
         words = mapped.view.cast("Q")
         for version in (1, 2, 3):
             words[0] = words[1] = words[64] = version * 0x0101010101010101
-            process.reach("between")
+            process.reach("append: written")
 
     seen: set[tuple[int, int, int]] = set()
     for content in outcomes(history):
@@ -257,7 +257,7 @@ def test_a_write_to_a_mapped_file_is_torn_between_sectors_only() -> None:
         process = disk.process("p")
         process.map(PATH, SECTOR)
         process.open(PATH, "write").write_at(0, [b"n" * SECTOR])
-        process.reach("after")
+        process.reach("append: written")
 
     assert set(outcomes(history)) == {b"o" * SECTOR, b"n" * SECTOR}
 

@@ -160,7 +160,7 @@ def test_a_kill_keeps_what_was_written_and_ends_the_process() -> None:
         lambda: file.read_at(0, 1),
         lambda: file.write_at(0, [b"x"]),
         lambda: process.exists(PATH),
-        lambda: process.reach("point"),
+        lambda: process.reach("sync: done"),
         process.boot_id,
     ]
     for use in uses:
@@ -177,17 +177,17 @@ def test_a_kill_keeps_what_was_written_and_ends_the_process() -> None:
 def test_a_scripted_crash_comes_at_the_nth_time() -> None:
     """Only that process, only that point; `points` counts every one reached."""
     disk = SimDisk(0)
-    disk.crash_at("p", "here", nth=2)
+    disk.crash_at("p", "append: written", nth=2)
     process, other = disk.process("p"), disk.process("other")
     for _ in range(3):
-        other.reach("here")
-    process.reach("there")
-    process.reach("here")
-    with pytest.raises(Crashed, match="here"):
-        process.reach("here")
-    assert disk.points == {"here": 5, "there": 1}
-    disk.process("p").reach("here")
-    other.reach("here")
+        other.reach("append: written")
+    process.reach("append: locked")
+    process.reach("append: written")
+    with pytest.raises(Crashed, match="append: written"):
+        process.reach("append: written")
+    assert disk.points == {"append: written": 5, "append: locked": 1}
+    disk.process("p").reach("append: written")
+    other.reach("append: written")
 
 
 def test_a_random_crash_may_come_within_a_write() -> None:
@@ -209,7 +209,7 @@ def write_numbers(process: Disk) -> None:
     file = process.open(PATH, "write")
     for at in range(0, 1000, 10):
         file.write_at(at, [b"01234", b"56789"])
-        process.reach("written")
+        process.reach("append: written")
 
 
 @pytest.mark.parametrize("end", ["unlock", "close", "kill"])

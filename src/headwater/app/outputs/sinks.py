@@ -147,12 +147,9 @@ class TargetWriter:
             marker = marker_of(self._checkpoint, epoch)
             with leaving.tables(result, epoch) as tables:
                 pieces = Pieces(tables, self._shape.key)
-                return write_batch(sink, marker, pieces, tell=partial(self._bury, marker), reach=self.reach).dead
+                return write_batch(sink, marker, pieces, tell=partial(self._bury, marker)).dead
 
         return write
-
-    def reach(self, step: str) -> None:
-        """Called between the steps of a batch: where a crash test strikes."""
 
     def close(self) -> None:
         """Frees the sink's connections."""

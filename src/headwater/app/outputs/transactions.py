@@ -28,6 +28,7 @@ from headwater.capture.progress import STAGE
 from headwater.capture.source_url import SourceUrl, parse_source_url
 from headwater.log.log import Log
 from headwater.model.errors import InvalidApp
+from headwater.model.points import PROCESS
 from headwater.model.url import without_password
 from headwater.processing.graph.graph import Graph, StageNode
 from headwater.sinks.newest_rows import Pieces
@@ -106,7 +107,7 @@ class TransactionWriter:
             if written is not None and written.epoch == epoch:  # its run died before Spark had noted it as done
                 write_together(sink, marker, [])
                 return
-            self.reach("transactions: planned")
+            PROCESS.reach("transactions: planned")
             shapes = self._shapes()  # again: a topic has a column before it has the first event with it
             with ExitStack() as held:
                 rows = [
@@ -114,9 +115,9 @@ class TransactionWriter:
                     for shape, way in zip(shapes, ways, strict=True)
                 ]
                 check_not_overtaken(self._log, self._checkpoint, epoch)
-                self.reach("transactions: read")
+                PROCESS.reach("transactions: read")
                 tables = [(shape, Pieces(found, shape.key)) for shape, found in zip(shapes, rows, strict=True)]
-                write_together(sink, marker, tables, reach=self.reach)
+                write_together(sink, marker, tables)
 
         return write
 
@@ -137,9 +138,6 @@ class TransactionWriter:
             return
         with leaving.tables(span.frame(result.sparkSession, self._log, columns), epoch) as tables:
             yield tables
-
-    def reach(self, step: str) -> None:
-        """Called between the steps of a batch: where a crash test strikes."""
 
     def close(self) -> None:
         """Frees the sink's connections."""

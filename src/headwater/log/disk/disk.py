@@ -2,7 +2,7 @@
 
 Everything that touches the file system goes through a `Disk`, so that `headwater.testing` can put another one in its
 place: one that loses, tears and reorders unsynced writes, fails fsync and runs full by seed, or one that kills the
-process at a named point. `reach(point)` names the steps between which a crash may fall; here it does nothing.
+process at a named point (`headwater.model.points`).
 
 Thread-safety: a `File`'s reads and writes may run in parallel; its lock is one lock per `File`, so threads of one process
 exclude each other by other means first (see `partition`).
@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from headwater.log.disk.fork import tell_when_forked
 from headwater.model.errors import Damaged, DiskFull, NoAccess, StorageError
+from headwater.model.points import Points
 
 Buffer = Any
 """Anything with the buffer protocol: bytes, memoryview, pyarrow.Buffer."""
@@ -127,11 +128,11 @@ class Disk(Protocol):
         """When a file was last written to, by the clock of the disk; `FileNotFoundError` when it is missing."""
 
     def reach(self, point: str) -> None:
-        """Called between the steps of every operation that has several: where a crash test strikes."""
+        """Says that one of `DISK_POINTS` is reached: a crash test strikes there."""
 
 
-class RealDisk:
-    """The machine's own file system."""
+class RealDisk(Points):
+    """The machine's own file system. Who watches this process hears of the points."""
 
     def boot_id(self) -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -224,9 +225,6 @@ class RealDisk:
             raise
         except OSError as error:
             raise storage_error(error, path) from error
-
-    def reach(self, point: str) -> None:
-        """Nothing happens on a real disk."""
 
 
 class RealFile:

@@ -28,6 +28,7 @@ from headwater.log.log import Log
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput, SchemaConflict, TopicNotFound, Unsupported
 from headwater.model.marker import Marker
+from headwater.model.points import PROCESS
 from headwater.processing.checkpoint.marker import marker_of
 from headwater.processing.sink.batch_order import Order
 from headwater.processing.sink.staging import (
@@ -81,9 +82,6 @@ class _Writer:
         """The log, opened once in each process."""
         return log_for_writing(self.url)
 
-    def reach(self, step: str) -> None:
-        """Called between the steps of writing a batch: where a crash test strikes."""
-
     def _make_topic(self, schema: StructType) -> None:
         """A topic that is not there yet gets the columns of the DataFrame."""
         log = self.log()
@@ -121,9 +119,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             name, marker = f"{self.stage}.{task.number}", self._marker(task.epoch)
             return write_task(log, name, self.topic, marker, iterator, order=self.order)
         number = number_of_run(log, self.stage, task.run)
-        self.reach("sink: task begun")
+        PROCESS.reach("stream: task begun")
         staged = stage_rows(log, self.stage, number, log.store.refresh(self.topic), iterator)
-        self.reach("sink: task staged")
+        PROCESS.reach("stream: task staged")
         return staged
 
     def commit(self, messages: Sequence[Any], batch_id: int) -> None:
@@ -131,14 +129,14 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         log, staged = self.log(), [message for message in messages if message is not None]
         if not can_stage(log):
             return
-        self.reach("sink: all staged")
+        PROCESS.reach("stream: all staged")
         number = max((message.number for message in staged), default=0) or newest_number(log, self.stage)
         stage = Stage(log.appender, self.stage, number=number)
-        self.reach("sink: committing")
+        PROCESS.reach("stream: committing")
         commit_staged(log, stage, log.store.refresh(self.topic), self._marker(batch_id), staged)
-        self.reach("sink: committed")
+        PROCESS.reach("stream: committed")
         sweep(log, self.stage, number)
-        self.reach("sink: swept")
+        PROCESS.reach("stream: swept")
 
     def abort(self, messages: Sequence[Any], batch_id: int) -> None:
         """In the driver, after a task has failed for good."""

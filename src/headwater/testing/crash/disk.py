@@ -3,7 +3,7 @@
 `kill -9` loses nothing that was written, so these test what a dead process leaves to the living: torn frames, held locks,
 half-done operations. What a power loss leaves is for `SimDisk`.
 
-    disk = CrashingDisk("append.written", nth=3)      # SIGKILL where that point is reached for the third time
+    disk = CrashingDisk("append: written", nth=3)     # SIGKILL where that point is reached for the third time
     disk = RandomCrashDisk(seed, probability=0.01)    # at any operation or point; a write dies with a part of it written
     disk = RecordingDisk()                            # disk.points: every point reached, how often
     disk = SlowSyncDisk(delay_ms=5)                   # a slow disk on a fast one
@@ -14,24 +14,23 @@ crash does not come at the same moment again.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import NoReturn
 
 import pyarrow as pa
 
 from headwater.log.disk.disk import Buffer, File, Map, Mode, RealDisk
+from headwater.model.points import DISK_POINTS, check_point
+from headwater.testing.crash.points import kill_self
 
 
 class CrashingDisk(RealDisk):
     """Kills its own process where `point` is reached for the nth time."""
 
     def __init__(self, point: str, nth: int = 1) -> None:
-        self._point = point
+        self._point = check_point(point, among=DISK_POINTS)
         self._left = nth
 
     def reach(self, point: str) -> None:
@@ -48,7 +47,7 @@ class RecordingDisk(RealDisk):
         self.points: Counter[str] = Counter()
 
     def reach(self, point: str) -> None:
-        self.points[point] += 1
+        self.points[check_point(point, among=DISK_POINTS)] += 1
 
 
 class RandomCrashDisk(RealDisk):
@@ -103,6 +102,12 @@ class RandomCrashDisk(RealDisk):
         self.strike()
 
 
+def of_boot(disk: RealDisk, boot: int) -> RealDisk:
+    """The disk, in a boot of the machine that its test counts: a log is recovered without a boot."""
+    disk.boot_id = lambda: f"boot-{boot}"  # type: ignore[method-assign]
+    return disk
+
+
 class SlowSyncDisk(RealDisk):
     """Makes every sync, of files, mappings and folders, take so much longer."""
 
@@ -118,12 +123,6 @@ class SlowSyncDisk(RealDisk):
     def sync_folder(self, path: str) -> None:
         time.sleep(self._delay_s)
         super().sync_folder(path)
-
-
-def kill_self() -> NoReturn:
-    """The process ends here, without any clean-up."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("A process outlived SIGKILL.")
 
 
 class _FileThrough:

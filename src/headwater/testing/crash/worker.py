@@ -28,7 +28,7 @@ import msgspec
 from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, open_log
 from headwater.model.errors import LogNotFound, NoAccess, TopicNotFound
-from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk, of_boot
 
 Role = Literal["plain", "lines", "transactions", "keeper", "reader", "looker"]
 
@@ -63,32 +63,11 @@ class Order(msgspec.Struct, frozen=True):
     nth: int = 1
 
 
-class _Counted(RealDisk):
-    """A boot of the machine that the driver counts, so that recovery runs without one."""
-
-    boot = 0
-
-    def boot_id(self) -> str:
-        return f"boot-{self.boot}"
-
-
-class _PointDisk(_Counted, CrashingDisk):
-    """Dies at a point."""
-
-
-class _AnywhereDisk(_Counted, RandomCrashDisk):
-    """Dies anywhere, also in the middle of a write."""
-
-
 def worker_disk(order: Order) -> RealDisk:
     """The real disk, with the worker's death in it."""
-    disk: _Counted
     if order.point == ANYWHERE:
-        disk = _AnywhereDisk(order.seed * 1000 + order.life, ANYWHERE_PROBABILITY)
-    else:
-        disk = _PointDisk(order.point, order.nth)
-    disk.boot = order.boot
-    return disk
+        return of_boot(RandomCrashDisk(order.seed * 1000 + order.life, ANYWHERE_PROBABILITY), order.boot)
+    return of_boot(CrashingDisk(order.point, order.nth) if order.point else RealDisk(), order.boot)
 
 
 class Account:

@@ -3,7 +3,7 @@
     disk = SimDisk(seed)
     writer, reader = disk.process("writer"), disk.process("reader")     # each a `Disk`; only `disk.folder` is there
     disk.fail("sync", "*.frames", errno.EIO, after=3)                   # the fourth sync of such a file fails
-    disk.crash_at("writer", "append.written")                           # kills the writer where it reaches that point
+    disk.crash_at("writer", "append: written")                          # kills the writer where it reaches that point
     disk.kill("writer"); disk.power_loss()                              # or at any time
 
 What survives what:
@@ -31,6 +31,7 @@ from random import Random
 from typing import Literal
 
 from headwater.log.disk.disk import storage_error
+from headwater.model.points import DISK_POINTS, check_point
 from headwater.testing.simulation.file import Inode
 from headwater.testing.simulation.process import Crashed, SimProcess
 from headwater.testing.simulation.tree import Tree
@@ -152,11 +153,13 @@ class SimDisk:
 
     def crash_at(self, process: str, point: str, nth: int = 1) -> None:
         """Kills the process when it reaches the point for the nth time from now; once."""
+        check_point(point, among=DISK_POINTS)
         with self.mutex:
             self._crash_points[process, point] = nth
 
     def interrupt_at(self, process: str, point: str, nth: int = 1) -> None:
         """Ctrl-C for the process where it reaches the point for the nth time from now; once. It lives on."""
+        check_point(point, among=DISK_POINTS)
         with self.mutex:
             self._interrupt_points[process, point] = nth
 
@@ -219,6 +222,7 @@ class SimDisk:
 
     def reach(self, process: SimProcess, point: str) -> None:
         """A process reaches a point."""
+        check_point(point, among=DISK_POINTS)
         self._look(process)
         self.points[point] += 1
         if self._counted_down(self._crash_points, process.name, point) or self._crashes(process):

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.log.disk.disk import RealDisk
 from headwater.log.file import commit
 from headwater.log.port import group
 from headwater.model.errors import Closed
 from headwater.testing.contracts.case import refused, values_of
 from headwater.testing.contracts.groups.case import drain, numbered, numbers_of, until
+from headwater.testing.crash.disk import CrashingDisk, of_boot
 from headwater.testing.crash.points import group_points
-from headwater.testing.crash.worker import _PointDisk
 from tests.rigs.children import Child, Gate, in_child
 from tests.rigs.log.group_storm import Storm
 from tests.rigs.memory_folders import memory_folder
@@ -154,13 +155,11 @@ def test_a_member_dies_at_a_point(folder: Path, point: str, monkeypatch: pytest.
         assert log.group("other").lag.events == 0
 
 
-def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> _PointDisk:
-    disk = _PointDisk(point, nth)
-    disk.boot = boot
-    return disk
+def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> RealDisk:
+    return of_boot(CrashingDisk(point, nth) if point else RealDisk(), boot)
 
 
-def consume(folder: Path, disk: _PointDisk, *, polls: int) -> None:
+def consume(folder: Path, disk: RealDisk, *, polls: int) -> None:
     """Two groups: one copies in transactions, the other only commits."""
     with (
         hw.open_log(str(folder / "log"), disk=disk) as log,

@@ -19,8 +19,8 @@ from headwater.log.port.stage import check_query
 from headwater.model.errors import CheckpointConflict, Damaged, Fenced
 from headwater.testing import Crashed, SimDisk
 from headwater.testing.contracts.case import refused, values_of
+from headwater.testing.crash.disk import CrashingDisk, RandomCrashDisk, of_boot
 from headwater.testing.crash.points import crash_points, stage_points
-from headwater.testing.crash.worker import _AnywhereDisk, _PointDisk
 from tests.rigs.children import Child, in_child
 from tests.rigs.memory_folders import memory_folder
 
@@ -34,10 +34,8 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> _PointDisk:
-    disk = _PointDisk(point, nth)
-    disk.boot = boot
-    return disk
+def disk_of_boot(boot: int, point: str = "", nth: int = 1) -> RealDisk:
+    return of_boot(CrashingDisk(point, nth) if point else RealDisk(), boot)
 
 
 def make_topics(folder: Path, disk: RealDisk | None = None) -> None:
@@ -116,8 +114,8 @@ def test_holders_die_anywhere(folder: Path, seed: int) -> None:
     make_topics(folder)
     lives = 0
     while lives < 60:
-        disk = _AnywhereDisk(seed * 1000 + lives, 0.003)
-        disk.boot = lives if Random(seed * 1000 + lives).random() < 0.2 else 0
+        boot = lives if Random(seed * 1000 + lives).random() < 0.2 else 0
+        disk = of_boot(RandomCrashDisk(seed * 1000 + lives, 0.003), boot)
         lives += 1
         if not os.WIFSIGNALED(Child(lambda disk=disk: run_stage(folder, disk)).wait()):
             break
