@@ -23,12 +23,13 @@ from headwater.log.clients.reader import Missed, Reader, Start
 from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import Disk
 from headwater.log.port.capabilities import Capabilities
+from headwater.log.port.lease_engine import Order
 from headwater.log.port.store import Store
 from headwater.log.port.topic import Durability, check_name
-from headwater.log.queue.queue import Queue, open_queue
+from headwater.log.queue import settings as queue_settings
+from headwater.log.queue.acks_topic import acks_name
+from headwater.log.queue.queue import Queue
 from headwater.log.queue.request import send_request
-from headwater.log.queue.settings import Order
-from headwater.log.queue.work import acks_name
 from headwater.log.topics import LogTopics
 from headwater.log.transaction import Transaction
 from headwater.model.clock import Clock, check_queue_clock, system_clock, time_us
@@ -313,10 +314,10 @@ class Log(LogTopics):
         self,
         topic: str,
         *,
-        group: str = "default",
-        lease_s: float = 30.0,
-        deliveries_max: int | None = 5,
-        order: Order = "none",
+        group: str = queue_settings.GROUP,
+        lease_s: float = queue_settings.LEASE_S,
+        deliveries_max: int | None = queue_settings.DELIVERIES,
+        order: Order = queue_settings.ORDER,
         credit: int | None = None,
         duplicates_s: float | None = None,
         dead: str | None = None,
@@ -331,7 +332,7 @@ class Log(LogTopics):
         the events that this handle wants, the others are left to the rest of the group.
         """
         check_queue_clock(self._clock())
-        queue = open_queue(
+        queue = Queue(
             self,
             topic,
             group=group,
@@ -346,7 +347,7 @@ class Log(LogTopics):
         self._queues.add(queue)
         return queue
 
-    def delete_queue(self, topic: str, *, group: str = "default") -> None:
+    def delete_queue(self, topic: str, *, group: str = queue_settings.GROUP) -> None:
         """Forgets what a group has done of a topic, as if it had never been; refused while consumers of it live.
 
         Events and dead letters stay. With `retain="until_acked"` nothing is kept for the group any more.
@@ -365,7 +366,7 @@ class Log(LogTopics):
         described, floors = self.topic(topic), dict[int, int]()
         for made in self._store.queues():
             if made["topic"] == topic and made["topic_id"] == described.id:
-                with open_queue(
+                with Queue(
                     self, topic, group=made["group"], order=made["order"], is_dead=made["dead"] is None
                 ) as queue:
                     for number, floor in queue.floors().items():
@@ -378,7 +379,7 @@ class Log(LogTopics):
         value: Any = None,
         *,
         key: Any = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = queue_settings.REQUEST_TIMEOUT_S,
         reply_topic: str | None = None,
         headers: Mapping[str, bytes] | None = None,
     ) -> Event:

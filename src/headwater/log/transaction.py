@@ -11,8 +11,8 @@ from headwater.log.clients.appender import place_again
 from headwater.log.clients.consumer import Consumer
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.write import Write
-from headwater.log.queue.lease import Lease, list_of_leases
-from headwater.log.queue.work import commit_work
+from headwater.log.queue.lease import Lease
+from headwater.log.queue.unit_of_work import checked_leases, commit_work, tell_committed
 from headwater.model.errors import Closed, InvalidInput, LeaseExpired, Repartitioned
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ class Transaction:
     def ack(self, leases: Iterable[Lease]) -> None:
         """Acknowledges leases, of any queues, together with everything else; given back if the transaction fails."""
         self._check_not_over()
-        some = list_of_leases(leases)
-        for queue in {lease._grant.queue for lease in some}:
-            queue._check_unit_of_work()
-        self._leases += some
+        self._leases += checked_leases(leases)
 
     def commit(self) -> None:
         """Appends everything, commits the offsets and acknowledges the leases."""
@@ -76,8 +73,7 @@ class Transaction:
             self._end(None)
             raise
         self._end(consumed)
-        for queue in {lease._grant.queue for lease in leases}:
-            queue.ack_committed([lease for lease in leases if lease._grant.queue is queue])
+        tell_committed(leases)
         for write, span in zip(writes, spans, strict=True):
             self.offsets.setdefault(write.topic.name, {}).setdefault(write.partition, []).append(span)
 

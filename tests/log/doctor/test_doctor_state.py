@@ -12,7 +12,7 @@ import pytest
 
 import headwater as hw
 from headwater.log.doctor.doctor import examine
-from headwater.log.queue.window import FAR_US, _checked
+from headwater.log.queue.window import FAR_US, checked_number
 from headwater.model.errors import HeadwaterError
 from headwater.testing.contracts.case import values_of
 from headwater.testing.contracts.groups.case import drain
@@ -155,9 +155,9 @@ def test_a_window_that_cannot_be_is_named_and_begun_anew(folder: Path, group: st
     }.get(field, (0, 8))
     raw[at] ^= 1 << bit & 0xFF
     if field == "later hint":  # whole, and wrong all the same
-        raw[48:56] = raw[80:88] = struct.pack("<Q", _checked(FAR_US))
+        raw[48:56] = raw[80:88] = struct.pack("<Q", checked_number(FAR_US))
     if field == "later next":
-        raw[24:32] = struct.pack("<Q", _checked(following + 4096))
+        raw[24:32] = struct.pack("<Q", checked_number(following + 4096))
     path.write_bytes(raw)
     assert named(folder, path), field
     report = examine(str(folder / "log"), repair=True)

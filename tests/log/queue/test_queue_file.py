@@ -21,12 +21,20 @@ import pytest
 import headwater as hw
 from headwater.cli.main import main
 from headwater.log.doctor.doctor import examine
+from headwater.log.port.lease_engine import Order
 from headwater.log.queue.depth import Depth
 from headwater.log.queue.lease import Lease
 from headwater.log.queue.partition import QueuePartition
 from headwater.log.queue.queue import Queue
-from headwater.log.queue.settings import Order
-from headwater.log.queue.window import CAPACITY_MIN, FAR_US, Window, _checked, _value, empty_header, window_bytes
+from headwater.log.queue.window import (
+    CAPACITY_MIN,
+    FAR_US,
+    Window,
+    checked_number,
+    empty_header,
+    number_of,
+    window_bytes,
+)
 from headwater.model import clock
 from headwater.model.errors import Damaged, FormatTooNew, InvalidInput, LeaseExpired
 from headwater.testing import SimDisk
@@ -518,11 +526,11 @@ def test_every_number_of_a_window_has_a_check_that_no_single_bit_passes() -> Non
     """Of the header's numbers, which are offsets and times, and of the words of events."""
     chance = random.Random(0)
     for value in [0, 1, FAR_US, *(chance.randrange(1 << chance.randint(1, 52)) for _ in range(2_000))]:
-        word = _checked(value)
-        assert _value(word) == value
+        word = checked_number(value)
+        assert number_of(word) == value
         for bit in range(64):
             flipped = word ^ 1 << bit
-            assert _checked(_value(flipped)) != flipped, f"bit {bit} of {value}"
+            assert checked_number(number_of(flipped)) != flipped, f"bit {bit} of {value}"
 
 
 @pytest.mark.covers("HornetQ", backends=["file"])

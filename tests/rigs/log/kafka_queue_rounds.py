@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
+from headwater.log.queue.lease import grant_of
 from headwater.log.queue.queue import Queue
 from tests.rigs.log.queue_rounds import (
     DELIVERIES_MAX,
@@ -133,7 +134,7 @@ class KafkaRound(Round):
                 begun = time.time()
                 leases = queue.lease(timeout_s=0.5)
                 for lease in leases:
-                    place, until = [lease.event.partition, lease.event.offset], lease._grant.deadline / 1e6
+                    place, until = [lease.event.partition, lease.event.offset], grant_of(lease).deadline / 1e6
                     facts = {"begun": begun, "at_us": time.time(), "until": until, "deliveries": lease.deliveries}
                     account.say("lease", place=place, **facts)
                     if lease.event.value["kind"] == POISON:

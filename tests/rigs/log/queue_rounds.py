@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
+from headwater.log.queue.lease import grant_of
 from headwater.model.errors import LeaseExpired
 from headwater.testing.crash.disk import CrashingDisk, SlowSyncDisk
 from headwater.testing.crash.points import queue_points
@@ -65,7 +66,7 @@ def work_on(queue: Any, path: Path, seed: int, *, done: str, delays: Sequence[fl
         ended = time.time()
         for lease in leases:
             place = [lease.event.partition, lease.event.offset]
-            until = lease._grant.deadline / 1e6
+            until = grant_of(lease).deadline / 1e6
             account.say("lease", place=place, begun=begun, at_us=ended, until=until, deliveries=lease.deliveries)
         for lease in leases:
             place = [lease.event.partition, lease.event.offset]

@@ -36,7 +36,7 @@ import msgspec
 from headwater.log.copies.mirror_topic import CopiedTopic, Piece
 from headwater.log.port.store import Bounds, Store, Waiter
 from headwater.log.port.topic import check_name
-from headwater.log.queue.work import acks_name
+from headwater.log.queue.acks_topic import acks_name
 from headwater.model.errors import Diverged, InvalidInput, TopicNotFound
 from headwater.model.text import compiled_pattern
 

@@ -63,7 +63,7 @@ def _read_queue(disk: Disk, where: str, group: str, topic: str) -> dict[str, Any
 
 
 def _restore_queue(disk: Disk, where: str, group: str, topic: str, described: Topic | None) -> str:
-    """What its windows and its place tell; the rest is said again by whoever opens it next (see `LocalStates.settings`)."""
+    """What its windows and its place tell; the rest is said again by whoever opens it next (see `FolderWindowStore.settings`)."""
     if described is None:
         disk.remove(f"{where}/queue")
         return f"The queue of group {group!r} was over a topic that is gone; it is removed."

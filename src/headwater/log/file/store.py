@@ -63,11 +63,18 @@ from headwater.log.file.upkeep.upkeep import Upkeep
 from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.lateness import Heartbeat, reached_by
+from headwater.log.port.lease_engine import QueueOpening
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import Topic, no_foreign_topics, topic_to_json
 from headwater.log.port.write import Write, repartitioned
 from headwater.log.queue.floor import Acked, acked_in_folder
-from headwater.log.queue.state import LocalStates, QueueStates, ReadOnlyStates, delete_local_queue, local_queues
+from headwater.log.queue.window_engine import WindowEngine
+from headwater.log.queue.window_store import (
+    FolderWindowStore,
+    ReadOnlyWindowStore,
+    delete_local_queue,
+    local_queues,
+)
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Damaged,
@@ -293,11 +300,13 @@ class LocalStore(LocalStages, LocalCopies):
         ]
         return min(ends, default=None)
 
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
+    def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self.gate:
-            states = LocalStates if self._writable else ReadOnlyStates
-            folder = f"{self.folder}/queues/{group}/{topic.name}"
-            return states(self._disk, folder, topic=topic, incarnation=self._incarnation, has_keys=has_keys)
+            folder, topic = f"{self.folder}/queues/{opening.group}/{opening.topic.name}", opening.topic
+            store = FolderWindowStore if self._writable else ReadOnlyWindowStore
+            has_keys = opening.settings.has_keys
+            windows = store(self._disk, folder, topic=topic, incarnation=self._incarnation, has_keys=has_keys)
+        return WindowEngine(self, windows, opening)
 
     def queues(self) -> list[dict[str, Any]]:
         with self.gate:

@@ -39,7 +39,8 @@ from headwater.log.kafka.catalog import (
 )
 from headwater.log.kafka.cluster import BEGINNING, END, join, leave, read_address
 from headwater.log.kafka.group import KafkaGroup, KafkaGroups
-from headwater.log.kafka.queue.share_group import QueueRecords, ShareGroup
+from headwater.log.kafka.queue.share_engine import ShareEngine
+from headwater.log.kafka.queue.share_group import SHARE_FEATURES, QueueRecords, ShareGroup
 from headwater.log.kafka.reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka.records import to_records
 from headwater.log.kafka.refusals import KafkaRefusals, topic_settings
@@ -47,6 +48,7 @@ from headwater.log.kafka.stages import KafkaStages
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
+from headwater.log.port.lease_engine import QueueOpening
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import NAME_CHARACTERS_MAX, Topic, made_anew
 from headwater.log.port.write import NO_PRODUCER, Write
@@ -71,7 +73,7 @@ _SCAN_EVENTS = 1 << 16
 _T = TypeVar("_T")
 
 
-CAPABILITIES = Capabilities(is_placed_by_key=False, tells_lateness=False, takes_offsets=False, has_share_groups=True)
+CAPABILITIES = Capabilities(is_placed_by_key=False, tells_lateness=False, takes_offsets=False, queues=SHARE_FEATURES)
 
 
 class KafkaStore(KafkaRefusals, KafkaStages):
@@ -311,16 +313,17 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
     # Queues
 
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> ShareGroup:
+    def lease_engine(self, opening: QueueOpening) -> ShareEngine:
         self._check_open()
-        return ShareGroup(
+        group = ShareGroup(
             self._cluster,
             self._queues,
-            topic=topic,
-            physical=self._physical(topic.name),
-            group=group,
+            topic=opening.topic,
+            physical=self._physical(opening.topic.name),
+            group=opening.group,
             writable=not self._read_only,
         )
+        return ShareEngine(self, group, opening)
 
     def queues(self) -> list[dict[str, Any]]:
         self._check_open()

@@ -26,13 +26,15 @@ from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import Committed, OffsetPart, Owner, commit_offsets, not_owner
 from headwater.log.port.lateness import Heartbeat, add_heartbeat, reached_after, reached_by
+from headwater.log.port.lease_engine import QueueOpening
 from headwater.log.port.split import after_split, check_fences, check_split
 from headwater.log.port.stage import StageState
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, check_not_missed
 from headwater.log.port.topic import Topic, made_anew, no_foreign_topics
 from headwater.log.port.write import NO_PRODUCER, Write, check_place, flags_of, physical_schema, repartitioned
 from headwater.log.queue.floor import acked_in_memory
-from headwater.log.queue.state import MemoryStates, no_queue
+from headwater.log.queue.window_engine import WindowEngine
+from headwater.log.queue.window_store import MemoryWindowStore, no_queue
 from headwater.model.clock import Clock
 from headwater.model.errors import (
     Closed,
@@ -63,7 +65,7 @@ class MemoryStore(MemoryStages):
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[tuple[str, int], MemoryPartition] = {}
         self._epochs: dict[bytes, int] = {}
-        self._queues: dict[tuple[str, str], MemoryStates] = {}
+        self._queues: dict[tuple[str, str], MemoryWindowStore] = {}
         self._groups: dict[str, MemoryGroup] = {}
         self._states: dict[str, StageState] = {}
         self._counters: Counter[str] = Counter()
@@ -285,13 +287,14 @@ class MemoryStore(MemoryStages):
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         return None
 
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> MemoryStates:
+    def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self._changed:
             self._check_open()
-            found = self._queues.get((group, topic.name))
+            place, topic = (opening.group, opening.topic.name), opening.topic
+            found = self._queues.get(place)
             if found is None or found.topic.id != topic.id:
-                found = self._queues[group, topic.name] = MemoryStates(topic=topic, has_keys=has_keys)
-            return found
+                found = self._queues[place] = MemoryWindowStore(topic=topic, has_keys=opening.settings.has_keys)
+        return WindowEngine(self, found, opening)
 
     def queues(self) -> list[dict[str, Any]]:
         with self._changed:

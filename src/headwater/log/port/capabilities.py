@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.log.port.lease_engine import QueueFeatures
+
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What one store can do; each answers a question that callers have."""
@@ -16,5 +18,5 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it knows at any offset how far event time had come, and takes heartbeats: then anybody can say which events are late."""
     takes_offsets: bool
     """Whether a write can say at which offset it goes (`Write.at`, `place`), and a named producer costs no offsets."""
-    has_share_groups: bool = False
-    """Whether its queues are share groups of Kafka, and not windows that we keep."""
+    queues: QueueFeatures = QueueFeatures()
+    """What its queues can do."""

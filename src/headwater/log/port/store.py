@@ -17,13 +17,14 @@ from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import Group, OffsetPart
 from headwater.log.port.lateness import Heartbeat
+from headwater.log.port.lease_engine import LeaseEngine, QueueOpening
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import Write
 from headwater.model.errors import EventsMissed
 
 if TYPE_CHECKING:
+    from headwater.log.port.lease_engine import LeaseEngine, QueueOpening
     from headwater.log.port.stage import StageCommit, StageState
-    from headwater.log.queue.state import QueueStates
     from headwater.model.marker import Marker
 
 TimeKind = Literal["time", "appended"]
@@ -208,8 +209,8 @@ class StageStore(Protocol):
 class QueueStore(Protocol):
     """Where queues keep what was acknowledged."""
 
-    def queue_states(self, group: str, topic: Topic, *, has_keys: bool) -> QueueStates:
-        """Where the state of a queue is kept; `Unsupported` where this store has no queues."""
+    def lease_engine(self, opening: QueueOpening) -> LeaseEngine:
+        """What hands out and settles the events of a queue, for one handle; `Unsupported` where this store has no queues."""
 
     def queues(self) -> list[dict[str, Any]]:
         """What each queue is that somebody has opened: group, topic, topic_id, order, dead."""

@@ -5,7 +5,7 @@ is one aligned word and only moves over what was acknowledged, so what is read i
 was not put in order since a power loss is believed only as far as the log itself was not set back. A group whose window cannot be
 read, or that has none yet, needs everything.
 
-The topic of acknowledgements of a group's units of work (see `work`) is done with up to the first unit that a window still
+The topic of acknowledgements of a group's units of work (see `unit_of_work`) is done with up to the first unit that a window still
 has noted as half done, and up to the first acknowledgement that a window would need after a power loss: one that its floor is not past
 yet. The floors are on disk before anything below them is given up. The topic's end has to be asked for before the windows: a unit
 that is noted later stands behind it.
@@ -23,9 +23,9 @@ import msgspec
 from headwater.log.disk.disk import Disk
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
-from headwater.log.queue.state import MemoryStates, local_queues
+from headwater.log.queue.acks_topic import acks_name, decoded
 from headwater.log.queue.window import Window, opened_window
-from headwater.log.queue.work import acks_name, decoded
+from headwater.log.queue.window_store import MemoryWindowStore, local_queues
 from headwater.model.errors import HeadwaterError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def acked_in_folder(
     return _least(found)
 
 
-def acked_in_memory(queues: Iterable[MemoryStates], topic: Topic, number: int, *, end: int) -> Acked | None:
+def acked_in_memory(queues: Iterable[MemoryWindowStore], topic: Topic, number: int, *, end: int) -> Acked | None:
     """The same for a log in memory."""
     found: list[Acked] = []
     for states in queues:

@@ -9,7 +9,7 @@ the events that nobody has looked at. Chunks without headers in a queue without 
 the window is told first what each event asks for.
 
 After a power loss the window knows its floor only (see `window`). What units of work and dead letters have acknowledged above
-it stands in a topic (see `work`): whoever first holds the lock looks at all events up to the last of those, and settles them again.
+it stands in a topic (see `acks_topic`): whoever first holds the lock looks at all events up to the last of those, and settles them again.
 
 Lock order: the partition's queue lock, then those of the log's topics. Thread-safety: may be used by many threads.
 """
@@ -17,9 +17,9 @@ Lock order: the partition's queue lock, then those of the log's topics. Thread-s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,15 +27,13 @@ import numpy as np
 from headwater.log.arrow.events import to_events
 from headwater.log.arrow.rows import to_batch
 from headwater.log.port.chunk import Chunk
+from headwater.log.port.lease_engine import QueueOpening, QueueSettings
 from headwater.log.port.store import Bounds, Cursor, Store
-from headwater.log.port.topic import Topic
 from headwater.log.port.write import NO_PRODUCER, Write
+from headwater.log.queue.acks_topic import acks_name, begin_counting, decoded, encoded
 from headwater.log.queue.headers import Ids, delays, delivery_times, has_headers, is_for_others, key_hashes
-from headwater.log.queue.settings import QueueSettings
-from headwater.log.queue.state import QueueStates
 from headwater.log.queue.window import CAPACITY_MAX, FAR_US, READY, Offsets, Window
-from headwater.log.queue.work import acks_name, begin_counting, decoded, encoded
-from headwater.model.clock import Clock, SteadyClock
+from headwater.log.queue.window_store import WindowStore
 from headwater.model.errors import EventsMissed, Overloaded, TopicNotFound
 from headwater.model.event import Event
 
@@ -49,21 +47,7 @@ _RECOVERED_BLOCK = 16_384
 _SHOWN_US = 100_000
 
 
-class Bury(Protocol):
-    """Writes dead letters (see `DeadLetters`)."""
-
-    def __call__(
-        self,
-        events: Sequence[Event],
-        deliveries: Sequence[int],
-        reasons: Sequence[str],
-        begun: Sequence[bool],
-        *,
-        acks: Sequence[Write] = (),
-    ) -> None: ...
-
-
-class Granted(msgspec.Struct):
+class LeasedOffsets(msgspec.Struct):
     """What one call got: offsets in order, how often each was delivered, and the chunks of those never seen before."""
 
     token: int
@@ -86,31 +70,18 @@ class QueuePartition:
     """One partition of a queue, for one handle."""
 
     def __init__(
-        self,
-        store: Store,
-        states: QueueStates,
-        *,
-        topic: str,
-        number: int,
-        group: str,
-        settings: QueueSettings,
-        clock: Clock,
-        steady: SteadyClock,
-        bury: Bury,
-        acks_topic: Callable[[], Topic] | None = None,
+        self, store: Store, windows: WindowStore, opening: QueueOpening, *, number: int, settings: QueueSettings
     ) -> None:
-        """`acks_topic` gives the topic of acknowledgements, where windows are on disk."""
         self.number = number
         self._store = store
-        self._states = states
-        self._topic = topic
-        self._group = group
+        self._windows = windows
+        self._opening = opening
+        self._topic = topic = opening.topic.name
+        self._group = opening.group
         self._settings = settings
-        self._clock = clock
-        self._steady = steady
+        self._clock = opening.clock
+        self._steady = steady = opening.steady
         self._boot_id = "" if steady.is_own else steady.boot_id()
-        self._bury_events = bury
-        self._acks_topic = acks_topic
         self._fresh = OffsetReader(store, topic, number)
         self._again = OffsetReader(store, topic, number)
         self._reading = threading.Lock()
@@ -130,7 +101,7 @@ class QueuePartition:
 
     def lease(
         self, events_max: int, *, member: int, peers: Sequence[int], bounds: Bounds, wait: bool
-    ) -> Granted | None:
+    ) -> LeasedOffsets | None:
         """Up to `events_max` leases, where `peers` are given only of keys that fall to the member among them.
 
         None where another process has the lock and `wait` is not asked.
@@ -140,7 +111,7 @@ class QueuePartition:
                 return None
             self._sequence = self._sequence + 1 & 0xFFFFFFFF
             start, until = self._clock_start(window), self._steady() + self._settings.lease_us
-            granted = Granted(member << 32 | self._sequence, start + until, until, peers=peers)
+            granted = LeasedOffsets(member << 32 | self._sequence, start + until, until, peers=peers)
             self._skip_what_is_gone(window, bounds)
             if window.hint <= start + self._steady() or window.hint_at <= self._clock():
                 self._lease_due(window, granted, events_max)
@@ -154,7 +125,7 @@ class QueuePartition:
             self.has_leased |= granted.count > 0
         return granted
 
-    def events(self, granted: Granted) -> tuple[list[Event], list[int], list[int]]:
+    def events(self, granted: LeasedOffsets) -> tuple[list[Event], list[int], list[int]]:
         """The events of what was granted with their deliveries, and the offsets at which there is none any more."""
         events: list[Event] = []
         deliveries: list[int] = []
@@ -256,7 +227,7 @@ class QueuePartition:
             assert window is not None
             if window.acks_since:
                 window.acks_since = self._acks_bounds().end + 1
-                self._states.sync(self.number)
+                self._windows.sync(self.number)
             window.restart(offset)
 
     def floor(self, bounds: Bounds) -> int:
@@ -297,13 +268,22 @@ class QueuePartition:
     @contextmanager
     def locked(self, *, floor: int = 0, wait: bool = True) -> Iterator[Window | None]:
         """Holds the window's lock, with what a power loss or a dead process left put in order; None where others have it."""
-        with self._states.locked(self.number, floor=floor, wait=wait) as window:
+        with self._windows.locked(self.number, floor=floor, wait=wait) as window:
             if window is not None:
                 if window.incarnation != self._store.incarnation():
                     window = self._recover(window)
                 if window.acks_from:
                     self._finish_work(window)
             yield window
+
+    def begin_unit(self, window: Window, *, end: int) -> None:
+        """Notes that a unit of work acknowledges something at `end` of the topic of acknowledgements; the caller holds the lock."""
+        begin_counting(window, self._windows, self.number, end=end)
+        window.acks_from = end + 1
+
+    def reach(self, point: str) -> None:
+        """A step of a unit of work, at which a crash may fall."""
+        self._windows.reach(point)
 
     # Under the lock
 
@@ -317,7 +297,7 @@ class QueuePartition:
 
     def _finish_work(self, window: Window) -> None:
         """A dead process had begun a unit of work: does what was committed of it."""
-        if self._states.writable:
+        if self._windows.writable:
             # Its transaction may be recorded and not published: whoever asks for this first settles what the dead left.
             with suppress(TopicNotFound):
                 self._store.sequence_of(acks_name(self._topic, self._group), 0, producer=NO_PRODUCER)
@@ -339,13 +319,13 @@ class QueuePartition:
                 # They speak of events that are lost, and others get their offsets: never to be done again after another power loss.
                 done = done[done < lost]
                 window = self._settle_again(window, done)
-                if self._states.writable:
+                if self._windows.writable:
                     window.acks_since = self._acks_bounds().end + 1
-                    self._states.sync(self.number)
+                    self._windows.sync(self.number)
             else:
                 window = self._settle_again(window, done)
         window.incarnation = self._store.incarnation()
-        self._states.reach("queue recovery: put in order")
+        self._windows.reach("queue recovery: put in order")
         return window
 
     def _settle_again(self, window: Window, done: Offsets) -> Window:
@@ -353,15 +333,15 @@ class QueuePartition:
         done = done[done >= window.floor]
         end = min(int(done[-1]) + 1, self._bounds().end) if len(done) else 0
         while window.next < end:
-            if self._states.writable:
+            if self._windows.writable:
                 while window.room < end - window.next and window.capacity < CAPACITY_MAX:
-                    window = self._states.grow(self.number)
+                    window = self._windows.grow(self.number)
             start, count = window.next, min(window.room, end - window.next, _RECOVERED_BLOCK)
             if count == 0:  # the floor on disk was so old that not all of them have a place: the rest comes again
                 break
             self._add(window, self._fresh.read(start, start + count), start, count)
             window.settle(done[(done >= max(start, window.floor)) & (done < start + count)])
-            self._states.reach("queue recovery: settled again")
+            self._windows.reach("queue recovery: settled again")
         return window
 
     def _acks(self, start: int) -> Iterator[tuple[int, Offsets]]:
@@ -393,7 +373,7 @@ class QueuePartition:
             else:
                 window.settle(np.arange(window.floor, bounds.first, dtype=np.int64))
 
-    def _lease_due(self, window: Window, granted: Granted, events_max: int) -> None:
+    def _lease_due(self, window: Window, granted: LeasedOffsets, events_max: int) -> None:
         now, date = self._clock_start(window) + self._steady(), self._clock()
         while True:
             found, (rest, rest_at) = window.due(
@@ -413,11 +393,11 @@ class QueuePartition:
             granted.offsets.append(found)
             granted.deliveries.append(window.take(found, token=granted.token, deadline=granted.deadline))
             granted.chunks.append([])
-            self._states.reach("queue: leased again")
+            self._windows.reach("queue: leased again")
             rest = min(rest, granted.deadline)
         window.hint, window.hint_at = rest, rest_at
 
-    def _look_further(self, window: Window, granted: Granted, wanted: int, end: int) -> tuple[Window, bool]:
+    def _look_further(self, window: Window, granted: LeasedOffsets, wanted: int, end: int) -> tuple[Window, bool]:
         """Leases events nobody has looked at; the window, perhaps a larger one, and whether to go on."""
         block = wanted
         if self._settings.has_keys:
@@ -434,10 +414,10 @@ class QueuePartition:
             granted.offsets.append(window.add_leased(count, token=granted.token, deadline=granted.deadline))
             granted.deliveries.append(np.ones(count, np.int64))
             granted.chunks.append(chunks)
-            self._states.reach("queue: leased")
+            self._windows.reach("queue: leased")
             return window, True
         self._add(window, chunks, start, count)
-        self._states.reach("queue: looked at")
+        self._windows.reach("queue: looked at")
         self._lease_due(window, granted, wanted)
         return window, True
 
@@ -471,7 +451,7 @@ class QueuePartition:
 
     def _make_room(self, window: Window, wanted: int) -> tuple[Window, int]:
         while window.room < wanted and window.capacity < CAPACITY_MAX:
-            window = self._states.grow(self.number)
+            window = self._windows.grow(self.number)
         if wanted > 0 and window.room == 0:
             raise Overloaded(
                 f"{CAPACITY_MAX:,} events of partition {self.number} of topic {self._topic!r} stand behind event "
@@ -493,26 +473,26 @@ class QueuePartition:
         why = dict(zip(offsets.tolist(), reasons, strict=True))
         counts = dict(zip(offsets.tolist(), window.deliveries(offsets).tolist(), strict=True))
         window.begin_burying(offsets)
-        self._states.reach("queue: burying")
+        self._windows.reach("queue: burying")
         with self._reading:
             events = self._again.pick(np.sort(offsets))
         places = [event.offset for event in events]
-        self._bury_events(
+        self._opening.bury(
             events,
             [counts[at] for at in places],
             [why[at] for at in places],
             [begun[at] for at in places],
             acks=self._note(window, offsets),
         )
-        self._states.reach("queue: buried")
+        self._windows.reach("queue: buried")
         window.settle(offsets)
 
     def _note(self, window: Window, offsets: Offsets) -> list[Write]:
         """The acknowledgement that is written with dead letters, where a power loss could take back what the window says."""
-        if not self._states.on_disk or self._acks_topic is None:
+        if not self._windows.on_disk:
             return []
-        topic = self._acks_topic()
-        begin_counting(window, self._states, self.number, end=self._acks_bounds().end)
+        topic = self._opening.acks_topic()
+        begin_counting(window, self._windows, self.number, end=self._acks_bounds().end)
         return [Write(topic, 0, to_batch([encoded(self.number, 0, offsets.tolist())], topic.schema))]
 
 

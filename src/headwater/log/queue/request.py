@@ -70,7 +70,8 @@ def send_reply(log: Log, request: Event, value: Any) -> None:
     headers = request.headers or {}
     if CORRELATION not in headers or REPLY_TO not in headers:
         raise InvalidInput(
-            f"Event {request.offset} of topic {request.topic!r} is no request.", advice="Only log.request(…) waits."
+            f"Event {request.offset} of topic {request.topic!r} is not a request.",
+            advice="Reply only to events that log.request(…) sent.",
         )
     if log.clock() > int(headers.get(DEADLINE, b"0")):
         raise TimedOut(

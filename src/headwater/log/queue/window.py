@@ -5,7 +5,7 @@ whose capacity is a power of two. The event at offset o has the place o mod capa
 
     header   magic "HWQUEU", format u16; then u64, each with a check of its own in the highest 12 bits: capacity, floor, next,
              incarnation, moved, hint, has keys, acks from (where a unit of work that may be half done stands, plus 1; see
-             `work`), acks since (from where on the acknowledgements of units count, plus 1; 0: none does), hint at, clock
+             `unit_of_work`), acks since (from where on the acknowledgements of units count, plus 1; 0: none does), hint at, clock
              start (see below, plus 1; 0: nobody has asked since the machine was started); at 256 the topic id, and at 288 the
              crc32c of what never changes: the start, capacity, has keys, topic id
     words    time u52 in microseconds | parity | deliveries u8 | state u3, so that one comparison finds what is due; the parity makes
@@ -109,8 +109,8 @@ class Window:
                 f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
             )
         _check_header(view, path)
-        self.capacity = capacity = _value(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
-        self.has_keys = bool(_value(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0]))
+        self.capacity = capacity = number_of(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
+        self.has_keys = bool(number_of(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0]))
         if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
             raise _damaged(path, f"it says it has {capacity} places")
         self.path = path
@@ -416,6 +416,10 @@ class Window:
         for field in (_FLOOR, _NEXT, _INCARNATION, _HINT, _ACKS_FROM, _ACKS_SINCE, _HINT_AT, _START_US):
             larger._head[field] = self._head[field]
 
+    def copy(self) -> Window:
+        """The same in memory."""
+        return Window(memoryview(bytearray(self._view)), self.path)
+
     def check(self) -> None:
         """Refuses entries that no process can have written; not after a power loss, when they are not believed anyhow."""
         if self.next - self.floor > self.capacity:
@@ -439,7 +443,7 @@ class Window:
         self._head.release()
 
     def _set(self, field: int, value: int) -> None:
-        self._head[field] = _checked(value)
+        self._head[field] = checked_number(value)
 
     def _in_order(self, ring: Words) -> Words:
         """The ring's entries from the floor to `next`."""
@@ -473,7 +477,7 @@ def opened_window(disk: Disk, path: str, *, writable: bool = False) -> Iterator[
 def copied_window(disk: Disk, path: str) -> Window:
     """A copy in memory, to look at; the caller holds the window's lock, if only shared. `Damaged`, `FileNotFoundError`."""
     with opened_window(disk, path) as window:
-        return Window(memoryview(bytearray(window._view)), path)
+        return window.copy()
 
 
 def new_window(*, capacity: int, has_keys: bool, topic_id: str, floor: int, incarnation: int) -> Window:
@@ -497,7 +501,7 @@ def empty_header(*, capacity: int, has_keys: bool, topic_id: str, floor: int, in
     values = {_CAPACITY: capacity, _FLOOR: floor, _NEXT: floor, _INCARNATION: incarnation}
     values |= {_HINT: FAR_US, _HINT_AT: FAR_US}
     for field, value in (values | {_HAS_KEYS: int(has_keys)}).items():
-        _WORD.pack_into(header, 8 * field, _checked(value))
+        _WORD.pack_into(header, 8 * field, checked_number(value))
     header[_TOPIC_AT : _TOPIC_AT + len(topic_id)] = topic_id.encode("ascii")
     _CRC.pack_into(header, _CRC_AT, _crc_of_header(header))
     return bytes(header)
@@ -527,12 +531,13 @@ def _even(words: Words, at: np.uint64) -> Words:
     return words | ((np.bitwise_count(words) & _ONE) << at)
 
 
-def _checked(value: int) -> int:
+def checked_number(value: int) -> int:
     """A number of the header with its check."""
     return (value * _MIX >> _VALUE_BITS & _CHECK_MASK) << _VALUE_BITS | value
 
 
-def _value(word: int) -> int:
+def number_of(word: int) -> int:
+    """The number in a word of the header, without its check."""
     return word & _VALUE_MASK
 
 
@@ -540,7 +545,7 @@ def _check_header(view: memoryview, path: str) -> None:
     """Refuses a header with a wrong bit; each of its words is whole at any moment, so this needs no lock."""
     for field in range(_CAPACITY, _START_US + 1):
         (word,) = _WORD.unpack_from(view, 8 * field)
-        if _checked(_value(word)) != word:
+        if checked_number(number_of(word)) != word:
             raise _damaged(path, f"the number at byte {8 * field} fails its check")
     if _CRC.unpack_from(view, _CRC_AT)[0] != _crc_of_header(view):
         raise _damaged(path, "the checksum of its header does not hold")

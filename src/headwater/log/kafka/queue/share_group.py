@@ -14,14 +14,12 @@ Thread-safety: may be used by many threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headwater.log.kafka.catalog import FORMAT, INTERNAL, CompactedTopic
+from headwater.log.port.lease_engine import QueueFeatures, QueueSettings
 from headwater.log.port.topic import Topic
-from headwater.log.queue.settings import QueueSettings
-from headwater.log.queue.window import Window
 from headwater.model.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -31,6 +29,70 @@ LIMITS = ("25", "10")
 LOCKS = ("10000", "4000")
 """Delivery limits, and how many events may follow one that is out, to ask for: the highest that brokers can be set up to
 allow, and the highest they allow by default."""
+
+SHARE_FEATURES = QueueFeatures(
+    store="Kafka",
+    missing={
+        "order='key'": (
+            "no share group orders events by key",
+            "Read with a consumer group: log.consumer(…) keeps the order of each key.",
+        ),
+        "order='sticky'": (
+            "no share group keeps a key with one consumer",
+            "Read with a consumer group: log.consumer(…).",
+        ),
+        "duplicates_s=": (
+            "no share group remembers ids",
+            "Use a named producer (id=), which stores a retried event once.",
+        ),
+        "where=": ("no share group selects events", "Use a topic for each kind of event."),
+        "deliveries_max=None": (
+            "no share group delivers an event without a limit",
+            "Give a limit below the brokers' group.share.max.delivery.count.limit.",
+        ),
+        "nack(delay_s=…)": (
+            "no share group delays an event that is given back",
+            "Give it back without a delay, or append it again later.",
+        ),
+        "send(delay_s=…) and send(at=…)": (
+            "no share group delivers an event at a given time",
+            "Append the event when it is due.",
+        ),
+        "extend": (
+            "this client of Kafka cannot extend a lease",
+            "Use a longer lease_s= (up to 60 s unless the brokers allow more).",
+        ),
+        "defer": (
+            "no share group sets events aside",
+            "Append the event to a topic of its own and acknowledge it.",
+        ),
+        "recall": (
+            "no share group sets events aside",
+            "Append the event to a topic of its own and acknowledge it.",
+        ),
+        "browse": (
+            "no share group shows the events that wait",
+            "Read the topic. `kafka-share-groups.sh --describe` shows the group's place.",
+        ),
+        "depth": (
+            "this client of Kafka cannot count the events that wait",
+            "Run `kafka-share-groups.sh --describe --offsets`.",
+        ),
+        "floors": (
+            "this client of Kafka cannot read the place of a share group",
+            "Run `kafka-share-groups.sh --describe --offsets`.",
+        ),
+        "seek": (
+            "this client of Kafka cannot move a share group",
+            "Run `kafka-share-groups.sh --reset-offsets`, or use another group.",
+        ),
+        "tx.ack": (
+            "no share group takes part in a transaction",
+            "Acknowledge after the transaction, and make what it appends idempotent.",
+        ),
+    },
+)
+"""What share groups, or their client for Python, cannot do, and what to do instead."""
 
 _SHOWS_SHARES = "share.auto.offset.reset"
 _LIMIT = "share.delivery.count.limit"
@@ -72,10 +134,7 @@ class QueueRecords:
 
 
 class ShareGroup:
-    """The share group of one queue. It keeps no windows: who has which event is the brokers' business."""
-
-    threads = True
-    on_disk = False
+    """The share group of one queue: its settings, and how far its dead letters were sent back."""
 
     def __init__(
         self, cluster: Cluster, records: QueueRecords, *, topic: Topic, physical: str, group: str, writable: bool
@@ -99,6 +158,17 @@ class ShareGroup:
         if self.writable:
             self.records.put(wanted)
         return wanted
+
+    def places(self, topic_id: str) -> dict[int, int]:
+        made = self.records.get(self.topic.name, self._group) or {}
+        noted = made.get("sent_back", {})
+        return {int(number): at for number, at in noted.get("to", {}).items()} if noted.get("id") == topic_id else {}
+
+    def note(self, topic_id: str, places: Mapping[int, int]) -> None:
+        noted = self.places(topic_id) | dict(places)
+        made = self.records.get(self.topic.name, self._group)
+        assert made is not None
+        self.records.put(made | {"sent_back": {"id": topic_id, "to": {str(n): at for n, at in noted.items()}}})
 
     def prepare(self, settings: QueueSettings) -> None:
         """Sets the group right before anybody is a member; the lease of the last handle to do so counts for all of them."""
@@ -166,38 +236,6 @@ class ShareGroup:
             return False
         return True
 
-    # What only queues with windows ask for
-
-    def join(self) -> int:
-        return 0
-
-    def members(self) -> list[int]:
-        return []
-
-    def dead_members(self) -> list[int]:
-        return []
-
-    def bury_member(self, member: int) -> None:
-        """The brokers do it."""
-
-    def reach(self, point: str) -> None:
-        """There are no steps of ours."""
-
-    def close(self, member: int) -> None:
-        """Nothing to free."""
-
-    def forked(self) -> None:
-        """Nothing to let go of."""
-
-    def locked(self, partition: int, *, floor: int, wait: bool = True) -> AbstractContextManager[Window | None]:
-        _has_none(partition)
-
-    def grow(self, partition: int) -> Window:
-        _has_none(partition)
-
-    def sync(self, partition: int) -> None:
-        _has_none(partition)
-
 
 def no_share_groups(cluster: Cluster) -> Unsupported:
     """The brokers are too old, or share groups are switched off."""
@@ -205,10 +243,6 @@ def no_share_groups(cluster: Cluster) -> Unsupported:
         f"The brokers of {cluster.address.url} have no share groups, and queues on Kafka are made of them.",
         advice="Use Kafka 4.2 or newer with the feature share.version=1, or a file:// log.",
     )
-
-
-def _has_none(partition: int) -> NoReturn:
-    raise AssertionError(f"there is no window of partition {partition}: the brokers keep its state")
 
 
 def _key(topic: str, group: str) -> str:

@@ -75,7 +75,7 @@ class RequestContract(LogCase):
             lease.ack()
             log.append("ask", [b"no request"])
             (plain,) = queue.lease()
-            with refused(InvalidInput, "no request"):
+            with refused(InvalidInput, "not a request"):
                 plain.reply(b"to whom?")
             with refused(InvalidInput, "timeout_s"):
                 log.request("ask", b"x", timeout_s=0)

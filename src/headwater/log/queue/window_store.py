@@ -1,4 +1,4 @@
-"""Where the state of a queue is kept: its windows, their locks, and who its members are.
+"""A window store: where the windows of one queue are kept, their locks, and who the queue's members are.
 
 In a local log this is the folder `queues/<group>/<topic>/`:
 
@@ -11,9 +11,9 @@ In a local log this is the folder `queues/<group>/<topic>/`:
 A window that is about to be replaced is marked `moved` first. Whoever holds the lock and finds the mark opens the file by its
 name again; is the mark there too, the one who set it died before the rename, and it is taken away.
 
-A log that may only be read has `ReadOnlyStates`: whoever looks takes the lock of a window shared, which needs no right to write, copies
-the window and lets go. What looking puts in order (after a power loss, after a dead process, where retention has taken events) is put
-in order in the copy. A queue that nobody has opened looks as it would when it is made.
+A log that may only be read has a `ReadOnlyWindowStore`: whoever looks takes the lock of a window shared, which needs no right to
+write, copies the window and lets go. What looking puts in order (after a power loss, after a dead process, where retention has taken
+events) is put in order in the copy. A queue that nobody has opened looks as it would when it is made.
 
 A queue is removed by taking away the file `queue`: that is the decision. Its windows are removed after it, or, where the remover was
 killed, before the queue is made again. Locks stay: they are never replaced. A handle that was opened before and has leased nothing yet
@@ -34,6 +34,7 @@ from typing import Any, NoReturn, Protocol
 
 from headwater.log.disk.disk import Disk, File, Map, RealDisk
 from headwater.log.disk.text import read_text, write_text
+from headwater.log.port.lease_engine import was_closed
 from headwater.log.port.topic import Topic
 from headwater.log.queue.window import (
     CAPACITY_MIN,
@@ -51,10 +52,10 @@ from headwater.model.errors import Closed, Damaged, GroupInUse, GroupNotFound
 _KIND = "queue"
 
 
-class QueueStates(Protocol):
-    """The state of one queue, as a store keeps it."""
+class WindowStore(Protocol):
+    """The windows of one queue and its members."""
 
-    threads: bool
+    has_threads: bool
     """Whether a thread may write acknowledgements: not on a simulated disk."""
 
     writable: bool
@@ -97,14 +98,14 @@ class QueueStates(Protocol):
         """In a child: lets go of the parent's files without unlocking them."""
 
 
-class LocalStates:
-    """The state of a queue in a folder, opened by one handle."""
+class FolderWindowStore:
+    """The windows of a queue in a folder, opened by one handle."""
 
     writable = True
     on_disk = True
 
     def __init__(self, disk: Disk, folder: str, *, topic: Topic, incarnation: int, has_keys: bool) -> None:
-        self.threads = isinstance(disk, RealDisk)
+        self.has_threads = isinstance(disk, RealDisk)
         self._disk = disk
         self._folder = folder
         self._topic = topic
@@ -143,7 +144,7 @@ class LocalStates:
         place = self._place(partition)
         with place.mutex:
             if place.closed:
-                raise _closed()
+                raise was_closed(self._topic.name)
             try:
                 if not place.lock.lock(wait=wait):
                     yield None
@@ -253,7 +254,7 @@ class LocalStates:
         if found is None:
             with self._mutex:
                 if self._closed:
-                    raise _closed()
+                    raise was_closed(self._topic.name)
                 found = self._places.get(partition)
                 if found is None:
                     found = _Place(self._disk.open(f"{self._folder}/{partition}.lock", "create"))
@@ -353,10 +354,10 @@ class _Place:
             self.map = None
 
 
-class ReadOnlyStates:
-    """The state of a queue in a folder of which nothing is written."""
+class ReadOnlyWindowStore:
+    """Copies of the windows of a queue in a folder, of which nothing is written."""
 
-    threads = False
+    has_threads = False
     writable = False
     on_disk = True
 
@@ -435,10 +436,10 @@ class ReadOnlyStates:
         _never()
 
 
-class MemoryStates:
-    """The state of a queue in memory, shared by the handles of one process."""
+class MemoryWindowStore:
+    """The windows of a queue in memory, shared by the handles of one process."""
 
-    threads = True
+    has_threads = True
     writable = True
     on_disk = False
 
@@ -582,32 +583,28 @@ def forget_windows(disk: Disk, folder: str) -> None:
 
 
 def no_queue(group: str, topic: str) -> GroupNotFound:
-    """There is nothing to remove."""
+    """The group never opened a queue on the topic, or it was deleted."""
     return GroupNotFound(
-        f"Group {group!r} has no queue on topic {topic!r}.", advice="`headwater queues list` shows those there are."
+        f"Group {group!r} has no queue on topic {topic!r}.", advice="List the queues with `headwater queues list`."
     )
 
 
 def in_use(members: int) -> GroupInUse:
-    """Somebody works on it."""
+    """The queue has open consumers."""
     return GroupInUse(
-        f"{members} consumer{'' if members == 1 else 's'} of the queue live{'s' if members == 1 else ''}.",
-        advice="Close them first: what they have leased would be delivered again by nobody.",
+        "1 consumer of the queue is open." if members == 1 else f"{members} consumers of the queue are open.",
+        advice="Close every consumer of the queue first. Otherwise nobody would deliver again what they have leased.",
     )
 
 
 def was_deleted() -> Closed:
     """A handle outlived its queue."""
-    return Closed("The queue was deleted.", advice="Open another with log.queue(…).")
+    return Closed("The queue was deleted while this handle was open.", advice="Open another with log.queue(…).")
 
 
 def _may_change(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Whether the doctor has made the file again: of what nobody knew any more, whoever opens the queue says what it is."""
     return "restored" in found and any(found[name] != wanted[name] for name in ("order", "dead", "duplicates_us"))
-
-
-def _closed() -> Closed:
-    return Closed("The queue was closed.", advice="Open another with log.queue(…).")
 
 
 def _new_member(folder: str) -> tuple[int, str]:
