@@ -30,6 +30,7 @@ from headwater.log.port.chunk import Chunk
 from headwater.log.port.store import Store
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import Write
+from headwater.log.queue.settings import check_delay
 from headwater.log.queue.window import FAR_US
 from headwater.model.clock import SteadyClock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput
@@ -62,8 +63,10 @@ def sending_headers(
 ) -> dict[str, bytes]:
     """The headers of an event that is to be delivered later, or once."""
     extra = dict(headers or {})
+    if delay_s is not None:
+        check_delay(delay_s)
     if delay_s is not None and at is not None:
-        raise InvalidInput("delay_s= and at= say the same in two ways.", advice="Give one of them.")
+        raise InvalidInput("delay_s= and at= both say when to deliver the event.", advice="Give one of them.")
     if delay_s is not None or at is not None:
         due = now + round((delay_s or 0) * 1e6) if at is None else time_us(at)
         extra[DELIVER_AT] = b"%d" % max(0, min(due, FAR_US))

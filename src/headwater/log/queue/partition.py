@@ -4,7 +4,7 @@ Each operation takes the partition's queue lock once, whatever the number of eve
 are read from the topic as by any reader; the window says only what became of them. An event becomes an object after the
 lock is free again.
 
-Leases are found in two places: entries of the window whose time has come (given back, expired, scheduled), and behind them
+Leases are found in two places: entries of the window whose time has come (given back, expired, scheduled), and after them
 the events that nobody has looked at. Chunks without headers in a queue without order are leased as a whole; of others
 the window is told first what each event asks for.
 
@@ -238,7 +238,7 @@ class QueuePartition:
             return window.floor
 
     def waiting(self, bounds: Bounds, *, fresh_max: int) -> tuple[list[tuple[int, int, int, int]], list[Chunk], int]:
-        """Everything not acknowledged, leasing nothing: entries, the events behind them, and where these begin.
+        """Everything not acknowledged, leasing nothing: entries, the events after them, and where these begin.
 
         The time of an entry is a date.
         """
@@ -454,9 +454,9 @@ class QueuePartition:
             window = self._windows.grow(self.number)
         if wanted > 0 and window.room == 0:
             raise Overloaded(
-                f"{CAPACITY_MAX:,} events of partition {self.number} of topic {self._topic!r} stand behind event "
-                f"{window.floor}, which group {self._group!r} has not acknowledged.",
-                advice="Acknowledge or reject that event; schedule what is far ahead in a topic of its own.",
+                f"Group {self._group!r} has not acknowledged event {window.floor} of partition {self.number} of topic "
+                f"{self._topic!r}, and {CAPACITY_MAX:,} events after it have no room in the queue's window.",
+                advice="Acknowledge or reject that event. Put events that are scheduled far ahead into a topic of their own.",
             )
         return window, min(wanted, window.room)
 

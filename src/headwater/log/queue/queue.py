@@ -364,6 +364,6 @@ class Queue:
             raise was_closed(self.topic, is_foreign=self._is_foreign)
         if to_change and not self._engine.writable:
             raise NoAccess(
-                f"The queue on topic {self.topic!r} can only be looked at: its log {self._log.url} was opened read-only.",
-                advice="To lease, send back or move, open the log without read_only=True, as a user who may write to it.",
+                f"The queue on topic {self.topic!r} is read-only, because its log {self._log.url} was opened read-only.",
+                advice="To lease, redrive or seek, open the log without read_only=True, as a user who may write to it.",
             )

@@ -6,7 +6,7 @@
 without a schema a reply of bytes or text stays as it is, and anything else travels as JSON and is decoded for the sender.
 
 A request may be executed twice (its worker died before it acknowledged); the sender sees the first reply. After the deadline
-a reply is refused, because nobody waits for it.
+a reply is refused, because its sender no longer waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def send_request(
     reply_topic: str | None,
     headers: Mapping[str, bytes] | None,
 ) -> Event:
-    """Sends a request and waits for its reply; `TimedOut` when none came before the deadline."""
+    """Sends a request and waits for its reply; `TimedOut` when none arrives before the deadline."""
     check_seconds(timeout_s, "timeout_s")
     replies = log.topic(topic).name + ".replies" if reply_topic is None else reply_topic
     if reply_topic is None:
@@ -60,8 +60,8 @@ def send_request(
                 if (event.headers or {}).get(CORRELATION) == correlation:
                     return _decoded(event)
     raise TimedOut(
-        f"No reply to the request on topic {topic!r} came in {timeout_s} s.",
-        advice="Check that somebody leases from that topic and replies; the request may still be executed.",
+        f"No reply to the request on topic {topic!r} arrived within {timeout_s:g} s.",
+        advice="Check that a consumer leases from that topic and replies. The request may still be executed.",
     )
 
 
@@ -76,7 +76,7 @@ def send_reply(log: Log, request: Event, value: Any) -> None:
     if log.clock() > int(headers.get(DEADLINE, b"0")):
         raise TimedOut(
             f"The deadline of the request at offset {request.offset} of topic {request.topic!r} has passed.",
-            advice="Acknowledge it or undo what was done: nobody waits for the reply.",
+            advice="Acknowledge the event, or undo the work: its sender no longer waits for the reply.",
         )
     replies = headers[REPLY_TO].decode("utf-8")
     extra = {CORRELATION: headers[CORRELATION]}

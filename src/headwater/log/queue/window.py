@@ -65,7 +65,8 @@ FAR_US = (1 << 52) - 2
 """The latest time a word can hold: the year 2112."""
 
 DELETE_IT = (
-    "Delete this one file with every program closed: the queue then begins its partition anew, and no event is lost."
+    "Close every program that uses the log and delete this one file. The queue then delivers its partition from the start, and no event "
+    "is lost."
 )
 
 _MAGIC = b"HWQUEU"
@@ -103,7 +104,7 @@ class Window:
     def __init__(self, view: memoryview, path: str) -> None:
         found, version = _START.unpack_from(view)
         if found != _MAGIC:
-            raise _damaged(path, "its first bytes are wrong")
+            raise _damaged(path, "it does not begin as a window does")
         if version > FORMAT:
             raise FormatTooNew(
                 f"{path} has format {version}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
@@ -112,7 +113,7 @@ class Window:
         self.capacity = capacity = number_of(_WORD.unpack_from(view, 8 * _CAPACITY)[0])
         self.has_keys = bool(number_of(_WORD.unpack_from(view, 8 * _HAS_KEYS)[0]))
         if capacity & (capacity - 1) or window_bytes(capacity, has_keys=self.has_keys) != len(view):
-            raise _damaged(path, f"it says it has {capacity} places")
+            raise _damaged(path, f"its header gives an impossible capacity of {capacity} events")
         self.path = path
         self._view = view
         self._head: Any = view[:HEADER_BYTES].cast("Q")
@@ -423,10 +424,10 @@ class Window:
     def check(self) -> None:
         """Refuses entries that no process can have written; not after a power loss, when they are not believed anyhow."""
         if self.next - self.floor > self.capacity:
-            raise _damaged(self.path, f"{self.next - self.floor} events stand in {self.capacity} places")
+            raise _damaged(self.path, f"it holds {self.next - self.floor} events and has room for {self.capacity}")
         wrong = self._first_wrong()
         if wrong is not None:
-            raise _damaged(self.path, f"what it says of event {wrong} has a wrong bit")
+            raise _damaged(self.path, f"the entry of event {wrong} has a wrong bit")
 
     def _first_wrong(self) -> int | None:
         for ring in (self._words, self._keys):
@@ -546,9 +547,9 @@ def _check_header(view: memoryview, path: str) -> None:
     for field in range(_CAPACITY, _START_US + 1):
         (word,) = _WORD.unpack_from(view, 8 * field)
         if checked_number(number_of(word)) != word:
-            raise _damaged(path, f"the number at byte {8 * field} fails its check")
+            raise _damaged(path, f"the number at byte {8 * field} of its header fails its check")
     if _CRC.unpack_from(view, _CRC_AT)[0] != _crc_of_header(view):
-        raise _damaged(path, "the checksum of its header does not hold")
+        raise _damaged(path, "the checksum of its header is wrong")
 
 
 def _crc_of_header(header: memoryview | bytearray) -> int:

@@ -207,7 +207,7 @@ def test_a_broker_without_share_groups_is_named(log: Log, monkeypatch: pytest.Mo
     log.create_topic("tasks", partitions=1)
     described = ShareGroup._described
     monkeypatch.setattr(ShareGroup, "_described", lambda self: {"consumer.session.timeout.ms": "45000"})
-    with refused(Unsupported, "no share groups"):
+    with refused(Unsupported, "do not support share groups"):
         log.queue("tasks")
     monkeypatch.setattr(ShareGroup, "_described", described)
 
@@ -221,7 +221,7 @@ def test_a_broker_without_share_groups_is_named(log: Log, monkeypatch: pytest.Mo
             """Nothing to leave."""
 
     monkeypatch.setattr(ShareMember, "_new", lambda self: Off())
-    with log.queue("tasks") as queue, refused(Unsupported, "no share groups", "share.version"):
+    with log.queue("tasks") as queue, refused(Unsupported, "do not support share groups", "share.version"):
         queue.lease()
 
 

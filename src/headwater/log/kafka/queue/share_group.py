@@ -196,7 +196,7 @@ class ShareGroup:
         if settings.deliveries_max >= limit:
             raise Unsupported(
                 f"The brokers drop an event after {limit} deliveries, so deliveries_max={settings.deliveries_max} "
-                "would lose it before it is a dead letter.",
+                "would lose it before it becomes a dead letter.",
                 advice=f"Use deliveries_max={limit - 1} or less, or raise group.share.max.delivery.count.limit.",
             )
 
@@ -240,7 +240,7 @@ class ShareGroup:
 def no_share_groups(cluster: Cluster) -> Unsupported:
     """The brokers are too old, or share groups are switched off."""
     return Unsupported(
-        f"The brokers of {cluster.address.url} have no share groups, and queues on Kafka are made of them.",
+        f"The brokers of {cluster.address.url} do not support share groups, which queues on Kafka need.",
         advice="Use Kafka 4.2 or newer with the feature share.version=1, or a file:// log.",
     )
 
