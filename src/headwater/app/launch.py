@@ -7,8 +7,6 @@ fencing numbers would keep a second one from doing harm, but not from confusing 
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import os
 import tempfile
@@ -25,9 +23,10 @@ from headwater.app.declaration import captured_table, make_declared, make_output
 from headwater.app.outputs.sinks import TargetWriter, check_partitioned, shape_of
 from headwater.app.outputs.transactions import TransactionWriter
 from headwater.app.outputs.views import Attempt, ViewStages, generation_name
-from headwater.app.restarts import Restart, begin_again, check_checkpoint, check_restart, checked_restarts
+from headwater.app.restarts import Restart, begin_again, beginnings, check_checkpoint, check_restart, checked_restarts
 from headwater.capture.supervisor import SupervisedCaptures
 from headwater.capture.topics import TIME
+from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, capabilities_of, open_log
 from headwater.log.port.topic import Topic
 from headwater.log.topics import PARTITIONS
@@ -160,13 +159,11 @@ class Launch:
 
     def _take_lock(self) -> None:
         state = self._settings.state
-        state.mkdir(parents=True, exist_ok=True)
-        lock = open(state / "lock", "a+")  # noqa: SIM115 - held until `close`
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
+        disk = RealDisk()
+        disk.make_folder(str(state))
+        lock = disk.open(str(state / "lock"), "create")  # held until `close`
+        if not lock.lock(wait=False):
+            holder = lock.read_at(0, lock.size()).decode("utf-8", "replace").strip() or "another process"
             lock.close()
             here = holder == f"process {os.getpid()}"
             raise AppRunning(
@@ -175,10 +172,9 @@ class Launch:
                 advice="Call stop() of the App that was started."
                 if here
                 else "Stop that one first, or give this one another state=.",
-            ) from None
+            )
         lock.truncate(0)
-        lock.write(f"process {os.getpid()}")
-        lock.flush()
+        lock.write_at(0, [f"process {os.getpid()}".encode()])
         self._closing.append(lock.close)
 
     def _session(self, *, keep_log: bool) -> SparkSession:
@@ -283,7 +279,7 @@ class Launch:
             checkpoint=str(checkpoint),
             operators=operators,
             state_partitions=self._settings.state_partitions,
-            start=json.loads(starts.read_text()) if starts.exists() else {},
+            start=beginnings(starts),
             write=self._writer(log, stage, analysed, str(checkpoint))
             if view is None
             else views.writer(stage, view, str(checkpoint), check=check),

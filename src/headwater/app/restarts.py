@@ -1,22 +1,21 @@
 """A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
 
-Where it begins is on disk in a file before the checkpoint and the last marker are forgotten: whoever is killed on the way, also by a power
-loss, chooses again.
+Where it begins is on disk in a file before the checkpoint is removed, and that it is removed is on disk before the last marker is
+forgotten: whoever is killed on the way, also by a power loss, chooses again.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headwater.app.outputs.sinks import ledger_of
-from headwater.log.disk.atomic_file import replace_file
-from headwater.log.disk.disk import RealDisk
+from headwater.log.disk.atomic_file import read_file, replace_file
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.log.log import Log
 from headwater.log.port.stage import check_query
 from headwater.model.errors import InvalidApp, NotFound
@@ -84,18 +83,29 @@ def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) ->
         _close(ledger)
 
 
-def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, checkpoint: Path, starts: Path) -> str:
+def begin_again(
+    log: Log,
+    stage: StageNode,
+    name: str,
+    restart: Restart,
+    *,
+    checkpoint: Path,
+    starts: Path,
+    disk: Disk | None = None,
+) -> str:
     """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
+    disk = disk or RealDisk()
     ledger = ledger_of(stage, name)
     try:
         last = log.stage(name).last if ledger is None else ledger.last
         tasks = _tasks(log, name)
         if restart == "marker" and last is None:
             raise _no_marker(stage, by_task=bool(tasks))
-        _make_folder(starts.parent)
-        beginnings = json.dumps(_beginnings(log, stage, restart, last)).encode("utf-8")
-        replace_file(RealDisk(), str(starts), [beginnings])  # on disk with its name before the marker is forgotten
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        chosen = json.dumps(_beginnings(log, stage, restart, last)).encode("utf-8")
+        _make_folder(disk, starts.parent)
+        replace_file(disk, str(starts), [chosen], point="restart:")
+        _remove_checkpoint(disk, checkpoint)
+        disk.reach("restart: checkpoint removed")
         if ledger is None:
             for each in (name, *tasks):
                 log.stage(each).accept_new_checkpoint()
@@ -108,11 +118,27 @@ def begin_again(log: Log, stage: StageNode, name: str, restart: Restart, *, chec
     return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
 
 
-def _make_folder(folder: Path) -> None:
+def beginnings(starts: Path, *, disk: Disk | None = None) -> dict[str, str]:
+    """Where the inputs of a stage begin that was begun again; nothing for one that was not."""
+    try:
+        found: dict[str, str] = json.loads(read_file(disk or RealDisk(), str(starts)))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _make_folder(disk: Disk, folder: Path) -> None:
     """A folder that is on disk with its name."""
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(str(folder))
     for each in (folder, folder.parent):
-        RealDisk().sync_folder(str(each))
+        disk.sync_folder(str(each))
+
+
+def _remove_checkpoint(disk: Disk, checkpoint: Path) -> None:
+    """A checkpoint that a power loss brings back would be gone on with, by a query whose last marker is forgotten."""
+    disk.remove_folder(str(checkpoint))
+    with suppress(FileNotFoundError):
+        disk.sync_folder(str(checkpoint.parent))
 
 
 def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:

@@ -7,7 +7,6 @@ removed: after the swap, and at the next start where somebody was killed on the 
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log
 from headwater.model.errors import CheckpointConflict
 from headwater.model.url import inside
@@ -151,8 +151,9 @@ class ViewStages:
             old = generation_name(name, generation)
             if old in self._graph.stages and old != name:  # another stage, which happens to be called so
                 continue
-            shutil.rmtree(self._state / "checkpoints" / old, ignore_errors=True)
-            (self._state / "starts" / f"{old}.json").unlink(missing_ok=True)
+            disk = RealDisk()
+            disk.remove_folder(str(self._state / "checkpoints" / old))
+            disk.remove(str(self._state / "starts" / f"{old}.json"))
             if operators is not None and old in elsewhere:
                 StateFolder(inside(operators, old)).remove_all()
 

@@ -22,23 +22,35 @@ def replace_file(
     point: str = "replace:",
     sync: bool = True,
     sync_folder: bool = True,
+    draft: str | None = None,
 ) -> None:
     """Puts a file of these bytes at a path; its callers see to it that two of them do not do so at once.
 
+    Where two may, each gives the name of a `draft` of its own, and the later file stays.
     `sync=False` is for what need not outlive a power loss, `sync_folder=False` for callers that sync the folder later, with more in it.
     `point` begins the names of the two crash points.
     """
+    draft = draft or f"{path}.new"
     try:
-        _write_draft(disk, f"{path}.new", pieces, sync=sync)
+        _write_draft(disk, draft, pieces, sync=sync)
     except StorageError:
         with suppress(StorageError):
-            disk.remove(f"{path}.new")
+            disk.remove(draft)
         raise
     disk.reach(f"{point} written")
-    disk.rename(f"{path}.new", path)
+    disk.rename(draft, path)
     disk.reach(f"{point} named")
     if sync_folder:
         disk.sync_folder(path.rpartition("/")[0])
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    """All bytes of a file; `FileNotFoundError` where it is missing."""
+    file = disk.open(path)
+    try:
+        return file.read_at(0, file.size())
+    finally:
+        file.close()
 
 
 def _write_draft(disk: Disk, draft: str, pieces: Iterable[Buffer], *, sync: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from headwater.log.disk.atomic_file import replace_file
+from headwater.log.disk.atomic_file import read_file, replace_file
 from headwater.log.disk.disk import Disk
 from headwater.model.errors import Damaged, FormatTooNew
 
@@ -25,12 +25,7 @@ def write_text(disk: Disk, path: str, kind: str, content: Any) -> None:
 
 def read_text(disk: Disk, path: str, kind: str) -> Any:
     """What `write_text` wrote; `Damaged` where its checksum fails, `FileNotFoundError` where it is missing."""
-    file = disk.open(path)
-    try:
-        raw = file.read_at(0, file.size())
-    finally:
-        file.close()
-    return decode_text(raw, path, kind)
+    return decode_text(read_file(disk, path), path, kind)
 
 
 def encode_text(kind: str, content: Any) -> bytes:

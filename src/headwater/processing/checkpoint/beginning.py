@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from headwater.log.disk.disk import RealDisk
 from headwater.log.disk.text import read_text, write_text
@@ -29,14 +28,17 @@ def note_beginning(log: Log, checkpoint: str, topics: Sequence[str], start: Mapp
         told = Offsets.from_json(json.loads(given)).places if given.startswith("{") else {}
         for number, span in log.offsets(topic).items():
             places[topic, number] = max(span.start, told.get((topic, number), 0))
-    Path(checkpoint).mkdir(parents=True, exist_ok=True)
-    write_text(RealDisk(), str(Path(checkpoint, _FILE)), _KIND, to_json(places))
+    disk = RealDisk()
+    disk.make_folder(checkpoint)
+    write_text(disk, f"{checkpoint}/{_FILE}", _KIND, to_json(places))
 
 
 def beginning(checkpoint: str) -> dict[At, int]:
     """Where a query began; a partition that is not named came later, or is one of a checkpoint without the file."""
-    kept = Path(checkpoint, _FILE)
-    return dict(Offsets.from_json(read_text(RealDisk(), str(kept), _KIND)).places) if kept.exists() else {}
+    try:
+        return dict(Offsets.from_json(read_text(RealDisk(), f"{checkpoint}/{_FILE}", _KIND)).places)
+    except FileNotFoundError:
+        return {}
 
 
 def places_text(topic: str, places: Mapping[int, int]) -> str:

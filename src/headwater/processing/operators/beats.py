@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,8 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from headwater.log.disk.atomic_file import read_file, replace_file
+from headwater.log.disk.disk import RealDisk
 from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import BEAT, WATERMARK
 from headwater.processing.spark.errors import crossing
@@ -36,22 +37,27 @@ SOURCES_MAX = 4
 SCHEMA = pa.schema([pa.field("_p", pa.int32()), pa.field("_before", pa.int64()), pa.field("_until", pa.int64())])
 
 
+_KEPT = ".json"
+
+
 class Pace:
     """How far the next batch goes in each input of a stage, told from reader to reader."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+        self._folder = folder
+        self._disk = RealDisk()
 
     def tell(self, topics: Sequence[str], offset: Mapping[str, Any]) -> None:
         """The input of these topics goes so far."""
         name = hashlib.blake2b(json.dumps(topics).encode(), digest_size=12).hexdigest()
-        draft = self._folder / f"{name}.{os.getpid()}.new"
-        draft.write_text(json.dumps(offset))
-        draft.replace(self._folder / f"{name}.json")
+        path, draft = f"{self._folder}/{name}{_KEPT}", f"{self._folder}/{name}.{os.getpid()}.new"
+        pieces = [json.dumps(offset).encode()]
+        replace_file(self._disk, path, pieces, point="pace:", sync=False, sync_folder=False, draft=draft)
 
     def told(self) -> dict[str, Any]:
         """What all inputs have told."""
-        return {path.stem: json.loads(path.read_text()) for path in sorted(self._folder.glob("*.json"))}
+        names = sorted(name for name in self._disk.names(self._folder) if name.endswith(_KEPT))
+        return {name.removesuffix(_KEPT): json.loads(read_file(self._disk, f"{self._folder}/{name}")) for name in names}
 
 
 class BeatsSource(DataSource):

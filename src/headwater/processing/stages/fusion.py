@@ -19,7 +19,6 @@ columns and such conditions stand between. That changes no checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from pyspark.sql import DataFrame
 from headwater.log.disk.disk import RealDisk
 from headwater.log.disk.text import read_text, write_text
 from headwater.model.errors import Conflict
+from headwater.processing.checkpoint.marker import planned
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.grouping import ALL
 from headwater.processing.operators.operator import Combining, Input, Operator
@@ -176,13 +176,13 @@ class Fusion:
 
 def chosen(checkpoint: str, sound: Sequence[str]) -> list[str]:
     """The operators that a query with this checkpoint has fused: those it began with, and the sound ones of one that begins."""
-    kept, batches = Path(checkpoint, _FILE), Path(checkpoint, "offsets")
-    if not batches.exists() or not any(path.name.isdigit() for path in batches.iterdir()):
-        if sound or kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_text(RealDisk(), str(kept), _KIND, sorted(sound))
+    disk, kept = RealDisk(), f"{checkpoint}/{_FILE}"
+    if planned(checkpoint) is None:
+        if sound or disk.exists(kept):
+            disk.make_folder(checkpoint)
+            write_text(disk, kept, _KIND, sorted(sound))
         return sorted(sound)
-    begun = list(read_text(RealDisk(), str(kept), _KIND)) if kept.exists() else []
+    begun = list(read_text(disk, kept, _KIND)) if disk.exists(kept) else []
     lost = sorted(set(begun) - set(sound))
     if lost:
         raise Conflict(

@@ -6,9 +6,9 @@ again as tables of one batch. Operators that can are put into the sources here (
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log
+from headwater.model.errors import StorageError
 from headwater.model.schema import DELETED
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.beats import NAME as BEATS
@@ -46,13 +48,14 @@ class Inputs:
         """`folder` is for what the readers of running queries tell each other; what a killed run left there is removed."""
         self._spark = spark
         self._log = log
-        self._folder = folder
+        self._folder = str(folder)
+        self._disk = RealDisk()
         self._told: dict[str, str] = {}
         self.close()
 
     def close(self) -> None:
         """Removes what running queries told each other."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove(self._folder)
 
     def frames(
         self, plan: StagePlan, skips: Skips, *, batch: Mapping[str, Any] | None = None, pace: str | None = None
@@ -101,10 +104,15 @@ class Inputs:
     def _new_folder(self, plan: StagePlan) -> str:
         """An empty folder: a reader that an earlier run of the query left behind writes into another one."""
         if before := self._told.pop(plan.checkpoint, None):
-            shutil.rmtree(before, ignore_errors=True)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        folder = self._told[plan.checkpoint] = tempfile.mkdtemp(dir=self._folder, prefix=f"{plan.stage.name}.")
+            self._remove(before)
+        folder = self._told[plan.checkpoint] = f"{self._folder}/{plan.stage.name}.{uuid.uuid4().hex}"
+        self._disk.make_folder(folder)
         return folder
+
+    def _remove(self, folder: str) -> None:
+        """Removes a folder, or most of it: a reader that was left behind may be writing into it."""
+        with suppress(StorageError):
+            self._disk.remove_folder(folder)
 
     def _tasks(self, partitions: int) -> int:
         """How many tasks work on the partitions of a state: more than there are processors cost time and bring nothing.

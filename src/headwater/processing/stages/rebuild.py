@@ -12,13 +12,13 @@ that are there whole or not at all. Whoever is killed on the way leaves a state 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from headwater.log.disk.disk import RealDisk
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.url import inside
 from headwater.processing.checkpoint.beginning import beginning, places_text
@@ -52,7 +52,7 @@ def rebuild(supervisor: Supervisor, plan: StagePlan, how: Rebuild, *, folder: Pa
     stop = {topic: next((end for end in ends if topic in end.topics), Offsets({}, {})) for topic in stage.inputs}
     start = _kept(supervisor, plan, stop, how)
     scratch = folder / "rebuild" / Path(plan.checkpoint).name
-    shutil.rmtree(scratch, ignore_errors=True)
+    RealDisk().remove_folder(str(scratch))
     events = sum(
         max(0, offset - start[topic].get(number, 0))
         for topic, end in stop.items()
@@ -69,7 +69,7 @@ def rebuild(supervisor: Supervisor, plan: StagePlan, how: Rebuild, *, folder: Pa
     )
     _run(supervisor, replay, Skips(folder / "skipped" / f"{stage.name}.json"))
     _take_over(replay, plan, last)
-    shutil.rmtree(scratch, ignore_errors=True)
+    RealDisk().remove_folder(str(scratch))
     return f"{stage.place}: its state was rebuilt from {events:,} events, and goes on behind batch {last}."
 
 

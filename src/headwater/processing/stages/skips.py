@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from headwater.log.disk.atomic_file import read_file, replace_file
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.processing.checkpoint.offsets import At
 
 
 class Skips:
     """The events that a stage leaves out."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, disk: Disk | None = None) -> None:
+        self._path = str(path)
+        self._disk: Disk = disk or RealDisk()
         self._found: dict[str, list[tuple[int, int]]] = {}
-        if path.exists():
-            read = json.loads(path.read_text())
+        with suppress(FileNotFoundError):
+            read = json.loads(read_file(self._disk, self._path))
             self._found = {
                 topic: [(partition, offset) for partition, offset in places] for topic, places in read.items()
             }
@@ -32,10 +36,10 @@ class Skips:
         return " AND ".join(f"NOT (_partition = {partition} AND _offset = {offset})" for partition, offset in places)
 
     def add(self, events: Iterable[tuple[At, int]]) -> None:
-        """Remembers single events, whole or not at all."""
+        """Remembers single events, whole or not at all; when it returns, on the disk."""
         for (topic, partition), offset in events:
             self._found.setdefault(topic, []).append((partition, offset))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._found))
-        partial.replace(self._path)
+        folder = self._path.rpartition("/")[0]
+        self._disk.make_folder(folder)
+        self._disk.sync_folder(folder.rpartition("/")[0])
+        replace_file(self._disk, self._path, [json.dumps(self._found).encode()], point="skips:")

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from headwater.log.disk.atomic_file import read_file, replace_file
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.model.clock import NO_TIME, system_clock
 from headwater.model.errors import AppFailed
 from headwater.model.url import without_password
@@ -186,18 +188,17 @@ def check_stages(status: AppStatus) -> None:
         )
 
 
-def write_status(folder: Path, status: AppStatus) -> None:
-    """Replaces the file in one step."""
-    partial = folder / f"{FILE}.partial"
-    partial.write_bytes(msgspec.json.encode(status))
-    partial.replace(folder / FILE)
+def write_status(folder: Path, status: AppStatus, *, disk: Disk | None = None) -> None:
+    """Replaces the file in one step. It is not synced: what a power loss takes is no longer true anyway."""
+    pieces = [msgspec.json.encode(status)]
+    replace_file(disk or RealDisk(), str(folder / FILE), pieces, point="status:", sync=False, sync_folder=False)
 
 
-def read_status(folder: Path) -> AppStatus | None:
-    """What was written last; None where no application has run yet."""
+def read_status(folder: Path, *, disk: Disk | None = None) -> AppStatus | None:
+    """What was written last; None where no application has run yet, or where a power loss has taken it."""
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=AppStatus)
-    except FileNotFoundError:
+        return msgspec.json.decode(read_file(disk or RealDisk(), str(folder / FILE)), type=AppStatus)
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 

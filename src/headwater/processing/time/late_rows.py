@@ -11,12 +11,11 @@ for it when the batch is done. Most batches have none, and no file. A task that 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.processing.checkpoint.offsets import At
+from headwater.processing.time.number_file import names_in, read_number, write_number
 
 
 def inside(uid: str) -> str:
@@ -32,27 +31,24 @@ def apart(uid: str) -> str:
 class LateRows:
     """The folder of one input of a query."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str, *, disk: Disk | None = None) -> None:
+        self._folder = folder
+        self._disk: Disk = disk or RealDisk()
 
     def tell(self, at: At, start: int, end: int, count: int) -> None:
         """So many rows between two numbers are late."""
-        if not count:
-            return
-        path = self._folder / at[0] / str(at[1]) / f"{start}-{end}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(str(count))
-        draft.replace(path)
+        if count:
+            write_number(self._disk, f"{self._folder}/{at[0]}/{at[1]}/{start}-{end}", count, point="late rows:")
 
     def take(self, spans: Mapping[At, tuple[int, int]]) -> int:
         """How many were told of ranges within a batch that is done; it is not told again."""
         total = 0
         for (topic, partition), (first, behind) in spans.items():
-            with suppress(FileNotFoundError):
-                for path in (self._folder / topic / str(partition)).iterdir():
-                    start, _, end = path.name.partition("-")
-                    if not start.startswith(".") and first <= int(start) and int(end) <= behind:
-                        total += int(path.read_text())
-                        path.unlink()
+            folder = f"{self._folder}/{topic}/{partition}"
+            for name in names_in(self._disk, folder):
+                start, _, end = name.removeprefix(".").partition(".")[0].partition("-")
+                if first <= int(start) and int(end) <= behind:
+                    path = f"{folder}/{name}"
+                    total += (read_number(self._disk, path) or 0) if "." not in name else 0
+                    self._disk.remove(path)  # a draft too, of a task that died
         return total

@@ -11,14 +11,13 @@ the same. What is missing in the folder is found by reading the events again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import At
+from headwater.processing.time.number_file import names_in, read_number, write_number
 
 _BEAT = ".beat"
 
@@ -29,17 +28,14 @@ Reached = Mapping[At, tuple[int, int]]
 class Maxima:
     """The folder of one input of a query."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str, *, disk: Disk | None = None) -> None:
+        self._folder = folder
+        self._disk: Disk = disk or RealDisk()
         self._known: dict[At, tuple[int, int]] = {}
 
     def tell(self, at: At, offset: int, time: int, *, is_heartbeat: bool = False) -> None:
         """So far had event time come before an offset; whoever tells it again tells the same."""
-        path = self._path(at, offset, _BEAT if is_heartbeat else "")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        draft.write_text(str(time))
-        draft.replace(path)
+        write_number(self._disk, self._path(at, offset, _BEAT if is_heartbeat else ""), time, point="maximum:")
 
     def reached(
         self, places: Mapping[At, int], before: Reached, read: Callable[[At, int, int, int], int]
@@ -51,11 +47,12 @@ class Maxima:
             if known is None or known[0] != offset:
                 known = self._known[at] = offset, self._told(at, offset, before.get(at, (offset, NO_TIME)), read)
                 self._forget(at, offset)
-            found[at] = offset, max(known[1], self._number(self._path(at, offset, _BEAT)) or NO_TIME)
+            beat = read_number(self._disk, self._path(at, offset, _BEAT))
+            found[at] = offset, known[1] if beat is None else max(known[1], beat)
         return found
 
     def _told(self, at: At, offset: int, before: tuple[int, int], read: Callable[[At, int, int, int], int]) -> int:
-        told = self._number(self._path(at, offset))
+        told = read_number(self._disk, self._path(at, offset))
         if told is not None:
             return told
         start, time = before
@@ -63,20 +60,13 @@ class Maxima:
 
     def _forget(self, at: At, offset: int) -> None:
         """A batch that is run again finds its maxima in its offsets, so earlier ones are needed by nobody."""
-        with suppress(FileNotFoundError):
-            for path in self._path(at, offset).parent.iterdir():
-                if int(path.name.partition(".")[0]) < offset:
-                    path.unlink(missing_ok=True)
+        folder = self._path(at, offset).rpartition("/")[0]
+        for name in names_in(self._disk, folder):
+            if int(name.partition(".")[0]) < offset:
+                self._disk.remove(f"{folder}/{name}")
 
-    def _path(self, at: At, offset: int, kind: str = "") -> Path:
-        return self._folder / at[0] / str(at[1]) / f"{offset}{kind}"
-
-    @staticmethod
-    def _number(path: Path) -> int | None:
-        try:
-            return int(path.read_text())
-        except FileNotFoundError:
-            return None
+    def _path(self, at: At, offset: int, kind: str = "") -> str:
+        return f"{self._folder}/{at[0]}/{at[1]}/{offset}{kind}"
 
 
 def maxima_of(checkpoint: str, number: int) -> str:
