@@ -173,5 +173,5 @@ def test_a_server_that_is_not_there_and_an_address_without_an_index_are_told() -
     with pytest.raises(Unreachable) as told:
         sink.open(SHAPE)
     assert "secret" not in str(told.value)
-    with pytest.raises(InvalidInput, match="names no index"):
+    with pytest.raises(InvalidInput, match="has no index"):
         open_sink("opensearch://localhost:9200", stage="s")

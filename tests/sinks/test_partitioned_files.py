@@ -113,5 +113,5 @@ def test_a_delta_table_is_partitioned_and_rows_move_between_partitions(tmp_path:
     open_sink(url, stage="s").open(SHAPE)
     with pytest.raises(InvalidInput, match="partitioned by name, not by n"):
         open_sink(f"{url}?partition_by=n", stage="s").open(SHAPE)
-    with pytest.raises(InvalidInput, match="no column 'x'"):
+    with pytest.raises(InvalidInput, match="column 'x' does not exist"):
         open_sink(f"delta:///{tmp_path}/other?partition_by=x", stage="s").open(SHAPE)

@@ -214,7 +214,7 @@ def test_too_many_refused_rows_stop_the_stage(tmp_path: Path) -> None:
     sink = open_sink(f"sqlite:///{tmp_path}/a.db?table=users", stage="s")
     sink.open(SHAPE)
     dead: list[Dead] = []
-    with pytest.raises(InvalidInput, match="refuses more than 1,000 rows"):
+    with pytest.raises(InvalidInput, match="rejected more than 1,000 rows"):
         write(sink, 0, batch([(None, user(n)) for n in range(1_500)]), dead=dead)
     with sqlite3.connect(tmp_path / "a.db") as connection:
         connection.execute("create trigger no before insert on users begin select raise(abort, 'never'); end")

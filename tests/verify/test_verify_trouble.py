@@ -77,7 +77,7 @@ def test_a_time_that_is_none_is_told(tmp_path: Path) -> None:
     with (
         open_side(f"sqlite:///{tmp_path}/shop.db?table=events", shape=shape) as side,
         side.look() as look,
-        pytest.raises(InvalidInput, match="at holds"),
+        pytest.raises(InvalidInput, match="Column at contains"),
     ):
         list(look.chunks())
 

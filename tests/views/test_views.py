@@ -173,7 +173,7 @@ def test_a_token_that_is_no_place_any_more_begins_again(log: Log, feeder: Feeder
         with view.subscribe(stale) as feed:
             told = drained(feed)
         assert [change.kind for change in told] == ["reset", "added", "ready"] and told[0].why
-    with refused(InvalidInput, "no token"):
+    with refused(InvalidInput, "not a token"):
         view.subscribe("nonsense")
     with refused(InvalidInput, "'other'"):
         view.subscribe(msgspec.structs.replace(token, view="other"))
@@ -452,7 +452,7 @@ def test_what_a_view_needs_is_said(tmp_path: Path, log: Log, feeder: Feeder, url
             alone.rows(as_of=NOON)
     with refused(NotFound, "'other'"):
         hw.open_view(url, "other")
-    with refused(NotFound, "no file"):
+    with refused(NotFound, "nothing.db does not exist"):
         hw.open_view(f"sqlite:///{tmp_path}/nothing.db", "per_page")
     with refused(NotFound, "'nobody'"):
         ViewCatalog(log).get("nobody")
@@ -464,5 +464,5 @@ def test_what_a_view_needs_is_said(tmp_path: Path, log: Log, feeder: Feeder, url
 def test_an_old_generation_is_not_gone_on_with(log: Log, store: ViewStore, feeder: Feeder) -> None:
     """Once it was replaced."""
     Maintainer(log, store, msgspec.structs.replace(pages(), generation=2)).swap()
-    with refused(InvalidInput, "was replaced by 2"):
+    with refused(InvalidInput, "was replaced by generation 2"):
         Maintainer(log, store, pages())

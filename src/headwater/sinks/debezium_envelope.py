@@ -45,15 +45,15 @@ class EnvelopeWriter:
         missing = [name for name in COLUMNS if name not in history.names]
         if missing:
             raise InvalidInput(
-                f"The topic has no column {missing[0]!r}: it is not the history of a captured table.",
-                advice=f"Name a topic that ends with {HISTORY}, such as users{HISTORY}.",
+                f"The topic has no column {missing[0]!r}, so it is not the history of a captured table.",
+                advice=f"Use a topic whose name ends with {HISTORY}, such as users{HISTORY}.",
             )
         self._row = list(history.field("after").type)
         unknown = [name for name in key if name not in {field.name for field in self._row}]
         if unknown:
             raise InvalidInput(
-                f"Table {table!r} has no column {unknown[0]!r} to be its key.",
-                advice=f"Its columns: {', '.join(field.name for field in self._row)}.",
+                f"Table {table!r} has no key column {unknown[0]!r}.",
+                advice=f"Its columns are: {', '.join(field.name for field in self._row)}.",
             )
         self._key_column, self._key, self._table, self._server = key_column, tuple(key), table, server
         self._writing = {field.name: writing_of(field.type) for field in self._row}

@@ -59,8 +59,8 @@ class DebeziumExport:
         table = history.removesuffix(HISTORY)
         if described.key is None or (described.key == "primary_key" and not key):
             raise InvalidInput(
-                f"The key of table {table!r} has several columns, and the log knows them as one text.",
-                advice="Name them in their order: --key a,b, in Python key=['a', 'b'].",
+                f"The key of table {table!r} has several columns, which the log stores as one text.",
+                advice="Pass the key columns in their order: --key a,b, or key=['a', 'b'] in Python.",
             )
         server, _, name = topic.rpartition(".")
         self._writer = EnvelopeWriter(

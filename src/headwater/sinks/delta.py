@@ -38,7 +38,7 @@ class DeltaSink(ShapedSink):
         super().__init__(address.shown, stage=stage)
         self.folder = Path(address.path).absolute()
         self.partition_by = column_names(address.options.get("partition_by", ""))
-        self._delta = load_client("deltalake", extra="delta", purpose="A Delta table as a sink")
+        self._delta = load_client("deltalake", extra="delta", purpose="The Delta sink")
         self._table: Any = None
         self._pieces: list[pa.Table] = []
 
@@ -52,8 +52,8 @@ class DeltaSink(ShapedSink):
                 missing = [name for name in parts if name not in nullable.names]
                 if missing:
                     raise InvalidInput(
-                        f"{self.url}: there is no column {missing[0]!r} to partition by.",
-                        advice=f"The columns are {', '.join(nullable.names)}.",
+                        f"{self.url}: The partition column {missing[0]!r} does not exist.",
+                        advice=f"The columns are: {', '.join(nullable.names)}.",
                     )
                 self._delta.DeltaTable.create(str(self.folder), schema=nullable, mode="ignore", partition_by=parts)
             table = self.load()
@@ -131,7 +131,7 @@ class DeltaSink(ShapedSink):
         if self.partition_by and self.partition_by != there:
             raise InvalidInput(
                 f"{self.url} is partitioned by {', '.join(there) or 'nothing'}, not by {', '.join(self.partition_by)}.",
-                advice="Delta cannot change that: name a new folder.",
+                advice="Use a new folder, because Delta cannot change the partitioning.",
             )
 
     def _empty(self) -> pa.Table:
@@ -177,8 +177,8 @@ class DeltaSink(ShapedSink):
             if found is not None:
                 return found
         raise InvalidInput(
-            f"{self.url}: the commit with the last marker of {self.stage!r} was removed from Delta's log.",
-            advice="Write everything again: --accept-new-checkpoint STAGE=earliest.",
+            f"{self.url}: Delta's log no longer has the commit with the last marker of {self.stage!r}.",
+            advice="Write everything again with --accept-new-checkpoint STAGE=earliest.",
         )
 
     def _exists(self) -> bool:
@@ -192,16 +192,20 @@ class DeltaSink(ShapedSink):
         except errors.CommitFailedError as error:
             # Perhaps somebody only tidied the table up: the next attempt finds out whether it was another writer of this stage.
             raise Unreachable(
-                f"{self.url}: it was changed meanwhile: {_first_line(error)}",
-                advice="Nothing was written; it is tried again.",
+                f"{self.url}: Another writer changed the table: {_first_line(error)}",
+                advice="The sink wrote nothing and retries the batch.",
             ) from None
         except errors.TableNotFoundError:
-            raise NotFound(f"{self.url}: there is no table.", advice="It is made when the stage first runs.") from None
+            raise NotFound(
+                f"{self.url}: The table does not exist.", advice="The first run of the stage creates the table."
+            ) from None
         except errors.DeltaError as error:
-            raise InvalidInput(f"{self.url}: {_first_line(error)}", advice="See whether the table is whole.") from None
+            raise InvalidInput(
+                f"{self.url}: {_first_line(error)}", advice="Check that the table is complete."
+            ) from None
         except OSError as error:
             raise Unreachable(
-                f"{self.url}: {_first_line(error)}", advice="Check the folder and the rights on it."
+                f"{self.url}: {_first_line(error)}", advice="Check the folder and its permissions."
             ) from None
 
 

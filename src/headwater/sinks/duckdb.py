@@ -146,10 +146,12 @@ class DuckdbSink(TableSink):
             yield
         except _BUSY as error:
             said = str(error).splitlines()[0]
-            raise Unreachable(f"{self.url}: {said}", advice="It is tried again; see who else has it open.") from None
+            raise Unreachable(
+                f"{self.url}: {said}", advice="The sink retries the batch. Close the file in other programs."
+            ) from None
         except duckdb.Error as error:
             said = str(error).splitlines()[0]
-            raise InvalidInput(f"{self.url}: {said}", advice="Correct the table, or name another.") from None
+            raise InvalidInput(f"{self.url}: {said}", advice="Correct the table, or use another table.") from None
 
 
 def _opened(path: str) -> Any:

@@ -64,7 +64,9 @@ class FileSink:
         self._stage = stage
         scheme, found, rest = url.partition("://")
         if found and scheme != "file":
-            raise Unsupported(f"There is no sink for {scheme}:// yet.", advice="Use a folder, or a topic's name.")
+            raise Unsupported(
+                f"A file sink does not support {scheme}://.", advice="Use a folder, or the name of a topic."
+            )
         self._folder = Path(rest if found else url)
         self._own = self._folder / _FOLDER
         self._ledger = self._own / "ledger.json"
@@ -146,8 +148,8 @@ class FileSink:
                     if time.monotonic() > deadline:
                         lock.seek(0)
                         raise TimedOut(
-                            f"{lock.read() or 'Another process'} holds {lock.name} and does not go on.",
-                            advice="Nothing was added. Let it go on, or end it.",
+                            f"{lock.read() or 'Another process'} holds {lock.name} and makes no progress.",
+                            advice="The sink added nothing. Resume that process, or end it.",
                         ) from None
                     time.sleep(_LOOK_S)
             lock.truncate(0)
@@ -169,8 +171,8 @@ def _options(to: str, query: str) -> dict[str, str]:
     found = dict(parse_qsl(query, keep_blank_values=True))
     if query and (not found or not found.keys() <= {"format", "partition_by"}):
         raise InvalidInput(
-            f"The sink {to!r} is not understood.",
-            advice="Behind the folder stand ?format=parquet, json or csv, and partition_by=column,column.",
+            f"The sink {to!r} is not valid.",
+            advice="After the folder, write ?format=parquet, json or csv, and partition_by=COLUMN,COLUMN.",
         )
     return found
 
@@ -179,7 +181,7 @@ def _format(to: str, given: str) -> FileFormat:
     for known in get_args(FileFormat):
         if given == known:
             return known
-    raise InvalidInput(f"The sink {to!r} is not understood.", advice="Write ?format=parquet, json or csv.")
+    raise InvalidInput(f"The sink {to!r} is not valid.", advice="Write ?format=parquet, json or csv.")
 
 
 def _literal(name: str) -> str:

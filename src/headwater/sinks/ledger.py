@@ -34,13 +34,13 @@ def admits(stage: str, entry: LedgerEntry, number: int, marker: Marker) -> bool:
     """Whether a batch is to be applied now; False where it is there already."""
     if entry.number != number:
         raise Fenced(
-            f"Sink {stage!r} was opened again since: number {number} was replaced by {entry.number}.",
-            advice="Nothing was written. Another process runs this stage now; stop this one.",
+            f"Another process opened sink {stage!r}: fencing number {number} was replaced by {entry.number}.",
+            advice="The sink wrote nothing. Another process runs this stage, so stop this one.",
         )
     if entry.last is None and marker.epoch > 0:
         raise CheckpointConflict(
-            f"The target of sink {stage!r} knows of no batch, and {marker} is not the first: it was emptied, or is another one.",
-            advice="Nothing was written. Write everything to it: --accept-new-checkpoint STAGE=earliest.",
+            f"The target of sink {stage!r} has no batch before {marker}: it was emptied, or is another target.",
+            advice="The sink wrote nothing. Write everything again with --accept-new-checkpoint STAGE=earliest.",
         )
     return is_new(stage, entry.last, marker)
 
@@ -50,5 +50,5 @@ def check_unmoved(stage: str, entry: LedgerEntry, marker: Marker | None) -> None
     if entry.last != marker:
         raise Conflict(
             f"Sink {stage!r} has applied {entry.last} since the comparison.",
-            advice="Nothing was repaired. Compare again.",
+            advice="The repair wrote nothing. Compare again.",
         )

@@ -65,7 +65,7 @@ class OpenSearchSink(ShapedSink):
         super().__init__(address.shown, stage=stage)
         server, _, self.index = address.client.partition("://")[2].partition("/")
         if not self.index or "/" in self.index:
-            raise InvalidInput(f"{self.url!r} names no index.", advice="Write opensearch://host:9200/index.")
+            raise InvalidInput(f"{self.url!r} has no index.", advice="Write opensearch://host:9200/index.")
         scheme = "https" if address.scheme.endswith("+https") else "http"
         self.client = OpenSearchClient(
             f"{scheme}://{server}",
@@ -129,7 +129,9 @@ class OpenSearchSink(ShapedSink):
     def delete(self, keys: pa.Table) -> None:
         wrong = self._carried_out([Action(self._line("delete", name)) for name in self.ids_of(keys)])
         if wrong:
-            raise InvalidInput(f"{self.url}: {wrong[0][1]}", advice="A document cannot be removed: correct the index.")
+            raise InvalidInput(
+                f"{self.url}: {wrong[0][1]}", advice="Correct the index, because a document cannot be removed."
+            )
 
     def commit(self, marker: Marker | None) -> None:
         assert self._begun is not None, "no batch was begun"
@@ -192,8 +194,8 @@ class OpenSearchSink(ShapedSink):
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"{self.url}: sink {self.stage!r} was opened again, or the index has newer documents than number {self._number}.",
-            advice="Another process writes by this stage now; stop this one.",
+            f"{self.url}: Another process opened sink {self.stage!r}, or the index has documents newer than fencing number {self._number}.",
+            advice="Another process writes for this stage, so stop this one.",
         )
 
     def _ledger(self, uuid: str) -> Ledger:
@@ -280,7 +282,7 @@ class OpenSearchSink(ShapedSink):
         more = {"scroll": "2m", "scroll_id": answer.body["_scroll_id"]}
         found = self.client.ask("POST", "/_search/scroll", more, allows=[404])
         if found.status == 404:
-            raise Unreachable(f"{self.url}: the server has forgotten a search.", advice="Compare again.")
+            raise Unreachable(f"{self.url}: The search context expired on the server.", advice="Compare again.")
         return found
 
 

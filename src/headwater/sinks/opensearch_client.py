@@ -94,8 +94,8 @@ class OpenSearchClient:
                     break
                 if attempt == ATTEMPTS_MAX - 1:
                     raise Unreachable(
-                        f"{self._shown}: the server is too busy for {len(busy):,} documents.",
-                        advice="It is tried again; see what else the server does.",
+                        f"{self._shown}: The server is too busy for {len(busy):,} documents.",
+                        advice="The sink retries the documents. Check the load of the server.",
                     )
                 backoff.sleep()
                 waiting = busy
@@ -104,10 +104,10 @@ class OpenSearchClient:
         """What an answer that is no success means."""
         said = f"{self._shown}: {reason_of(answer.body)}"
         if answer.status in (401, 403):
-            return NoAccess(said, advice="Give a user and a password (?password_env=) with the right to write.")
+            return NoAccess(said, advice="Pass a user and a password (?password_env=) with the permission to write.")
         if answer.status in _NOT_NOW or answer.status >= 500:
-            return Unreachable(said, advice="It is tried again; see the server's log.")
-        return InvalidInput(said, advice="Correct the index, or what is sent to it.")
+            return Unreachable(said, advice="The sink retries the request. Check the log of the server.")
+        return InvalidInput(said, advice="Correct the index, or the rows of the stage.")
 
     def close(self) -> None:
         """Ends the connection; the next request opens another."""
@@ -155,7 +155,7 @@ class OpenSearchClient:
             if not is_new and isinstance(error, (http.client.RemoteDisconnected, ConnectionError)):
                 return self._once(method, path, data, kind)  # a server ends connections that nobody used for a while
             raise Unreachable(
-                f"{self._shown}: {str(error) or type(error).__name__}.", advice="Check the address and the server."
+                f"{self._shown}: {str(error) or type(error).__name__}.", advice="Check the URL and the server."
             ) from None
         try:
             return Answer(response.status, msgspec.json.decode(text) if text else {})
@@ -177,7 +177,9 @@ def _context(ca_file: str | None, shown: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
-        raise InvalidInput(f"{shown}: ca_file {ca_file} cannot be read ({error}).", advice="Name a PEM file.") from None
+        raise InvalidInput(
+            f"{shown}: The ca_file {ca_file} is not readable ({error}).", advice="Pass a PEM file."
+        ) from None
 
 
 def reason_of(body: Any) -> str:

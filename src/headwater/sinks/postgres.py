@@ -53,7 +53,7 @@ class PostgresSink(TableSink):
 
     def __init__(self, to: str, *, stage: str) -> None:
         super().__init__(parse_address(to, options=("table",), others=True), stage=stage)
-        self._psycopg = load_client("psycopg", extra="postgres", purpose="PostgreSQL as a sink")
+        self._psycopg = load_client("psycopg", extra="postgres", purpose="The PostgreSQL sink")
         self._open: Any = None
 
     @property
@@ -112,7 +112,7 @@ class PostgresSink(TableSink):
         if self._open is None or self._open.closed:
             if self._begun:
                 # A new connection knows nothing of the rows before, and would enter the marker without them.
-                raise Unreachable(f"{self.url}: the connection was lost.", advice="The batch is written again.")
+                raise Unreachable(f"{self.url}: The connection was lost.", advice="The sink retries the batch.")
             more = {} if self.address.password is None else {"password": self.address.password}
             self._open = self._psycopg.connect(
                 self.address.client, autocommit=True, connect_timeout=CONNECT_S, prepare_threshold=None, **more
@@ -184,13 +184,13 @@ class PostgresSink(TableSink):
             return None
         text, state = _first_line(error), (error.sqlstate or "08")[:2]
         if self.address.password and self.address.password in text:
-            text = "the server cannot be reached"
+            text = "the server is not reachable"
         what = f"{self.url}: {text}."
         if isinstance(error, self._psycopg.errors.InsufficientPrivilege) or state == "28":
-            return NoAccess(what, advice="Grant the role what it needs, or use another one.")
+            return NoAccess(what, advice="Grant the role the missing privilege, or use another role.")
         if isinstance(error, self._psycopg.OperationalError) and state in _NOT_SERVING:
-            return Unreachable(what, advice="Check the address, the server, and the role with its password.")
-        return InvalidInput(what, advice="Correct the table, or name another.")
+            return Unreachable(what, advice="Check the URL, the server, the role and its password.")
+        return InvalidInput(what, advice="Correct the table, or use another table.")
 
 
 def _with_nul(rows: pa.Table) -> np.ndarray:

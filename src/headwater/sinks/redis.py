@@ -98,7 +98,7 @@ class RedisSink(ShapedSink):
         super().__init__(address.shown, stage=stage)
         self.style = _style(address.options.get("as", "hash"), self.url)
         self._prefix = address.options.get("prefix")
-        self._redis = load_client("redis", extra="redis", purpose="Redis as a sink")
+        self._redis = load_client("redis", extra="redis", purpose="The Redis sink")
         more = {} if address.password is None else {"password": address.password}
         timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
         self.client: Any = self._redis.Redis.from_url(address.client, **timeouts, **more)
@@ -128,7 +128,7 @@ class RedisSink(ShapedSink):
             and not pa.types.is_string(shape.schema.field(shape.key[0]).type)
         ):
             raise InvalidInput(
-                f"{self.url}: members of sets need a key of two columns, or one with JSON arrays; {shape.key[0]} is neither.",
+                f"{self.url}: Members of sets need a key of two columns, or of one column with JSON arrays, and {shape.key[0]} is neither.",
                 advice="Use as=hash or as=json.",
             )
 
@@ -220,7 +220,7 @@ class RedisSink(ShapedSink):
             return []
         keys = enumerate(rows.column(self.shape.key[0]).to_pylist())
         return [
-            Refusal(row, f"The key {key[:60]!r} is no JSON array of two parts.")
+            Refusal(row, f"The key {key[:60]!r} is not a JSON array of two values.")
             for row, key in keys
             if split_key(key) is None
         ]
@@ -233,15 +233,19 @@ class RedisSink(ShapedSink):
             yield
         except (errors.AuthenticationError, errors.NoPermissionError) as error:
             raise NoAccess(
-                f"{self.url}: {error}.", advice="Give the user or the password that Redis asks for."
+                f"{self.url}: {error}.", advice="Pass the user or the password that Redis requires."
             ) from None
         except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
-            raise Unreachable(f"{self.url}: {error}.", advice="Check the address and the server.") from None
+            raise Unreachable(f"{self.url}: {error}.", advice="Check the URL and the server.") from None
         except errors.ResponseError as error:
             said = str(error)
             if any(code in said for code in _NOT_NOW):
-                raise Unreachable(f"{self.url}: {said}.", advice="Redis takes no writes now; see its log.") from None
-            raise InvalidInput(f"{self.url}: {said}.", advice="Use another prefix, or correct what is there.") from None
+                raise Unreachable(
+                    f"{self.url}: {said}.", advice="Redis does not accept writes at the moment. Check its log."
+                ) from None
+            raise InvalidInput(
+                f"{self.url}: {said}.", advice="Use another prefix, or correct the existing keys."
+            ) from None
 
     def _run(self, script: str, arguments: Sequence[Any]) -> None:
         with self.told():
@@ -251,8 +255,8 @@ class RedisSink(ShapedSink):
                 if not any(code in str(error) for code in ("FENCED", "MOVED")):
                     raise
                 raise Fenced(
-                    f"{self.url}: sink {self.stage!r} was opened again, or went on, since number {self._number or 'none'} was taken.",
-                    advice="Nothing of this piece was written. Another process writes by this stage now; stop this one.",
+                    f"{self.url}: Another process opened sink {self.stage!r} after number {self._number or 'none'}, or wrote a batch.",
+                    advice="This chunk was not written. Another process writes for this stage, so stop this one.",
                 ) from None
 
     def _chunked(self, script: str, rows: pa.Table, arguments: Callable[[pa.Table], Sequence[Any]]) -> None:
@@ -307,4 +311,4 @@ def _style(given: str, url: str) -> As:
     for known in get_args(As):
         if given == known:
             return known
-    raise InvalidInput(f"{url}: as={given} is not known.", advice=f"Use one of {', '.join(get_args(As))}.")
+    raise InvalidInput(f"{url}: as={given} is not valid.", advice=f"Use one of {', '.join(get_args(As))}.")

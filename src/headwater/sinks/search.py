@@ -53,7 +53,7 @@ class SearchSink(ShapedSink):
         address = parse_address(to, options=())
         super().__init__(address.shown, stage=stage)
         self.folder = Path(address.path)
-        self._tantivy = load_client("tantivy", extra="search", purpose="A search index as a sink")
+        self._tantivy = load_client("tantivy", extra="search", purpose="The search sink")
         self._index: Any = None
         self._writer: Any = None
         self._number = 0
@@ -74,7 +74,7 @@ class SearchSink(ShapedSink):
         with self._told():
             if not self._exists():
                 raise Unreachable(
-                    f"There is no index in {self.folder}.", advice="It is made when the stage first runs."
+                    f"The folder {self.folder} has no index.", advice="The first run of the stage creates the index."
                 )
             self._index = self._tantivy.Index.open(str(self.folder))
 
@@ -123,7 +123,7 @@ class SearchSink(ShapedSink):
                     self._writer.delete_documents_by_term(KEY, key)
                     self._writer.add_json(document)
         return [
-            Refusal(int(row), f"The key has more than {KEY_BYTES_MAX:,} bytes, which tantivy cannot find again.")
+            Refusal(int(row), f"The key has more than {KEY_BYTES_MAX:,} bytes, which is more than tantivy can index.")
             for row in np.flatnonzero(too_long)
         ]
 
@@ -202,21 +202,25 @@ class SearchSink(ShapedSink):
             said = str(error)
             if "LockBusy" in said:
                 raise Unreachable(
-                    f"{self.url}: another writer has it.", advice="It is tried again; see who writes to it."
+                    f"{self.url}: Another writer has the index open.",
+                    advice="The sink retries the batch. Stop the other writer.",
                 ) from None
             if "chema" in said:
                 raise Unsupported(
-                    f"{self.url} was made with other columns.", advice="tantivy cannot add any: name a new folder."
+                    f"{self.url} was created with other columns.",
+                    advice="Use a new folder, because tantivy cannot add columns.",
                 ) from None
             if any(word in said for word in _OF_THE_DISK):
-                raise Unreachable(f"{self.url}: {said}.", advice="It is tried again; see the disk.") from None
+                raise Unreachable(
+                    f"{self.url}: {said}.", advice="The sink retries the batch. Check the disk."
+                ) from None
             raise InvalidInput(
-                f"{self.url}: {said}", advice="Name the folder of an index that we made, or a new one."
+                f"{self.url}: {said}", advice="Pass a folder with an index of Headwater, or a new folder."
             ) from None
         except PermissionError as error:
-            raise NoAccess(f"{self.url}: {error}.", advice="Check the rights on the folder.") from None
+            raise NoAccess(f"{self.url}: {error}.", advice="Check the permissions of the folder.") from None
         except (FileExistsError, NotADirectoryError) as error:
-            raise InvalidInput(f"{self.url}: {error}.", advice="Name a folder.") from None
+            raise InvalidInput(f"{self.url}: {error}.", advice="Pass a folder.") from None
 
 
 def _schema(tantivy: Any, shape: Shape) -> Any:

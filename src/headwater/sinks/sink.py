@@ -181,8 +181,8 @@ def open_sink(to: str, *, stage: str) -> Sink:
     scheme = to.partition("://")[0]
     if scheme not in SCHEMES:
         raise Unsupported(
-            f"There is no sink for {scheme}://.",
-            advice=f"Use one of {', '.join(f'{known}://' for known in SCHEMES)}, a folder, or a topic's name.",
+            f"Headwater has no sink for {scheme}://.",
+            advice=f"Use one of {', '.join(f'{known}://' for known in SCHEMES)}, a folder, or the name of a topic.",
         )
     module, name = SCHEMES[scheme]
     sink: Sink = getattr(import_module(module), name)(to, stage=stage)
@@ -239,8 +239,8 @@ def check_refused(sink: Sink, dead: Sequence[Dead]) -> None:
     """Refuses to throw away more than a few rows; `InvalidInput`."""
     if len(dead) > REFUSED_MAX:
         raise InvalidInput(
-            f"{sink.url} refuses more than {REFUSED_MAX:,} rows of one batch, such as: {dead[-1].error}",
-            advice="Nothing was written. Correct the target, or what is sent to it, and start the stage again.",
+            f"{sink.url} rejected more than {REFUSED_MAX:,} rows of one batch. The last error is: {dead[-1].error}",
+            advice="The sink wrote nothing. Correct the target or the rows, and restart the stage.",
         )
 
 

@@ -127,13 +127,15 @@ class SqliteSink(TableSink):
             said = str(error)
             if "locked" in said or "busy" in said or "disk" in said:
                 raise Unreachable(
-                    f"{self.url}: {said}.", advice="It is tried again; see who else writes to it."
+                    f"{self.url}: {said}.", advice="The sink retries the batch. Stop the other writer."
                 ) from None
             if "readonly" in said or "unable to open" in said:
-                raise NoAccess(f"{self.url}: {said}.", advice="Check the folder and the rights on the file.") from None
-            raise InvalidInput(f"{self.url}: {said}.", advice="Correct the table, or name another.") from None
+                raise NoAccess(
+                    f"{self.url}: {said}.", advice="Check the folder and the permissions of the file."
+                ) from None
+            raise InvalidInput(f"{self.url}: {said}.", advice="Correct the table, or use another table.") from None
         except sqlite3.DatabaseError as error:
-            raise InvalidInput(f"{self.url}: {error}.", advice="Name a file of SQLite.") from None
+            raise InvalidInput(f"{self.url}: {error}.", advice="Pass an SQLite file.") from None
 
 
 def _rows(rows: pa.Table) -> list[tuple[Any, ...]]:

@@ -119,7 +119,9 @@ class TableSink(ShapedSink):
     def reading(self) -> Iterator[Any]:
         """A transaction in which everything that is read was true at one moment."""
         if not self._is_there():
-            raise Unreachable(f"{self.url}: it is not there.", advice="It is made when the stage first runs.")
+            raise Unreachable(
+                f"{self.url}: The table or file does not exist.", advice="The first run of the stage creates it."
+            )
         with self._told(), self._reading() as connection:
             connection.execute(self._snapshot)
             try:
@@ -210,7 +212,7 @@ class TableSink(ShapedSink):
         self._widen(connection, there)
         if not self._is_unique(connection):
             raise InvalidInput(
-                f"{self.url}: table {self.table} may hold a key ({', '.join(self.shape.key)}) twice.",
+                f"{self.url}: Table {self.table} has no unique index over its key ({', '.join(self.shape.key)}).",
                 advice=f"Run: CREATE UNIQUE INDEX {quoted(f'{self.shape.name}_key')} ON {self.table} "
                 f"({', '.join(map(quoted, self.shape.key))}).",
             )

@@ -44,8 +44,8 @@ def write_together(
             put, removed, dead = apply_pieces(sink, pieces)
             if dead:
                 raise InvalidInput(
-                    f"{sink.url} refuses a row of table {shape.name!r}, and with it all that was committed together: {dead[0].error}",
-                    advice="Nothing was written. Correct the target, or the source, and start the stage again.",
+                    f"{sink.url} rejected a row of table {shape.name!r}, and so the whole transaction: {dead[0].error}",
+                    advice="The sink wrote nothing. Correct the target or the source, and restart the stage.",
                 )
             upserts, deletes = upserts + put, deletes + removed
         sink.commit(marker)

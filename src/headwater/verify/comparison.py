@@ -286,20 +286,20 @@ def _shape(here: VerifySide, there: VerifySide, key: Sequence[str], columns: Seq
     shapes = [shape for shape in (side.shape() for side in sides) if shape is not None]
     if not shapes:
         raise InvalidInput(
-            f"Neither {here.url} nor {there.url} knows its columns.", advice="Compare with the topic: LOG#TOPIC."
+            f"Neither {here.url} nor {there.url} has a schema.", advice="Compare with the topic, as LOG#TOPIC."
         )
     found, *others = shapes
     added = _added(sides[0], others)
     keys = [shape.key for shape in shapes if shape.key and not added & set(shape.key)]
     if not key and not keys:
-        raise InvalidInput(f"The key of {found.name!r} is not known.", advice="Name its columns with --key.")
+        raise InvalidInput(f"The key of {found.name!r} is unknown.", advice="Pass the key columns with --key.")
     chosen = tuple(key) or keys[0]
     own = [name for name in found.schema.names if name not in added]
     names = list(dict.fromkeys([*chosen, *(columns or own)]))
     unknown = [name for name in names if name not in found.schema.names]
     if unknown:
         raise InvalidInput(
-            f"{found.name!r} has no column {unknown[0]!r}.", advice=f"Its columns are {', '.join(found.schema.names)}."
+            f"{found.name!r} has no column {unknown[0]!r}.", advice=f"Its columns are: {', '.join(found.schema.names)}."
         )
     return Shape(found.name, pa.schema([found.schema.field(name) for name in names]), chosen)
 

@@ -44,7 +44,7 @@ class DocumentSide:
 
     def repairs(self, stage: str) -> Sink:
         raise Unsupported(
-            f"{self.url} is not written to by any sink.", advice="Put the documents right in the database itself."
+            f"{self.url} is not the target of a sink.", advice="Correct the documents in the database itself."
         )
 
     def close(self) -> None:

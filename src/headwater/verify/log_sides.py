@@ -44,7 +44,9 @@ class TopicSide:
         if self._view is not None:
             return Shape(self._view.name, nullable(self._view.schema), self._view.key)
         if topic.key is None:
-            raise InvalidInput(f"Topic {self.topic!r} has no key, so it is no table.", advice="Name one with a key.")
+            raise InvalidInput(
+                f"Topic {self.topic!r} has no key, so it is not a table.", advice="Choose a topic with a key."
+            )
         return Shape(self.topic, topic.schema, (topic.key,))
 
     def added(self) -> set[str]:
@@ -71,8 +73,8 @@ class TopicSide:
 
     def repairs(self, stage: str) -> Sink:
         raise Unsupported(
-            f"{self.url} is the log, which is never put right after the fact.",
-            advice="Append what is missing; a captured table is repaired by a new backfill.",
+            f"{self.url} is a log, and events in a log never change.",
+            advice="Append the missing events. Repair a captured table with a new backfill.",
         )
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ def open_log_side(url: str) -> TopicSide:
             return TopicSide(log, changes_topic(log, definition), view=definition)
         raise NotFound(
             f"{without_password(address)} has neither a topic nor a view {name!r}.",
-            advice="`headwater topics list` names those that are.",
+            advice="`headwater topics list` prints the topics.",
         )
     except BaseException:
         log.close()

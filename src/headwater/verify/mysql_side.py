@@ -26,7 +26,7 @@ class MySqlSide:
     def __init__(self, url: str) -> None:
         parsed = parse_source_url(url)
         if len(parsed.tables) != 1:
-            raise InvalidInput(f"{parsed.shown} names no table.", advice="Write ?table=… behind it.")
+            raise InvalidInput(f"{parsed.shown} has no table.", advice="Add ?table=NAME to the URL.")
         (self._name,) = parsed.tables
         self._database = MySqlDatabase(parsed)
         self.url = msgspec.structs.replace(parsed, options={}).shown
@@ -50,8 +50,8 @@ class MySqlSide:
             missing = [name for name in self._shape.schema.names if name not in table.by_name]
             if missing:
                 raise NotFound(
-                    f"{self.url}: table {self._name!r} has no column {missing[0]!r}.",
-                    advice="Compare fewer: --columns names those that both have.",
+                    f"{self.url}: Table {self._name!r} has no column {missing[0]!r}.",
+                    advice="Use --columns to compare only columns that both sides have.",
                 )
             yield MySqlLook(self._database, table, self._shape)
         finally:
@@ -59,9 +59,7 @@ class MySqlSide:
                 self._database.ask("ROLLBACK")
 
     def repairs(self, stage: str) -> Sink:
-        raise Unsupported(
-            f"{self.url} is not written to by any sink.", advice="Put the rows right in the database itself."
-        )
+        raise Unsupported(f"{self.url} is not the target of a sink.", advice="Correct the rows in the database itself.")
 
     def close(self) -> None:
         self._database.close()
@@ -69,7 +67,9 @@ class MySqlSide:
     def _table(self) -> MyTable:
         table = read_tables(self._database, self._name).get(self._name)
         if table is None:
-            raise NotFound(f"{self.url}: there is no table {self._name!r}.", advice="Name another with ?table=.")
+            raise NotFound(
+                f"{self.url}: Table {self._name!r} does not exist.", advice="Choose another table with ?table=."
+            )
         return table
 
 

@@ -41,12 +41,14 @@ class PostgresSide(SinkSide):
     def shape(self) -> Shape | None:
         name = self._sink.address.options.get("table")
         if name is None:
-            raise InvalidInput(f"{self.url} names no table.", advice="Write ?table=… behind it.")
+            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
         self._sink.attach(Shape(name, pa.schema([]), ()))
         with self._sink.reading() as connection:
             columns = self._sink.columns_in(connection)
             if not columns:
-                raise NotFound(f"{self.url}: there is no table {name!r}.", advice="Name another with ?table=.")
+                raise NotFound(
+                    f"{self.url}: Table {name!r} does not exist.", advice="Choose another table with ?table=."
+                )
             key = self._sink.primary_key(connection)
         return Shape(name, pa.schema([(column, _arrow(type_)) for column, type_ in columns.items()]), key)
 
@@ -58,8 +60,8 @@ class PostgresSide(SinkSide):
             missing = [name for name in self._shape.schema.names if name not in columns]
             if missing:
                 raise NotFound(
-                    f"{self.url}: the table has no column {missing[0]!r}.",
-                    advice="Compare fewer: --columns names those that both have.",
+                    f"{self.url}: The table has no column {missing[0]!r}.",
+                    advice="Use --columns to compare only columns that both sides have.",
                 )
             follows = chosen(self._sink.entries_in(connection), topic=topic, stage=stage)
             yield PostgresLook(connection, self._sink.table, self._shape, columns, follows)

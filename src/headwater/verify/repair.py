@@ -34,11 +34,11 @@ def repair(pair: Pair, report: VerifyReport, *, settle_s: float = SETTLE_S) -> t
     """Writes the keys that differ to the target, and compares again; `Unsupported` where the target is not ours to change."""
     if report.unreadable:
         raise Unsupported(
-            f"{report.unreadable[0]!r} is no row, in {report.source} or in {report.target}, so what it should be is not known.",
-            advice="Remove it there first.",
+            f"{report.unreadable[0]!r} in {report.source} or {report.target} is not a row, so its correct value is unknown.",
+            advice="Remove it first.",
         )
     if set(pair.shape.schema.names) != _all_columns(pair):
-        raise Unsupported("A repair writes whole rows.", advice="Leave --columns out.")
+        raise Unsupported("A repair writes whole rows, so it cannot use --columns.", advice="Leave out --columns.")
     written = removed = vain = 0
     refused: list[str] = []
     while report.differences and not refused and vain < VAIN_MAX:

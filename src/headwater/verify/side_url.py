@@ -56,7 +56,7 @@ def side_of(url: str) -> VerifySide:
     if not scheme:
         return ParquetSide(url)
     raise Unsupported(
-        f"{scheme}:// cannot be compared.", advice=f"Use LOG#TOPIC, a folder, or one of {', '.join(_SIDES)}."
+        f"A comparison does not support {scheme}://.", advice=f"Use LOG#TOPIC, a folder, or one of {', '.join(_SIDES)}."
     )
 
 

@@ -68,7 +68,9 @@ class RedisSide(SinkSide):
 
     def take(self, shape: Shape) -> None:
         if self._sink.style == "set":
-            raise Unsupported(f"{self.url}: sets hold members, not rows.", advice="Compare as=hash or as=json.")
+            raise Unsupported(
+                f"{self.url}: Sets contain members, not rows.", advice="Compare keys with as=hash or as=json."
+            )
         super().take(shape)
 
 
@@ -222,7 +224,9 @@ class ParquetSide:
         yield _StoreLook(shape, lambda: _of_dataset(dataset, shape), None, is_moment=True)
 
     def repairs(self, stage: str) -> Sink:
-        raise Unsupported(f"{self.url}: files are not changed in place.", advice="Use delta:/// for rows that change.")
+        raise Unsupported(
+            f"{self.url}: A repair cannot change files in place.", advice="Use delta:/// for rows that change."
+        )
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -231,17 +235,22 @@ class ParquetSide:
         try:
             return ds.dataset(self._path, format="parquet", partitioning="hive")
         except FileNotFoundError:
-            raise NotFound(f"There is no folder {self._path}.", advice="Name a folder with Parquet files.") from None
+            raise NotFound(
+                f"The folder {self._path} does not exist.", advice="Pass a folder with Parquet files."
+            ) from None
         except (*ARROW_ERRORS, OSError) as error:
             raise InvalidInput(
-                f"{self._path}: {str(error).splitlines()[0]}", advice="Name a folder with nothing but Parquet files."
+                f"{self._path}: {str(error).splitlines()[0]}", advice="Pass a folder that contains only Parquet files."
             ) from None
 
 
 def _of_dataset(dataset: Any, shape: Shape) -> Iterator[pa.Table]:
     missing = [name for name in shape.schema.names if name not in dataset.schema.names]
     if missing:
-        raise NotFound(f"{shape.name!r} has no column {missing[0]!r} there.", advice="Compare fewer: --columns.")
+        raise NotFound(
+            f"{shape.name!r} has no column {missing[0]!r} in this system.",
+            advice="Use --columns to compare only columns that both sides have.",
+        )
     for batch in dataset.to_batches(columns=shape.schema.names, batch_size=_CHUNK_ROWS):
         yield conformed(pa.Table.from_batches([batch]), shape)
 
@@ -262,7 +271,7 @@ def _readable(
     def rows_of(values: list[T]) -> pa.Table:
         rows = make(values)
         if any(rows.column(name).null_count for name in shape.key):
-            raise InvalidInput("A row has no key.", advice="Somebody else wrote it.")
+            raise InvalidInput("A row has no key.", advice="Remove the row, which another program wrote.")
         return rows
 
     try:

@@ -37,7 +37,7 @@ class TableSide(SinkSide, ABC):
     def _named(self) -> str:
         name = self._sink.address.options.get("table")
         if name is None and self._shape is None:
-            raise InvalidInput(f"{self.url} names no table.", advice="Write ?table=… behind it.")
+            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
         return name or self._shape.name  # type: ignore[union-attr]
 
     @contextmanager
@@ -48,8 +48,8 @@ class TableSide(SinkSide, ABC):
             missing = [name for name in self._shape.schema.names if name not in self._sink.columns_in(connection)]
             if missing:
                 raise NotFound(
-                    f"{self.url}: table {self._named!r} has no column {missing[0]!r}.",
-                    advice="Compare fewer: --columns names those that both have.",
+                    f"{self.url}: Table {self._named!r} has no column {missing[0]!r}.",
+                    advice="Use --columns to compare only columns that both sides have.",
                 )
             look = self._look_at(connection)
             look.follows = chosen(entries, topic=topic, stage=stage)
@@ -86,7 +86,9 @@ class SqliteSide(TableSide):
         with self._sink.reading() as connection:
             found = connection.execute(f"pragma table_info({quoted(self._named)})").fetchall()
         if not found:
-            raise NotFound(f"{self.url}: there is no table {self._named!r}.", advice="Name another with ?table=.")
+            raise NotFound(
+                f"{self.url}: Table {self._named!r} does not exist.", advice="Choose another table with ?table=."
+            )
         key = tuple(row[1] for row in sorted(found, key=lambda row: row[5]) if row[5])
         return Shape(self._named, pa.schema([(row[1], _sqlite_type(row[2])) for row in found]), key)
 
@@ -125,7 +127,7 @@ class DuckdbSide(TableSide):
                 schema = connection.sql(f"select * from {quoted(self._named)} limit 0").to_arrow_table().schema
             except duckdb.CatalogException:
                 raise NotFound(
-                    f"{self.url}: there is no table {self._named!r}.", advice="Name another with ?table=."
+                    f"{self.url}: Table {self._named!r} does not exist.", advice="Choose another table with ?table=."
                 ) from None
         return Shape(self._named, schema, ())
 
@@ -146,8 +148,8 @@ def conformed(rows: pa.Table, shape: Shape) -> pa.Table:
         return rows.select(shape.schema.names).cast(nullable(shape.schema))
     except ARROW_ERRORS as error:
         raise InvalidInput(
-            f"The columns of {shape.name!r} have other types: {str(error).splitlines()[0]}",
-            advice="Compare fewer: --columns names those that are alike.",
+            f"The columns of {shape.name!r} have different types: {str(error).splitlines()[0]}",
+            advice="Use --columns to compare only columns with the same types.",
         ) from None
 
 
@@ -162,8 +164,8 @@ def _column(values: list[Any], field: pa.Field) -> pa.Array:
         return pa.array(values, pa.string()).cast(field.type) if is_text else to_column(values, field)
     except ARROW_ERRORS as error:
         raise InvalidInput(
-            f"Column {field.name} holds what is no {field.type}: {str(error).splitlines()[0]}",
-            advice="Compare fewer: --columns names those that are alike.",
+            f"Column {field.name} contains a value that is not a {field.type}: {str(error).splitlines()[0]}",
+            advice="Use --columns to compare only columns with the same types.",
         ) from None
 
 

@@ -58,8 +58,8 @@ class ViewCatalog:
         entries = self._entries()
         if name not in entries:
             raise NotFound(
-                f"There is no view {name!r} in {self._log.url}.",
-                advice=f"Views there: {', '.join(sorted(entries)) or 'none yet'}.",
+                f"View {name!r} does not exist in {self._log.url}.",
+                advice=f"The views of this log are: {', '.join(sorted(entries)) or 'none'}.",
             )
         return entries[name]
 

@@ -81,22 +81,26 @@ def define_view(
     """
     check_name(name, of="view")
     if len(name) > NAME_CHARACTERS_MAX - NAME_CHARACTERS_LEFT:
-        raise InvalidInput(f"The name {name[:40]}… is too long for a view.", advice="Use up to 180 characters.")
+        raise InvalidInput(
+            f"The name {name[:40]}… is too long for the name of a view.", advice="Use at most 180 characters."
+        )
     columns = to_arrow_schema(schema)
     keys = (key,) if isinstance(key, str) else tuple(key)
     if mode not in get_args(Mode):
-        raise InvalidInput(f"View {name!r}: unknown mode {mode!r}.", advice='Use "update", "complete" or "append".')
+        raise InvalidInput(
+            f"View {name!r} has the unknown mode {mode!r}.", advice='Use "update", "complete" or "append".'
+        )
     if not keys and mode != "append":
         raise InvalidInput(
-            f'View {name!r} has no key, so mode="{mode}" cannot tell which row changed.',
-            advice='Name its key columns, or use mode="append".',
+            f'View {name!r} has no key, which mode="{mode}" requires.',
+            advice='Declare its key columns, or use mode="append".',
         )
     for column in keys:
         _check_column(name, columns, column, role="key")
         if pa.types.is_nested(columns.field(column).type):
             raise InvalidInput(
-                f"View {name!r}: column {column!r} is {columns.field(column).type} and cannot be a key.",
-                advice="Use columns of plain types, such as a field of it.",
+                f"View {name!r}: Column {column!r} has the type {columns.field(column).type}, which a key cannot have.",
+                advice="Use a column with a scalar type, such as a field of the column.",
             )
     return ViewDefinition(
         name=name,
@@ -117,7 +121,8 @@ def check_order(name: str, schema: pa.Schema, order: str | Sequence[str] | None)
         _check_column(name, schema, plain, role="order")
         if pa.types.is_nested(schema.field(plain).type):
             raise InvalidInput(
-                f"View {name!r}: column {plain!r} has no order.", advice="Order by columns of plain types."
+                f"View {name!r}: Column {plain!r} has a type without an order.",
+                advice="Order by columns with scalar types.",
             )
     return columns
 
@@ -126,7 +131,9 @@ def check_limit(limit: object) -> int | None:
     """How many rows at most: None for all."""
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
         return limit
-    raise InvalidInput(f"A limit of {limit!r} makes no sense.", advice="Use 1 or more, or leave it out.")
+    raise InvalidInput(
+        f"The limit {limit!r} is not a positive number.", advice="Use a limit of at least 1, or leave it out."
+    )
 
 
 def check_definition(stored: ViewDefinition, new: ViewDefinition) -> Verdict:
@@ -139,10 +146,10 @@ def check_definition(stored: ViewDefinition, new: ViewDefinition) -> Verdict:
     if stored.mode != new.mode:
         what.append(f"its mode was {stored.mode} and is {new.mode}")
     if stored.fingerprint != new.fingerprint:
-        what.append("the code that makes its rows has changed")
+        what.append("the code that computes its rows has changed")
     if not what:
         return Verdict(same=True)
-    return Verdict(same=False, why=f"View {new.name!r} must be built anew: {'; '.join(what)}.")
+    return Verdict(same=False, why=f"View {new.name!r} must be rebuilt: {'; '.join(what)}.")
 
 
 def code_fingerprint(code: Callable[..., Any] | str) -> str:
@@ -174,5 +181,5 @@ def _check_column(view: str, schema: pa.Schema, column: object, *, role: str) ->
     if column not in schema.names:
         raise InvalidInput(
             f"View {view!r} has no column {column!r} for its {role}.",
-            advice=f"Its columns are {', '.join(schema.names)}.",
+            advice=f"Its columns are: {', '.join(schema.names)}.",
         )

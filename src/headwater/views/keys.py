@@ -16,10 +16,10 @@ from headwater.views.definition import ViewDefinition
 def key_text(definition: ViewDefinition, key: Mapping[str, Any]) -> str:
     """The text of one key, given as its columns' values."""
     if set(key) != set(definition.key) or not definition.key:
-        wanted = ", ".join(definition.key) or "no columns: its rows are only added"
+        wanted = ", ".join(definition.key) or "empty, because its rows are append-only"
         raise InvalidInput(
             f"The key of view {definition.name!r} is {wanted}; got {', '.join(key) or 'nothing'}.",
-            advice="Name each key column once, such as get(page='/').",
+            advice="Pass each key column once, such as get(page='/').",
         )
     fields = [definition.schema.field(column).with_nullable(True) for column in definition.key]
     return key_texts(to_batch([dict(key)], pa.schema(fields)), definition.key)[0].as_py()

@@ -204,8 +204,8 @@ class Maintainer:
         else:
             if generation < entry.current:
                 raise InvalidInput(
-                    f"Generation {generation} of view {definition.name!r} was replaced by {entry.current}.",
-                    advice="Ask `plan_view` which generation a definition is.",
+                    f"Generation {generation} of view {definition.name!r} was replaced by generation {entry.current}.",
+                    advice="Call `plan_view` to get the present generation of the definition.",
                 )
             building = None if generation == entry.current else generation
             known = {entry.current: entry.definition, generation: definition}
@@ -270,8 +270,8 @@ class Maintainer:
         first = max(span.start for span in held.values())
         if first:
             raise EventsMissed(
-                f"The store of view {self.definition.name!r} must be made anew, and retention removed changes from its topic.",
-                advice="Put the store's last copy back, or build the view anew as another generation.",
+                f"The store of view {self.definition.name!r} must be rebuilt from its topic, but retention has removed changes.",
+                advice="Restore a backup of the store, or rebuild the view as a new generation.",
                 last=first - 1,
             )
 
@@ -308,16 +308,16 @@ class Maintainer:
         """Rows of an append view are there for good: nothing is removed, and a key comes once."""
         if pc.any(gone).as_py():
             raise InvalidInput(
-                f'View {self.definition.name!r} has mode="append" and got rows with _deleted.',
-                advice='Use mode="update" for rows that can go.',
+                f'View {self.definition.name!r} has mode="append" but received rows with _deleted.',
+                advice='Use mode="update" for rows that can be deleted.',
             )
         changed = changes_of(self.definition, table, old, gone=gone, epoch=0)
         changed = changed.filter(pc.not_equal(changed.column("op"), "insert"))
         if len(changed):
             raise InvalidInput(
-                f'View {self.definition.name!r} has mode="append", and key {changed["key"][0].as_py()!r} is there already '
+                f'View {self.definition.name!r} has mode="append", but key {changed["key"][0].as_py()!r} already exists '
                 "with another row.",
-                advice='Use mode="update" for rows that change, or a key that is unique.',
+                advice='Use mode="update" for rows that change, or use a unique key.',
             )
 
     def _with_tombstones(self, changes: pa.Table) -> pa.Table:

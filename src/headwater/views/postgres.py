@@ -74,7 +74,7 @@ class PostgresStore(SqlGenerations):
         self._address = url
         self._read_only = read_only
         self._connections = Connections(self._connect)
-        self._psycopg = load_client("psycopg", extra="postgres", purpose="Keeping views in PostgreSQL")
+        self._psycopg = load_client("psycopg", extra="postgres", purpose="The PostgreSQL view store")
         if not read_only:
             with self._changing() as connection:
                 connection.execute(_CREATE_META)
@@ -92,8 +92,8 @@ class PostgresStore(SqlGenerations):
         for field in definition.schema:
             if pa.types.is_string(field.type) and pc.any(pc.match_substring(rows.column(field.name), "\0")).as_py():
                 raise InvalidInput(
-                    f"View {definition.name!r}, column {field.name}: text with a NUL character, which PostgreSQL cannot hold.",
-                    advice="Remove it in the view's query, or keep the view in SQLite.",
+                    f"View {definition.name!r}, column {field.name}: The text contains a NUL character, which PostgreSQL cannot store.",
+                    advice="Remove the character in the view's query, or store the view in SQLite.",
                 )
 
     def apply(
@@ -197,7 +197,7 @@ class PostgresStore(SqlGenerations):
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         if self._read_only:
-            raise NoAccess(f"{self.url} was opened for reading.", advice="Open it for writing.")
+            raise NoAccess(f"{self.url} was opened read-only.", advice="Open the store without read_only.")
         with self._told(), self._connection().transaction():
             yield self._connection()
 
@@ -281,7 +281,7 @@ def _limit(connection: Any, deadline: float, limits: Limits) -> None:
 
 def _took_too_long(timeout_s: float | None) -> TimedOut:
     limit = "its time" if timeout_s is None else f"{timeout_s:g} s"
-    return TimedOut(f"The question took longer than {limit}.", advice="Ask for less, or raise timeout_s.")
+    return TimedOut(f"The query took longer than {limit}.", advice="Select less, or raise timeout_s.")
 
 
 def _check_names(definition: ViewDefinition) -> None:
@@ -289,7 +289,7 @@ def _check_names(definition: ViewDefinition) -> None:
         if len(name.encode()) > NAME_BYTES_MAX:
             raise InvalidInput(
                 f"View {definition.name!r}: {name[:40]!r}… is longer than PostgreSQL's {NAME_BYTES_MAX} bytes for a name.",
-                advice="Choose a shorter one.",
+                advice="Choose a shorter name.",
             )
 
 
@@ -298,19 +298,19 @@ def _refusal(psycopg: Any, error: Any, url: str) -> HeadwaterError:
     if isinstance(error, psycopg.errors.QueryCanceled):
         return _took_too_long(None)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return NoAccess(f"{url}: {text}.", advice="Grant the role what it needs, or use another one.")
+        return NoAccess(f"{url}: {text}.", advice="Grant the role the missing privilege, or use another role.")
     if isinstance(error, psycopg.errors.UndefinedTable) and META in text:
-        return NotFound(f"There are no views in {url}.", advice="A view is there once its application has run.")
+        return NotFound(f"{url} contains no views.", advice="Run the application of the view first.")
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in _NOT_SERVING:
         return _unreachable(url, text)
     return InvalidInput(
-        f"PostgreSQL refuses the question: {text}.",
-        advice="Ask with one SELECT over views; nothing can be changed here. Names with '.' or '-' need double quotes.",
+        f"PostgreSQL rejected the query: {text}.",
+        advice="Write one SELECT statement over views, since queries are read-only. Put names with '.' or '-' in double quotes.",
     )
 
 
 def _unreachable(url: str, text: str) -> Unreachable:
-    return Unreachable(f"{url}: {text}.", advice="Check the address, the server, and the role with its password.")
+    return Unreachable(f"{url}: {text}.", advice="Check the URL, the server, the role and its password.")
 
 
 def _without_secrets(psycopg: Any, text: str, address: str) -> str:
@@ -318,8 +318,8 @@ def _without_secrets(psycopg: Any, text: str, address: str) -> str:
     try:
         secret = psycopg.conninfo.conninfo_to_dict(address).get("password")
     except psycopg.Error:
-        return "this is no address of a database"
-    return text if secret is None or str(secret) not in text else "the server cannot be reached"
+        return "the URL is not that of a database"
+    return text if secret is None or str(secret) not in text else "the server is not reachable"
 
 
 def _first_line(error: Exception) -> str:

@@ -90,7 +90,7 @@ class SqliteStore(SqlGenerations):
                 self._writer.execute("pragma synchronous = normal")
                 self._writer.execute(_CREATE_META)
         elif not os.path.exists(self._path):
-            raise NotFound(f"There is no file {path}.", advice="A view is there once its application has run.")
+            raise NotFound(f"The file {path} does not exist.", advice="Run the application of the view first.")
 
     def stored(self) -> list[Stored]:
         with self._told(), self._reading() as connection:
@@ -181,10 +181,13 @@ class SqliteStore(SqlGenerations):
         with self._told(), self._lock:
             if self._pid != os.getpid():
                 raise Closed(
-                    f"{self.url} was opened by the process that forked this one.", advice="Open it again here."
+                    f"{self.url} was opened before this process was forked.",
+                    advice="Open the store again in this process.",
                 )
             if self._writer is None:
-                raise NoAccess(f"{self.url} was opened for reading, or was closed.", advice="Open it for writing.")
+                raise NoAccess(
+                    f"{self.url} was opened read-only, or was closed.", advice="Open the store without read_only."
+                )
             self._writer.execute("begin immediate")
             try:
                 yield self._writer
@@ -287,7 +290,7 @@ def _limited(connection: sqlite3.Connection, limits: Limits | None) -> Iterator[
         if "interrupted" not in str(error):
             raise
         raise TimedOut(
-            f"The question took longer than {limits.timeout_s:g} s.", advice="Ask for less, or raise timeout_s."
+            f"The query took longer than {limits.timeout_s:g} s.", advice="Select less, or raise timeout_s."
         ) from None
     finally:
         connection.set_progress_handler(None, 0)
@@ -313,14 +316,18 @@ def _compare_decimals(one: str, other: str) -> int:
 def _refusal(error: Exception, url: str) -> HeadwaterError:
     text = str(error)
     if isinstance(error, sqlite3.OperationalError) and ("locked" in text or "busy" in text):
-        return Overloaded(f"{url} is in use by another writer: {text}.", advice="Only one process maintains a store.")
+        return Overloaded(
+            f"{url} is in use by another writer: {text}.", advice="Only one process can write to a store."
+        )
     if isinstance(error, sqlite3.OperationalError) and ("unable to open" in text or "readonly" in text):
-        return NoAccess(f"{url} cannot be opened: {text}.", advice="Check the path and the rights on it.")
+        return NoAccess(f"{url} cannot be opened: {text}.", advice="Check the path and its permissions.")
     if isinstance(error, sqlite3.OperationalError) and ("disk" in text or "full" in text):
         return StorageError(f"{url}: {text}.", advice="Check the disk.")
     if isinstance(error, sqlite3.DatabaseError) and ("malformed" in text or "not a database" in text):
-        return StorageError(f"{url} is damaged: {text}.", advice="Delete it: it is made again from the log.")
+        return StorageError(
+            f"{url} is damaged: {text}.", advice="Delete the file. The application rebuilds it from the log."
+        )
     return InvalidInput(
-        f"SQLite refuses the question: {text}.",
-        advice="Ask with one SELECT over views; nothing can be changed here. Names with '.' or '-' need double quotes.",
+        f"SQLite rejected the query: {text}.",
+        advice="Write one SELECT statement over views, since queries are read-only. Put names with '.' or '-' in double quotes.",
     )

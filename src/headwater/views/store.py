@@ -135,7 +135,7 @@ def open_store(url: str, *, read_only: bool = False) -> ViewStore:
         return PostgresStore(url, read_only=read_only)
     shown = scheme if found else str(url)[:60]
     raise Unsupported(
-        f"There is no view store of the kind {shown!r}.",
+        f"{shown!r} is not a kind of view store.",
         advice="Use sqlite:///./data/views.db or postgresql://user@host/database.",
     )
 
@@ -165,8 +165,8 @@ def check_condition(condition: str, definition: ViewDefinition, *, dialect: str)
         sqlglot.condition(condition, dialect=dialect)
     except (sqlglot.errors.SqlglotError, AttributeError, TypeError) as error:
         raise InvalidInput(
-            f"where={condition!r:.80} is no SQL condition: {str(error).splitlines()[0]:.120}",
-            advice=f"Write one condition over {', '.join(definition.schema.names)}, or give a dict of values.",
+            f"where={condition!r:.80} is not a valid SQL condition: {str(error).splitlines()[0]:.120}",
+            advice=f"Write one condition over the columns {', '.join(definition.schema.names)}, or pass a dict of values.",
         ) from None
     return f"(\n{condition}\n)"
 
@@ -183,17 +183,17 @@ def not_stored(name: str, generation: int | None, url: str) -> NotFound:
     """The error for a view, or a generation of it, that is not there."""
     which = "" if generation is None else f" of generation {generation}"
     return NotFound(
-        f"There is no view {name!r}{which} in {url}.",
-        advice="`headwater views list` names those that are; a view is there once its application has run.",
+        f"View {name!r}{which} does not exist in {url}.",
+        advice="Run the application of the view first. `headwater views list` prints the views of a log.",
     )
 
 
 def moved_on(definition: ViewDefinition, before: Applied, found: Applied | None) -> Fenced:
     """The error for a generation that somebody else has changed."""
-    at = "gone" if found is None else f"at {found.positions} by now"
+    at = "gone" if found is None else f"at {found.positions}"
     return Fenced(
-        f"View {definition.name!r}, generation {definition.generation}, was at {before.positions} and is {at}.",
-        advice="Nothing was changed. Another process maintains this view; stop this one.",
+        f"View {definition.name!r}, generation {definition.generation}, was at {before.positions}, but is now {at}.",
+        advice="The store was not changed. Another process maintains this view, so stop this one.",
     )
 
 
@@ -212,8 +212,8 @@ def columns_within(limits: Limits, chunks: Iterable[Sequence[tuple[Any, ...]]]) 
 def _too_large(limits: Limits) -> InvalidInput:
     """The error for an answer beyond its limits."""
     return InvalidInput(
-        f"The answer is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",
-        advice="Ask for less (LIMIT, WHERE, GROUP BY), or raise rows_max.",
+        f"The result is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",
+        advice="Select less (LIMIT, WHERE, GROUP BY), or raise rows_max.",
     )
 
 
@@ -221,6 +221,7 @@ def _sqlite_path(url: str, rest: str) -> str:
     path = rest.partition("?")[0]
     if not path.startswith("/") or path == "/":
         raise InvalidInput(
-            f"{url!r} names no file.", advice="Write sqlite:/// and then the path: sqlite:///./data/views.db."
+            f"The URL {url!r} has no path.",
+            advice="Write the path after sqlite:///, such as sqlite:///./data/views.db.",
         )
     return path[1:]

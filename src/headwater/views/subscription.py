@@ -79,7 +79,10 @@ class Subscription:
         heartbeat_s: float | None,
     ) -> None:
         if heartbeat_s is not None and not heartbeat_s > 0:
-            raise InvalidInput(f"heartbeat_s={heartbeat_s!r} makes no sense.", advice="Use seconds, or leave it out.")
+            raise InvalidInput(
+                f"heartbeat_s={heartbeat_s!r} is not a positive number of seconds.",
+                advice="Pass a number of seconds, or leave out heartbeat_s.",
+            )
         self.token: str | None = None
         self._store = store
         self._log = log
@@ -179,17 +182,19 @@ class Subscription:
         """Why a token is no place to go on from; nothing where it is one."""
         topic = self._log.topic(self._definition.changes)
         if token.generation != self._definition.generation or token.topic_id != topic.id:
-            return f"The view was built anew: generation {token.generation} is now {self._definition.generation}."
+            return (
+                f"The view was rebuilt: generation {token.generation} is now generation {self._definition.generation}."
+            )
         held = self._log.offsets(topic.name)
         if self._top is not None and (topic.compact or any(span.start for span in held.values())):
-            return "The history that the order of the rows was made of is no longer there."
+            return "The log no longer has the history that the order of the rows needs."
         for number, offset in token.positions.items():
             if not held[number].start <= offset <= held[number].stop:
-                return f"The changes from offset {offset} on are no longer there."
+                return f"The log no longer has the changes from offset {offset} on."
         if topic.compact:
             missing = self._log.read(topic.name, start=token.positions, columns=["_offset"]).num_rows
             if missing != sum(held[number].stop - offset for number, offset in token.positions.items()):
-                return "Changes since then were compacted."
+                return "The changes since the token were compacted."
         return ""
 
     def _resume(self, token: Token) -> None:
@@ -206,8 +211,8 @@ class Subscription:
         topic = self._log.topic(self._definition.changes)
         if applied.topic_id != topic.id:
             raise InvalidInput(
-                f"{self._store.url} holds view {self._name!r} of another log.",
-                advice="Open the log that the view is maintained in; a store that was just made has it in a moment.",
+                f"{self._store.url} contains view {self._name!r} of another log.",
+                advice="Open the log of the view's application. If the store is new, try again in a moment.",
             )
         for number, span in self._log.offsets(topic.name).items():
             check_not_missed(topic.name, number, applied.positions[number], first=span.start)
@@ -228,7 +233,7 @@ class Subscription:
 
     def _next(self, changes_max: int) -> list[Change]:
         if self._closed:
-            raise Closed("The subscription was closed.", advice="Subscribe again, since=token.")
+            raise Closed("The subscription was closed.", advice="Subscribe again with since=token.")
         found: list[Change] = []
         while len(found) < changes_max:
             change = next(self._source, None)
@@ -262,7 +267,7 @@ class Subscription:
         now = ViewCatalog(self._log).get(self._name).current
         if now == self._definition.generation:
             return False
-        self._again(f"The view was built anew: generation {self._definition.generation} is now {now}.")
+        self._again(f"The view was rebuilt: generation {self._definition.generation} is now generation {now}.")
         return True
 
     def _poll(self) -> list[pa.RecordBatch]:

@@ -50,10 +50,10 @@ def parse_token(text: object, *, view: str) -> Token:
             token = msgspec.json.decode(base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)), type=Token)
         except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
             raise InvalidInput(
-                f"{str(text)[:40]!r} is no token of a view.", advice="Give the token of a change, or leave it out."
+                f"{str(text)[:40]!r} is not a token of a view.", advice="Pass the token of a change, or leave it out."
             ) from None
     if token.view != view:
         raise InvalidInput(
-            f"The token belongs to view {token.view!r}, not to {view!r}.", advice="Keep a token for each view."
+            f"The token belongs to view {token.view!r}, not to {view!r}.", advice="Keep a separate token for each view."
         )
     return token

@@ -89,9 +89,8 @@ class ViewTopic:
         first = max(span.start for span in held.values())
         if first:
             raise EventsMissed(
-                f"Topic {self.name!r} is to follow generation {self._definition.generation} of its view, and retention removed "
-                "changes from it.",
-                advice="Delete the topic: it is made again with all rows of the view. Its readers begin again.",
+                f"Topic {self.name!r} lacks changes for generation {self._definition.generation} of its view, because of retention.",
+                advice="Delete the topic. The application then creates it with all rows of the view, and its readers begin again.",
                 last=first - 1,
             )
         return fold(self._log, self._wide, {number: span.stop for number, span in held.items()})

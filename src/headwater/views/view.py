@@ -96,7 +96,7 @@ class View:
             return self._read(select, Limits(timeout_s=timeout_s)).drop_columns([KEY])
         if isinstance(where, str):
             raise InvalidInput(
-                "An SQL condition cannot be given together with as_of.",
+                "An SQL condition cannot be combined with as_of.",
                 advice="Give a dict of values, or ask view.sql('select …', as_of=…).",
             )
         definition, rows = self._as_of(as_of)
@@ -110,7 +110,7 @@ class View:
         All views of the store can be named; with `as_of` this one has the rows that it had then.
         """
         if not str(query).strip():
-            raise InvalidInput("There is no question.", advice=f'Ask something like select * from "{self.name}".')
+            raise InvalidInput("The query is empty.", advice=f'Write a query such as select * from "{self.name}".')
         limits = Limits(timeout_s=timeout_s, rows_max=rows_max)
         instead = None if as_of is None else self._as_of(as_of)
         return self._store.ask(query, limits=limits, instead=instead)
@@ -165,22 +165,22 @@ class View:
 
     def _as_of(self, moment: Moment) -> tuple[ViewDefinition, pa.Table]:
         """The rows as they were."""
-        log = self._needed_log("ask for an earlier state of")
+        log = self._needed_log("query an earlier state of")
         definition = ViewCatalog(log).get(self.name).definition
         topic = log.topic(definition.changes)
         held = log.offsets(topic.name)
         if topic.compact or any(span.start for span in held.values()):
             raise EventsMissed(
-                f"The changes of view {self.name!r} were not all kept, so its earlier states are gone.",
-                advice="Keep the topic of changes whole: without compact and without retention.",
+                f"The earlier states of view {self.name!r} are not available, because its topic no longer has all changes.",
+                advice="Keep all changes of the topic: use neither compact nor retention.",
                 last=max((span.start for span in held.values()), default=0) - 1,
             )
         if is_token(moment):
             token = parse_token(moment, view=self.name)
             if (token.generation, token.topic_id) != (definition.generation, topic.id):
                 raise InvalidInput(
-                    f"The token is of generation {token.generation}; the view is at {definition.generation}.",
-                    advice="Ask by time, or take a token of this generation.",
+                    f"The token belongs to generation {token.generation}, but the view has generation {definition.generation}.",
+                    advice="Query by time, or use a token of the present generation.",
                 )
             ends = token.positions
         else:
@@ -191,8 +191,8 @@ class View:
     def _needed_log(self, what: str) -> Log:
         if self._log is None:
             raise Unsupported(
-                f"To {what} view {self.name!r} takes its log.",
-                advice='Open it with open_view(url, name, log="./data").',
+                f"To {what} view {self.name!r}, open the view with its log.",
+                advice='Use open_view(url, name, log="./data").',
             )
         return self._log
 
@@ -217,8 +217,8 @@ def _values(definition: ViewDefinition, wanted: Mapping[str, Any]) -> dict[str, 
     for column in wanted:
         if column not in definition.schema.names or pa.types.is_nested(definition.schema.field(column).type):
             raise InvalidInput(
-                f"View {definition.name!r} has no column {column!r} to choose rows by.",
-                advice=f"Its columns are {', '.join(definition.schema.names)}; ask about nested ones in SQL.",
+                f"View {definition.name!r} has no column {column!r} to filter by.",
+                advice=f"Its columns are: {', '.join(definition.schema.names)}. Use SQL to filter by nested fields.",
             )
         fields.append(definition.schema.field(column).with_nullable(True))
     return to_batch([dict(wanted)], pa.schema(fields)).to_pylist()[0] if fields else {}

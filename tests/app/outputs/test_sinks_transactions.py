@@ -101,7 +101,7 @@ def test_a_row_that_is_refused_leaves_its_transaction_out_and_stops_the_stage(
     app = declared(tmp_path, bank.url, {"copy": f"sqlite:///{tmp_path}/copy.db"}, spark=spark)
     with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         copy.execute("create table counter (id integer primary key, n int check (n < 3))")
-    for moves, failed in ((2, ""), (3, "refuses a row of table 'counter'")):
+    for moves, failed in ((2, ""), (3, "rejected a row of table 'counter'")):
         with bank.connected() as source:
             for _ in range(moves):
                 bank.move(source, random.Random(moves))
