@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headwater.log.clients.appender import place_again
 from headwater.log.clients.consumer import Consumer
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.write import Write
 from headwater.log.queue.lease import Lease
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.unit_of_work import checked_leases, commit_work, tell_committed
 from headwater.model.errors import Closed, InvalidInput, LeaseExpired, Repartitioned
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 
 class Transaction:
@@ -25,7 +23,7 @@ class Transaction:
     It is used once: after its commit, or after something was raised, it is over.
     """
 
-    def __init__(self, log: Log, writes: Iterable[Write] = ()) -> None:
+    def __init__(self, log: QueueLog, writes: Iterable[Write] = ()) -> None:
         """`writes` are among its appends, and placed already."""
         self._log = log
         self._writes: list[Write] = [*writes]

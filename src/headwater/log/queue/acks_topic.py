@@ -14,16 +14,14 @@ Thread-safety: functions without state, except `begin_counting`, whose caller ho
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from headwater.log.port.topic import Topic
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.window import Window
 from headwater.log.queue.window_store import WindowStore
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 _SEGMENT_BYTES = 1 << 20
 
@@ -33,7 +31,7 @@ def acks_name(topic: str, group: str) -> str:
     return f"{topic}.{group}.acks"
 
 
-def acks_topic(log: Log, topic: str, group: str) -> Topic:
+def acks_topic(log: QueueLog, topic: str, group: str) -> Topic:
     """That topic, made where it is missing."""
     name = acks_name(topic, group)
     note = log.create_topic(

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow.compute as pc
 
@@ -34,13 +34,11 @@ from headwater.log.port.write import Write
 from headwater.log.queue.depth import Depth, QueueEntry
 from headwater.log.queue.headers import DEAD_PREFIX, DELAY, DELIVER_AT, GROUP, ID, is_for_others, row_again
 from headwater.log.queue.lease import Lease
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.settings import REDRIVE_EVENTS
 from headwater.log.transaction import Transaction
 from headwater.model.errors import InvalidInput, TopicNotFound
 from headwater.model.event import Event
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 _HEADERS_BYTES = 1 << 16
 _READ_EVENTS = 10_000
@@ -66,7 +64,7 @@ class DeadLetters(Protocol):
 class DeadLetterTopic:
     """The topic of one group's dead letters on one topic."""
 
-    def __init__(self, log: Log, *, topic: str, group: str, name: str | None) -> None:
+    def __init__(self, log: QueueLog, *, topic: str, group: str, name: str | None) -> None:
         """`name` is None where there is no place for dead letters: they have none of their own."""
         self.name = name
         self.group = group
@@ -210,7 +208,7 @@ class DeadLetterQueue:
             leases = queue.lease(events_max=wanted, timeout_s=0)
             if not leases:
                 break
-            with self._topic.log.transaction() as unit:
+            with Transaction(self._topic.log) as unit:
                 unit.append(home.name, self._topic.rows_back(home, [lease.event for lease in leases]))
                 unit.ack(leases)
             sent += len(leases)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,13 @@ from headwater.log.port.chunk import Chunk
 from headwater.log.port.store import Store
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import Write
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.settings import check_delay
 from headwater.log.queue.window import FAR_US
 from headwater.model.clock import SteadyClock, time_us
 from headwater.model.errors import EventsMissed, InvalidInput
 from headwater.model.event import Event
 from headwater.model.position import Position
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 DELIVER_AT = "_deliver_at"
 DELAY = "_delay"
@@ -79,7 +77,7 @@ def sending_headers(
 
 
 def send_event(
-    log: Log, topic: str, value: Any, *, key: Any, headers: Mapping[str, bytes], spread_by: str | None = None
+    log: QueueLog, topic: str, value: Any, *, key: Any, headers: Mapping[str, bytes], spread_by: str | None = None
 ) -> Position:
     """Appends one event and says where it stands. One without a key goes where `spread_by` hashes to."""
     described = log.store.topic(topic)

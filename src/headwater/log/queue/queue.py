@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headwater.log.clients.reader import Start
 from headwater.log.disk.fork import tell_when_forked
@@ -36,6 +36,7 @@ from headwater.log.queue.dead_letters import DeadLetterQueue, DeadLetters, DeadL
 from headwater.log.queue.depth import Depth, QueueEntry
 from headwater.log.queue.headers import send_event, sending_headers
 from headwater.log.queue.lease import Grants, Lease, check_in_time
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.request import send_reply
 from headwater.log.queue.settings import (
     check_agrees,
@@ -52,16 +53,13 @@ from headwater.model.errors import NoAccess
 from headwater.model.event import Event
 from headwater.model.position import Position
 
-if TYPE_CHECKING:
-    from headwater.log.log import Log
-
 
 class Queue:
     """One consumer's handle on a queue."""
 
     def __init__(
         self,
-        log: Log,
+        log: QueueLog,
         topic: str,
         *,
         group: str = defaults.GROUP,
@@ -364,6 +362,6 @@ class Queue:
             raise was_closed(self.topic, is_foreign=self._is_foreign)
         if to_change and not self._engine.writable:
             raise NoAccess(
-                f"The queue on topic {self.topic!r} is read-only, because its log {self._log.url} was opened read-only.",
+                f"The queue on topic {self.topic!r} is read-only, because its log {self._log.store.url} was opened read-only.",
                 advice="To lease, redrive or seek, open the log without read_only=True, as a user who may write to it.",
             )

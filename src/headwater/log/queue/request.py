@@ -14,17 +14,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from headwater.log.port.topic import check_name
 from headwater.log.queue.headers import CORRELATION, DEADLINE, REPLY_TO, send_event
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.settings import check_seconds
 from headwater.model.errors import InvalidInput, TimedOut
 from headwater.model.event import Event
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 JSON = "_json"
 
@@ -32,7 +31,7 @@ _POLL_EVENTS = 10_000
 
 
 def send_request(
-    log: Log,
+    log: QueueLog,
     topic: str,
     value: Any,
     *,
@@ -43,7 +42,7 @@ def send_request(
 ) -> Event:
     """Sends a request and waits for its reply; `TimedOut` when none arrives before the deadline."""
     check_seconds(timeout_s, "timeout_s")
-    replies = log.topic(topic).name + ".replies" if reply_topic is None else reply_topic
+    replies = log.store.topic(check_name(topic)).name + ".replies" if reply_topic is None else reply_topic
     if reply_topic is None:
         log.create_topic(replies, exist_ok=True)
     correlation = uuid.uuid4().hex.encode("ascii")
@@ -65,7 +64,7 @@ def send_request(
     )
 
 
-def send_reply(log: Log, request: Event, value: Any) -> None:
+def send_reply(log: QueueLog, request: Event, value: Any) -> None:
     """Answers a request."""
     headers = request.headers or {}
     if CORRELATION not in headers or REPLY_TO not in headers:

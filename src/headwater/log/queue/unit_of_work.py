@@ -13,7 +13,6 @@ Lock order: the windows' locks in the order of (topic, group, partition), then t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,11 +23,9 @@ from headwater.log.port.write import Write
 from headwater.log.queue.acks_topic import acks_topic, encoded
 from headwater.log.queue.lease import Grants, Lease, grant_of, list_of_leases
 from headwater.log.queue.partition import QueuePartition
+from headwater.log.queue.queue_log import QueueLog
 from headwater.log.queue.window_engine import engine_with_windows
 from headwater.model.errors import LeaseExpired
-
-if TYPE_CHECKING:
-    from headwater.log.log import Log
 
 Place = tuple[str, str, int]
 Work = dict[Place, tuple[QueuePartition, dict[int, list[int]]]]
@@ -44,7 +41,7 @@ def checked_leases(leases: Iterable[Lease]) -> list[Lease]:
 
 
 def commit_work(
-    log: Log, writes: Sequence[Write], leases: Sequence[Lease], *, offsets: Sequence[OffsetPart] = ()
+    log: QueueLog, writes: Sequence[Write], leases: Sequence[Lease], *, offsets: Sequence[OffsetPart] = ()
 ) -> list[range]:
     """Appends everything and acknowledges the leases as one; `LeaseExpired` leaves everything as it was."""
     work = _by_place(leases)
