@@ -9,13 +9,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import headwater
 from headwater.model.extras import EXTRAS
+from tools.import_graph import cycles, imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headwater"
@@ -30,7 +32,62 @@ BUILD = [
 # Without this file: it names what it forbids.
 TEXTS = sorted({*PYTHON, *DOCS, *BUILD, *(ROOT / "bench").rglob("*.json")} - {Path(__file__).resolve()})
 
+FILES_MAX = 25
 LINES_MAX = 800
+FUNCTION_LINES_MAX = 60
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+NAMEDTUPLE = {"_asdict", "_replace", "_fields", "_make"}
+NOUNS = {
+    "feed",  # of changes
+    "hashing", "grouping", "ranking", "staging",  # what the field calls them
+    "windowed", "sliding",  # the functions of users that are in them
+}  # fmt: skip
+PRIVATE_OF_LIBRARIES = {
+    r"_[A-Z_]+": "librdkafka names the errors that it makes itself so",
+    r"_exit": "a fork ends without what its parent has registered for its own end",
+    r"_getframe": "where something was declared, without the source lines that `inspect` reads for every frame",
+    r"_GeneratorContextManager": "the type of what `contextmanager` makes, which has no public name",
+    r"_jvm|_jdf|_jsc|_jsparkSession|_gateway|_callback_server": "PySpark has no public way to its JVM",
+    r"_ensure_initialized|_active_spark_context|_instantiatedSession": "a JVM that has died is forgotten in no other way",
+    r"_SimpleStreamReaderWrapper|_create_local_socket": "Spark hands rows to the driver by them, and by nothing public",
+    r"_execute_command|_read_packet|_rfile|_sock|_force_close": "pymysql has no public way to the packets of a connection",
+}
+"""Members, and why there is no public way."""
+
+# What is there against a rule. These lists only get shorter.
+PARTICIPLES = {
+    "src/headwater/cli/demo/ending.py",
+    "src/headwater/log/file/segments/sealed.py",
+    "src/headwater/processing/checkpoint/beginning.py",
+    "src/headwater/processing/source/reading.py",
+    "src/headwater/processing/state/listing.py",
+    "src/headwater/testing/contracts/closing.py",
+    "tests/rigs/waiting.py",
+}
+LONG_FUNCTIONS = {
+    "src/headwater/log/topics.py: create_topic",
+    "src/headwater/log/log.py: create_topic",
+}
+TWICE = {"Batch", "Keeper", "Order", "Piece", "Place", "Report", "Sequences", "State", "View"}
+PRIVATE_OF_OURS = {
+    "src/headwater/log/transaction.py: consumer._ended",
+    "src/headwater/log/transaction.py: consumer._has",
+    "src/headwater/log/transaction.py: consumer._parts",
+}
+FOR_ONE_SUBCLASS = {
+    "KafkaStages._check_open",
+    "KafkaStages._check_writable",
+    "KafkaStages._parcel",
+    "KafkaStages._settled",
+    "LocalCopies._catalog",
+    "LocalCopies._check_writable",
+    "LocalCopies._settle",
+    "LocalStages._append_atomically",
+    "LocalStages._check_writable",
+    "MemoryStages.write_atomically",
+}
+IN_KNOTS = re.compile(r"headwater\.(log\.(copies|file|kafka|memory|queue|log|transaction)|testing\.simulation|views)\b")
+
 SAYS_NOTHING = {"utils", "util", "common", "base", "helpers", "helper", "manager", "misc"}
 # Whoever fills a container of the module changes what every other caller sees.
 EMPTY_CONTAINERS = {"[]", "{}", "list()", "dict()", "set()", "defaultdict(list)", "defaultdict(dict)", "deque()"}
@@ -82,9 +139,135 @@ def test_module_names_say_what_is_inside() -> None:
     assert not [name(file) for file in PYTHON if SAYS_NOTHING & {file.stem, *file.stem.split("_"), file.parent.name}]
 
 
-def test_modules_in_the_package_are_short() -> None:
+def test_modules_are_named_by_nouns() -> None:
+    """Nobody guesses a participle: `prefetch`, not `ahead` or `fetched`; its last word counts, so `sorted_runs` are runs."""
+    files = {file for file in PYTHON if not file.name.startswith("test_")}
+    offenders = {
+        name(file) for file in files if re.search(r"(ed|ing)$", file.stem) and file.stem.rpartition("_")[2] not in NOUNS
+    }
+    assert offenders <= PARTICIPLES, f"name these by a noun: {sorted(offenders - PARTICIPLES)}"
+
+
+def test_folders_are_small() -> None:
+    """A folder that one does not take in at a glance holds several nouns."""
+    folders = Counter(file.parent for file in PYTHON if file.name != "__init__.py")
+    assert not {name(folder): count for folder, count in folders.items() if count > FILES_MAX}
+
+
+def test_files_hold_one_noun() -> None:
     """Past the limit there is a second noun in it."""
-    assert not [name(file) for file in SOURCE if len(file.read_text().splitlines()) > LINES_MAX]
+    assert not [name(file) for file in PYTHON if len(file.read_text().splitlines()) > LINES_MAX]
+
+
+def test_functions_fit_a_screen() -> None:
+    """With their docstring."""
+    offenders = {
+        f"{name(file)}: {function.name}"
+        for file in PYTHON
+        for function in ast.walk(tree(file))
+        if isinstance(function, FUNCTIONS) and (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
+    }
+    assert offenders <= LONG_FUNCTIONS, f"divide these: {sorted(offenders - LONG_FUNCTIONS)}"
+
+
+def test_no_public_class_name_twice() -> None:
+    """One word, one meaning: whoever reads a name need not look where it was imported from."""
+    places: dict[str, set[str]] = {}
+    for file in SOURCE:
+        for statement in tree(file).body:
+            if isinstance(statement, ast.ClassDef) and not statement.name.startswith("_"):
+                places.setdefault(statement.name, set()).add(name(file))
+    twice = {word: sorted(files) for word, files in places.items() if len(files) > 1 and word not in TWICE}
+    assert not twice, f"name one of each otherwise: {twice}"
+
+
+def test_no_private_member_of_another_module() -> None:
+    """What others need is public, and says so. Without types a name is all that there is to see: a name of the same module is its own."""
+    own = {file: set(private_names(tree(file))) for file in SOURCE}
+    ours = set[str]().union(*own.values())
+    offenders = {
+        (f"{name(file)}: {used}", used.rpartition(".")[2] in ours)
+        for file in SOURCE
+        for used in private_uses(tree(file))
+        if used.rpartition(".")[2] not in own[file]
+    }
+    reached = {use for use, is_ours in offenders if is_ours} - PRIVATE_OF_OURS
+    assert not reached, f"make these public, or ask their object to do it: {sorted(reached)}"
+    foreign = {use for use, is_ours in offenders if not is_ours}
+    known = re.compile(rf"\.({'|'.join(PRIVATE_OF_LIBRARIES)})$")
+    unknown = [use for use in foreign if not known.search(use)]
+    assert not unknown, f"a library's private member needs its reason in PRIVATE_OF_LIBRARIES: {sorted(unknown)}"
+
+
+def private_names(module: ast.Module) -> Iterator[str]:
+    """Give the private names that a module makes: functions, classes, members."""
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef(name=made) | ast.AsyncFunctionDef(name=made) | ast.ClassDef(name=made):
+                yield made
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=made, ctx=ast.Store()):
+                yield made
+            case ast.Name(id=made, ctx=ast.Store()):
+                yield made
+
+
+def private_uses(module: ast.Module) -> Iterator[str]:
+    """Give `thing._member` wherever the thing is another than this object, and `import._name`."""
+    for node in ast.walk(module):
+        match node:
+            case (
+                ast.Attribute(value=ast.Name(id="self" | "cls")) | ast.Attribute(value=ast.Call(func=ast.Name("super")))
+            ):
+                continue
+            case ast.Attribute(attr=member) if is_private(member):
+                yield ast.unparse(node)
+            case ast.ImportFrom():
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if is_private(alias.name))
+
+
+def is_private(word: str) -> bool:
+    return word.startswith("_") and not word.startswith("__") and word not in NAMEDTUPLE
+
+
+def test_no_class_is_made_for_one_subclass() -> None:
+    """A method that only one subclass gives is a call up and down again: an object that is handed what it needs says it."""
+    classes = [(file, node) for file in PYTHON for node in ast.walk(tree(file)) if isinstance(node, ast.ClassDef)]
+    below: dict[str, set[str]] = {}
+    gives: dict[str, set[str]] = {}
+    for _, node in classes:
+        for base in node.bases:
+            below.setdefault(ast.unparse(base).partition("[")[0].rpartition(".")[2], set()).add(node.name)
+        gives.setdefault(node.name, set()).update(
+            method.name for method in node.body if isinstance(method, FUNCTIONS) and not is_abstract(method)
+        )
+    offenders = {
+        f"{node.name}.{method.name}"
+        for file, node in classes
+        if PACKAGE in file.parents
+        for method in node.body
+        if isinstance(method, FUNCTIONS)
+        and is_abstract(method)
+        and sum(method.name in gives[each] for each in subclasses(node.name, below)) < 2
+    }
+    assert offenders <= FOR_ONE_SUBCLASS, f"compose these: {sorted(offenders - FOR_ONE_SUBCLASS)}"
+
+
+def is_abstract(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is marked so, or only says that it is not there."""
+    marked = any("abstractmethod" in ast.unparse(decorator) for decorator in method.decorator_list)
+    refused = any(isinstance(line, ast.Raise) and "NotImplementedError" in ast.unparse(line) for line in method.body)
+    return marked or refused
+
+
+def subclasses(word: str, below: Mapping[str, set[str]]) -> set[str]:
+    direct = below.get(word, set())
+    return direct.union(*(subclasses(each, below) for each in direct))
+
+
+def test_no_import_cycles() -> None:
+    """A knot of modules is read as one. Imports inside of functions and those for types count."""
+    knots = [[module for module in knot if not IN_KNOTS.match(module)] for knot in cycles(imports())]
+    assert not [knot for knot in knots if knot]
 
 
 @pytest.mark.parametrize("file", PYTHON, ids=name)

@@ -77,6 +77,12 @@ def conf_words() -> list[str]:
     return [word for setting in LOOPBACK for word in ("--conf", setting)]
 
 
+def submission(cluster: SparkCluster, archive: Path) -> list[str]:
+    """How the application is submitted with its environment."""
+    program = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url]
+    return [*program, "--archives", f"{archive}#environment", *conf_words(), "app.py"]
+
+
 class Submitted:
     """A program in a session of its own, so that everything that it started can be ended."""
 
@@ -124,19 +130,12 @@ def test_workers_and_broker_are_killed_under_an_application(
     archive = make_archive(tmp_path)
     (tmp_path / "app.py").write_text(SCRIPT)
     own = {"PYSPARK_PYTHON": "./environment/bin/python", "PYSPARK_DRIVER_PYTHON": str(python)}
-    submit = [
-        str(spark_home() / "bin" / "spark-submit"),
-        "--master",
-        cluster.url,
-        "--archives",
-        f"{archive}#environment",
-    ]
     clicks = Clicks(seed := 3)
     print(f"seed {seed}")
     with hw.open_log(url) as log:
         log.create_topic("clicks", SCHEMA, key="user_id", time="at", partitions=PARTITIONS)
         clicks.append(log, 200)
-        driver = Submitted([*submit, *conf_words(), "app.py"], tmp_path, told | own)
+        driver = Submitted(submission(cluster, archive), tmp_path, told | own)
 
         def wait() -> None:
             wait_until_right(log, views, clicks, state=checkpoints, alive=driver.is_alive, s=DEADLINE_S)

@@ -168,13 +168,6 @@ def test_an_application_goes_on_from_a_remote_state_and_has_it_rebuilt_from_the_
         checkpoints = tmp_path / "log/apps/clickstream"
         log.create_topic("clicks", SCHEMA, key="user_id", time="at", partitions=PARTITIONS)
 
-        def kept() -> int:
-            return max((state.version or 0 for state in find_states(place)), default=0)
-
-        def busy_error() -> str:
-            status = read_status(checkpoints)
-            return "" if status is None else next(each.error or "" for each in status.stages if each.name == "busy")
-
         def run_until_right(driver: Driver) -> None:
             wait_until_right(log, views, clicks, state=checkpoints, alive=driver.is_alive, s=DEADLINE_S)
 
@@ -184,14 +177,14 @@ def test_an_application_goes_on_from_a_remote_state_and_has_it_rebuilt_from_the_
             run_until_right(driver)
             relay.cut()
             clicks.append(log, 100)
-            wait_until(busy_error, seconds=DEADLINE_S)
-            error = busy_error()
+            wait_until(lambda: busy_error(checkpoints), seconds=DEADLINE_S)
+            error = busy_error(checkpoints)
             relay.mend()
             run_until_right(driver)
-            before = kept()
+            before = kept(place)
             for _ in range(4):
                 clicks.append(log, 50)
-            wait_until(lambda: kept() > before, seconds=DEADLINE_S)
+            wait_until(lambda: kept(place) > before, seconds=DEADLINE_S)
         finally:
             said = driver.kill()
         assert error.startswith("[unreachable]") and "whether its server runs" in error
@@ -216,3 +209,14 @@ def test_an_application_goes_on_from_a_remote_state_and_has_it_rebuilt_from_the_
         app.run(available_now=True, rebuild_state={"busy": "all"})
         check(log, views, clicks)
         assert "bra" not in app.plan()
+
+
+def kept(place: str) -> int:
+    """The newest version of any state."""
+    return max((state.version or 0 for state in find_states(place)), default=0)
+
+
+def busy_error(checkpoints: Path) -> str:
+    """What the status says of the stage with the operator."""
+    status = read_status(checkpoints)
+    return "" if status is None else next(each.error or "" for each in status.stages if each.name == "busy")
