@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from headwater.testing.crash.harness import Nursery, RoundReport, round_points, run_round
 from headwater.testing.crash.points import crash_points, rare_points
-from headwater.testing.simulation.history import Report, run_history
+from headwater.testing.simulation.history import HistoryReport, run_history
 
 HISTORIES = 1_200
 HISTORIES_PER_PROCESS = 100
@@ -31,10 +31,10 @@ RELENTLESS_EVERY = 6
 RELENTLESS_S = 2.5
 MEMORY = Path("/dev/shm")
 
-Outcome = TypeVar("Outcome", Report, RoundReport)
+Outcome = TypeVar("Outcome", HistoryReport, RoundReport)
 
 
-def history(seed: int) -> Report | str:
+def history(seed: int) -> HistoryReport | str:
     """A history's report, or how it failed."""
     try:
         return run_history(seed)
@@ -56,7 +56,7 @@ def kill_round(nursery: Nursery, seed: int) -> RoundReport | str:
     return report
 
 
-def histories(seeds: Sequence[int]) -> Iterator[Report | str]:
+def histories(seeds: Sequence[int]) -> Iterator[HistoryReport | str]:
     """Histories on all cores, as they end."""
     # A killed process of a history keeps its mapped files until ours ends: receipts are invisible to the collector.
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=HISTORIES_PER_PROCESS) as pool:
@@ -133,7 +133,7 @@ def repeat(seed: int, only: str | None) -> int:
         with Nursery() as nursery:
             outcomes.append(kill_round(nursery, seed))
     for outcome in outcomes:
-        print(outcome if not isinstance(outcome, Report) else "\n".join(outcome.lines))
+        print(outcome if not isinstance(outcome, HistoryReport) else "\n".join(outcome.lines))
     return int(any(isinstance(outcome, str) for outcome in outcomes))
 
 

@@ -12,7 +12,7 @@ and what any reader has seen, and raises `Violation` as soon as two of these can
 - a key is always in the same partition.
 
 What was asked and not answered may be there or not, as a whole. That a reader sees all or nothing of an atomic group is for
-`View` to check.
+`ReaderView` to check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from headwater.model.errors import HeadwaterError
 
-Event = tuple[int, int]
+EventId = tuple[int, int]
 """An event's identity: the number of its batch (or of its source) and its row there."""
 
 KEYS = ("a", "b", "c", "d", "e")
@@ -35,7 +35,7 @@ class Violation(AssertionError):
 
 
 @dataclass(frozen=True)
-class Place:
+class PartitionId:
     """One partition of one topic, with what the oracle must know of the topic. The id tells it from a later one of that name."""
 
     topic: str
@@ -46,7 +46,7 @@ class Place:
 
 
 @dataclass
-class Batch:
+class SentBatch:
     """Events that were handed to the log in one call, for one topic.
 
     `born` counts the power losses before it, `ended` is a number taken when the call was over, `changes` counts those of the
@@ -73,7 +73,7 @@ class Batch:
 
 
 @dataclass
-class Source:
+class LineSource:
     """Numbered lines that named producers, one after the other, copy into a topic.
 
     `producers` has for each of them the numbers taken before and after it was opened, `stale` the attempts that one began
@@ -110,13 +110,13 @@ class Source:
 
 
 @dataclass
-class Column:
+class PartitionHistory:
     """One partition as far as anybody knows it: the event at each offset, and how much must be there.
 
     `kept` is how much had to survive each power loss so far.
     """
 
-    events: list[Event | None] = field(default_factory=list)
+    events: list[EventId | None] = field(default_factory=list)
     floor: int = 0
     floor_after_power_loss: int = 0
     kept: dict[int, int] = field(default_factory=dict)
@@ -127,11 +127,11 @@ class Oracle:
 
     def __init__(self) -> None:
         self.power_losses = 0
-        self.batches: dict[int, Batch] = {}
-        self.groups: dict[int, list[Batch]] = {}
-        self.sources: dict[int, Source] = {}
-        self._columns: dict[Place, Column] = {}
-        self._where: dict[Event, tuple[Place, int]] = {}
+        self.batches: dict[int, SentBatch] = {}
+        self.groups: dict[int, list[SentBatch]] = {}
+        self.sources: dict[int, LineSource] = {}
+        self._columns: dict[PartitionId, PartitionHistory] = {}
+        self._where: dict[EventId, tuple[PartitionId, int]] = {}
         self._homes: dict[tuple[int, str], int] = {}
         self._numbers = 0
 
@@ -144,21 +144,21 @@ class Oracle:
 
     def batch(
         self, topic: str, keys: Sequence[str], lengths: Sequence[int], *, group: int = 0, partition: int | None = None
-    ) -> Batch:
+    ) -> SentBatch:
         """A batch that is about to be handed to the log; those of one group stand or fall together."""
-        batch = Batch(self.number(), topic, tuple(keys), tuple(lengths), self.power_losses, group, partition)
+        batch = SentBatch(self.number(), topic, tuple(keys), tuple(lengths), self.power_losses, group, partition)
         self.batches[batch.number] = batch
         if group:
             self.groups.setdefault(group, []).append(batch)
         return batch
 
-    def source(self, topic: str) -> Source:
+    def source(self, topic: str) -> LineSource:
         """A new source for a topic."""
-        source = Source(self.number(), topic)
+        source = LineSource(self.number(), topic)
         self.sources[source.number] = source
         return source
 
-    def text(self, event: Event) -> str:
+    def text(self, event: EventId) -> str:
         """What an event carries, so that half of one is recognised."""
         number, row = event
         length = self._of(event).length(row)
@@ -166,7 +166,7 @@ class Oracle:
 
     # What was answered
 
-    def acknowledged(self, batch: Batch, place: Place, offsets: range) -> None:
+    def acknowledged(self, batch: SentBatch, place: PartitionId, offsets: range) -> None:
         """What a batch has in this partition was given these offsets, and is to stay there."""
         if len(set(batch.keys)) == 1 and batch.partition is None:
             self._homes.setdefault((place.partitions, batch.keys[0]), place.partition)
@@ -177,12 +177,12 @@ class Oracle:
             self._learn(place, offset, (batch.number, row))
         self._raise_floor(place, offsets.stop)
 
-    def survives_power_loss(self, place: Place, end: int) -> None:
+    def survives_power_loss(self, place: PartitionId, end: int) -> None:
         """What lies below this end of a partition must survive, whatever the topic's durability."""
         column = self._column(place)
         column.floor_after_power_loss = max(column.floor_after_power_loss, end)
 
-    def line_acknowledged(self, source: Source, row: int, place: Place, offset: int) -> None:
+    def line_acknowledged(self, source: LineSource, row: int, place: PartitionId, offset: int) -> None:
         """A line of a source was given this offset; a negative one says only that it is there."""
         if offset >= 0:
             self._learn(place, offset, (source.number, row))
@@ -190,7 +190,7 @@ class Oracle:
 
     # What was seen
 
-    def seen(self, place: Place, offset: int, event: Event) -> None:
+    def seen(self, place: PartitionId, offset: int, event: EventId) -> None:
         """A reader got this event at this place."""
         if self._of(event).topic != place.topic:
             raise Violation(f"Event {event} of topic {self._of(event).topic!r} was read from {place}.")
@@ -202,7 +202,7 @@ class Oracle:
         self._learn(place, offset, event)
         self._raise_floor(place, offset + 1)
 
-    def check_whole(self, place: Place, events: Sequence[Event]) -> None:
+    def check_whole(self, place: PartitionId, events: Sequence[EventId]) -> None:
         """Events that a reader got from one partition, in one poll up to its end, must be whole batches in order."""
         at, born = 0, 0
         while at < len(events):
@@ -219,7 +219,7 @@ class Oracle:
                 )
             at, born = at + len(run), batch.born
 
-    def check_sources(self, contents: Mapping[Place, Sequence[Event]]) -> None:
+    def check_sources(self, contents: Mapping[PartitionId, Sequence[EventId]]) -> None:
         """In each partition each source's lines are a beginning of those that belong there, up to the last acknowledged."""
         for source in self.sources.values():
             for place, events in contents.items():
@@ -232,11 +232,11 @@ class Oracle:
                 if have != want:
                     raise Violation(f"{place} has lines {have} of {source.name}, not {want}.")
 
-    def floors(self, places: Iterable[Place]) -> dict[Place, int]:
+    def floors(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         """How much a reader that begins now must see of each partition."""
         return {place: self._column(place).floor for place in places}
 
-    def holds(self, place: Place, events: Sequence[Event]) -> bool:
+    def holds(self, place: PartitionId, events: Sequence[EventId]) -> bool:
         """Whether a partition still begins with these events, as far as anybody knows."""
         return self._column(place).events[: len(events)] == list(events)
 
@@ -248,7 +248,7 @@ class Oracle:
             column.floor = column.kept[self.power_losses] = column.floor_after_power_loss
         self.power_losses += 1
 
-    def _of(self, event: Event) -> Batch | Source:
+    def _of(self, event: EventId) -> SentBatch | LineSource:
         number, row = event
         batch = self.batches.get(number)
         if batch is not None and row < len(batch.keys):
@@ -258,23 +258,23 @@ class Oracle:
             raise Violation(f"Event {event} was never written.")
         return source
 
-    def rows_in(self, batch: Batch, place: Place) -> list[int]:
+    def rows_in(self, batch: SentBatch, place: PartitionId) -> list[int]:
         """The rows of a batch that belong to a partition, by where their keys were seen before."""
         if batch.partition is not None:
             return list(range(len(batch.keys))) if batch.partition == place.partition else []
         homes = [self._homes.get((place.partitions, key)) for key in batch.keys]
         return [row for row, home in enumerate(homes) if home == place.partition]
 
-    def _column(self, place: Place) -> Column:
-        return self._columns.setdefault(place, Column())
+    def _column(self, place: PartitionId) -> PartitionHistory:
+        return self._columns.setdefault(place, PartitionHistory())
 
-    def _raise_floor(self, place: Place, floor: int) -> None:
+    def _raise_floor(self, place: PartitionId, floor: int) -> None:
         column = self._column(place)
         column.floor = max(column.floor, floor)
         if place.durable:
             column.floor_after_power_loss = column.floor
 
-    def _learn(self, place: Place, offset: int, event: Event) -> None:
+    def _learn(self, place: PartitionId, offset: int, event: EventId) -> None:
         column = self._column(place)
         column.events.extend([None] * (offset + 1 - len(column.events)))
         if column.events[offset] not in (None, event):
@@ -284,7 +284,7 @@ class Oracle:
             raise Violation(f"Event {event} is at {elsewhere[0]} {elsewhere[1]} and at {place} {offset}.")
         column.events[offset] = event
 
-    def _take_back(self, place: Place, column: Column, offset: int, event: Event) -> None:
+    def _take_back(self, place: PartitionId, column: PartitionHistory, offset: int, event: EventId) -> None:
         """Another event where one was known: right only for the end of a partition, and behind a power loss."""
         known, born = column.events[offset], self._born(event)
         assert known is not None
@@ -296,7 +296,7 @@ class Oracle:
             del self._where[old]
         column.events[offset:] = [None if old in gone else old for old in column.events[offset:]]
 
-    def _born(self, event: Event) -> int:
+    def _born(self, event: EventId) -> int:
         return self.batches[event[0]].born if event[0] in self.batches else 0
 
 

@@ -25,10 +25,10 @@ from tests.rigs.waiting import wait_until
 RELENTLESS = ("settle: before publish", "commit: published one", "roll: created", "anywhere")
 DRIVER = """
 import sys, time
-from headwater.testing.crash.worker import Order
+from headwater.testing.crash.worker import WorkerOrder
 from headwater.testing.crash.harness import Nursery
 nursery = Nursery()
-pid = nursery.start(Order("plain", "plain", sys.argv[1] + "/log", sys.argv[1] + "/plain.jsonl", 0, 0, 0))
+pid = nursery.start(WorkerOrder("plain", "plain", sys.argv[1] + "/log", sys.argv[1] + "/plain.jsonl", 0, 0, 0))
 print(nursery.pid, pid, flush=True)
 time.sleep(60)
 """

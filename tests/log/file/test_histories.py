@@ -32,7 +32,7 @@ from headwater.log.port.store import Bounds
 from headwater.testing.crash.points import crash_points, rare_points
 from headwater.testing.oracle import Violation
 from headwater.testing.simulation import scheduled_disk as scheduled
-from headwater.testing.simulation.history import Report, run_history
+from headwater.testing.simulation.history import HistoryReport, run_history
 from headwater.testing.simulation.nature import TEMPERS, Temper
 from headwater.testing.simulation.schedule import Deadlock, Schedule
 
@@ -62,7 +62,7 @@ print(hashlib.md5(re.sub("[0-9a-f]{32}", "", lines).encode()).hexdigest())
 """
 
 
-def report_or_failure(seed: int) -> Report | str:
+def report_or_failure(seed: int) -> HistoryReport | str:
     """What a history gives, in a form that comes back from another process."""
     try:
         return run_history(seed)
@@ -71,7 +71,7 @@ def report_or_failure(seed: int) -> Report | str:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[Report | str]:
+def outcomes() -> list[HistoryReport | str]:
     """Every history of this tier, on all cores."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(report_or_failure, SEEDS))
@@ -85,16 +85,16 @@ def test_a_history_keeps_every_promise(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_histories_keep_every_promise(outcomes: list[Report | str]) -> None:
+def test_histories_keep_every_promise(outcomes: list[HistoryReport | str]) -> None:
     """Nothing acknowledged lost, nothing doubled, torn, reordered or uncommitted served, atomic appends all or nothing."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert not failures, "\n\n".join(failures)
 
 
 @pytest.mark.slow
-def test_histories_meet_every_misfortune(outcomes: list[Report | str]) -> None:
+def test_histories_meet_every_misfortune(outcomes: list[HistoryReport | str]) -> None:
     """Every point of the log is reached, and power losses and disk faults are common: the histories are not idle."""
-    reports = [outcome for outcome in outcomes if isinstance(outcome, Report)]
+    reports = [outcome for outcome in outcomes if isinstance(outcome, HistoryReport)]
     points: Counter[str] = sum((report.points for report in reports), Counter())
     assert {*crash_points(), *rare_points()} <= set(points)
     assert sum(report.power_losses for report in reports) > len(SEEDS)

@@ -72,7 +72,7 @@ UNWORKABLE: list[tuple[dict[str, Any], type[InvalidInput]]] = [
 
 
 @dataclass
-class Order:
+class ShopOrder:
     """An order as a dataclass; what may be None is nullable."""
 
     id: str | None
@@ -104,7 +104,7 @@ class TopicContract(LogCase):
             ORDERS,
             pa.schema([("id", pa.string()), ("amount", pa.float64()), ("at", pa.timestamp("us", tz="UTC"))]),
             pa.schema([("id", pa.large_string()), ("amount", pa.float64()), ("at", pa.timestamp("ms", tz="CET"))]),
-            Order,
+            ShopOrder,
         ],
         ids=["ddl", "arrow", "arrow of other types", "dataclass"],
     )

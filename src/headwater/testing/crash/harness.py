@@ -33,7 +33,7 @@ from headwater.log.log import open_log
 from headwater.model.errors import HeadwaterError
 from headwater.testing.crash.invariants import check_round
 from headwater.testing.crash.points import crash_points
-from headwater.testing.crash.worker import ANYWHERE, COLUMNS, TOPICS, Order, Role, worker_disk
+from headwater.testing.crash.worker import ANYWHERE, COLUMNS, TOPICS, Role, WorkerOrder, worker_disk
 from headwater.testing.oracle import Violation
 
 WRITERS: dict[str, Role] = {"plain": "plain", "lines": "lines", "transactions": "transactions", "keeper": "keeper"}
@@ -60,7 +60,7 @@ class Nursery:
         """The nursery's own pid."""
         return self._process.pid
 
-    def start(self, order: Order) -> int:
+    def start(self, order: WorkerOrder) -> int:
         """A new worker; returns its pid."""
         return int(self._ask(msgspec.json.encode(order)))
 
@@ -165,8 +165,11 @@ class Round:
         before = self._accounts()
         self._mortals = set(WRITERS) if with_point else set()
         met_before, wanted = self._report.died_at_point, RELENTLESS_DEATHS_MIN if self._relentless else 1
+        # Whoever opens the log first recovers it, and readers do not die at points.
+        waiting = list(READERS) if with_point and self._point.startswith("recovery") else []
         for name in self._lives:
-            self._start(name)
+            if name not in waiting:
+                self._start(name)
         kills = sorted(self._random.uniform(0.0, self._phase_s) for _ in range(self._random.randint(0, 3)))
         while (passed := time.monotonic() - began) < self._phase_s + PHASE_TIMEOUT_S:
             if kills and passed > kills[0]:
@@ -174,6 +177,8 @@ class Round:
                 self._kill([self._random.choice(list(self._alive))])
             self._restart_dead()
             met = not with_point or self._report.died_at_point - met_before >= wanted
+            while met and waiting:
+                self._start(waiting.pop())
             worked = self._relentless or all(size > before[name] for name, size in self._accounts().items())
             if passed > self._phase_s and met and worked:
                 return
@@ -193,7 +198,7 @@ class Round:
         return self._point
 
     def _start(self, name: str) -> None:
-        order = Order(
+        order = WorkerOrder(
             name=name,
             role=(WRITERS | READERS)[name],
             log=str(self._folder / "log"),
@@ -243,7 +248,7 @@ class Round:
         return account.read_text(encoding="utf-8").splitlines()[-1] if account.exists() else "nothing"
 
     def _check(self) -> dict[str, int]:
-        order = Order("judge", "plain", "", "", self._report.seed, 0, self._boot)
+        order = WorkerOrder("judge", "plain", "", "", self._report.seed, 0, self._boot)
         accounts = [path for name in self._lives if (path := self._folder / f"{name}.jsonl").exists()]
         with open_log(str(self._folder / "log"), disk=worker_disk(order), create=False) as log:
             for name, options in TOPICS.items():

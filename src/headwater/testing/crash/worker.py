@@ -1,7 +1,7 @@
 """The crash worker: a process that writes to or reads from a log until it is killed, and keeps its own account of it.
 
 `python -m headwater.testing.crash.worker` is the nursery: it imports everything once, then forks a worker for each order it
-reads from its standard input (a line of JSON, see `Order`), so that a worker is there in a few milliseconds. It answers each
+reads from its standard input (a line of JSON, see `WorkerOrder`), so that a worker is there in a few milliseconds. It answers each
 line with one of its own: the pid, or for the order `{}` the pids that have ended, with their status. Workers die with the
 nursery, the nursery with whoever started it.
 
@@ -49,7 +49,7 @@ TOPICS: dict[str, dict[str, Any]] = {
 _PR_SET_PDEATHSIG = 1
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """What a worker is to do: which role, on which log, and where it is to die by itself, if anywhere."""
 
     name: str
@@ -63,7 +63,7 @@ class Order(msgspec.Struct, frozen=True):
     nth: int = 1
 
 
-def worker_disk(order: Order) -> RealDisk:
+def worker_disk(order: WorkerOrder) -> RealDisk:
     """The real disk, with the worker's death in it."""
     if order.point == ANYWHERE:
         return of_boot(RandomCrashDisk(order.seed * 1000 + order.life, ANYWHERE_PROBABILITY), order.boot)
@@ -87,7 +87,7 @@ class Account:
 class Worker:
     """One worker, between its start and its death."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: WorkerOrder) -> None:
         self.order = order
         self.random = Random(f"{order.seed} {order.name} {order.life}")
         self.account = Account(order.account)
@@ -232,7 +232,7 @@ class Worker:
                 self.account.add(*lines, {"reader": life, "polled": poll, "events": len(events)})
 
 
-def run_worker(order: Order) -> NoReturn:
+def run_worker(order: WorkerOrder) -> NoReturn:
     """The whole life of a worker, in a process of its own."""
     die_with_parent()
     try:
@@ -261,7 +261,7 @@ def main() -> int:
         if line.strip() == b"{}":
             answers.write(msgspec.json.encode(_ended()) + b"\n")
             continue
-        order = msgspec.json.decode(line, type=Order)
+        order = msgspec.json.decode(line, type=WorkerOrder)
         pid = os.fork()
         if pid == 0:
             os.dup2(null, 0)

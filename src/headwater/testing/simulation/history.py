@@ -18,14 +18,14 @@ from unittest.mock import patch
 from headwater.log.file import commit
 from headwater.log.log import open_log
 from headwater.model.errors import Damaged, HeadwaterError, TopicExists
-from headwater.testing.oracle import KEYS, Source, Violation
+from headwater.testing.oracle import KEYS, LineSource, Violation
 from headwater.testing.simulation.nature import TEMPERS, Nature, Temper
 from headwater.testing.simulation.process import Crashed
-from headwater.testing.simulation.reader import SimReader, View, read_inside
+from headwater.testing.simulation.reader import ReaderView, SimReader, read_inside
 from headwater.testing.simulation.schedule import Deadlock, Endless
 from headwater.testing.simulation.scheduled_disk import ScheduledDisk
 from headwater.testing.simulation.world import COLUMNS, FOLDER, TEMPORARY, World
-from headwater.testing.simulation.writer import Keeper, SimWriter
+from headwater.testing.simulation.writer import SimWriter, TopicOwner
 
 LINES_SHOWN = 60
 ACTIONS = 20
@@ -36,7 +36,7 @@ COMMITS_BYTES = (200, 600, 3000, commit.COMMITS_BYTES_MAX)
 
 
 @dataclass(frozen=True)
-class Report:
+class HistoryReport:
     """What has happened in a history that broke no promise."""
 
     seed: int
@@ -49,7 +49,7 @@ class Report:
     lines: tuple[str, ...]
 
 
-def run_history(seed: int, *, temper: Temper | None = None, actions: int = ACTIONS) -> Report:
+def run_history(seed: int, *, temper: Temper | None = None, actions: int = ACTIONS) -> HistoryReport:
     """One history from its creation to its judge; `Violation` names the seed."""
     gc.collect()  # the world before this one is a circle of objects that holds hundreds of descriptors
     world = World(seed)
@@ -63,11 +63,11 @@ def run_history(seed: int, *, temper: Temper | None = None, actions: int = ACTIO
         raise
 
 
-def _run(world: World, temper: Temper, actions: int) -> Report:
+def _run(world: World, temper: Temper, actions: int) -> HistoryReport:
     sources = _create(world)
     names = ["keeper", "writer", "other", "reader", "looker"]
     actors = [
-        Keeper(world, "keeper", actions=actions, sources=sources),
+        TopicOwner(world, "keeper", actions=actions, sources=sources),
         SimWriter(world, "writer", actions=actions, sources=sources),
         SimWriter(world, "other", actions=actions, sources=sources),
         SimReader(world, "reader", actions=actions),
@@ -80,7 +80,7 @@ def _run(world: World, temper: Temper, actions: int) -> Report:
     world.schedule.add("nature", Nature(world, names, temper).run, aside=True)
     world.schedule.run()
     events = _judge(world, sources)
-    return Report(
+    return HistoryReport(
         world.seed,
         temper,
         events,
@@ -92,7 +92,7 @@ def _run(world: World, temper: Temper, actions: int) -> Report:
     )
 
 
-def _create(world: World) -> list[Source]:
+def _create(world: World) -> list[LineSource]:
     """A log with its topics, made by processes that are killed all the time, and one event for each key in each topic."""
     topics: dict[str, dict[str, Any]] = {
         "first": {"schema": COLUMNS, "key": "key", "partitions": 1},
@@ -132,7 +132,7 @@ def _create(world: World) -> list[Source]:
     return [world.oracle.source("second"), world.oracle.source("first")]
 
 
-def _judge(world: World, sources: list[Source]) -> int:
+def _judge(world: World, sources: list[LineSource]) -> int:
     """The log in the eyes of new processes: everything is there, everything works, and goes on to be there."""
     world.disk.heal()
     world.disk.capacity_bytes = None
@@ -152,7 +152,7 @@ def _judge(world: World, sources: list[Source]) -> int:
 def _read_all(world: World, name: str) -> int:
     judge = SimWriter(world, name)
     judge.open()
-    view = View(judge, list(world.topics))
+    view = ReaderView(judge, list(world.topics))
     view.poll()
     world.oracle.check_sources(view.events)
     for topic in world.topics:
@@ -162,7 +162,7 @@ def _read_all(world: World, name: str) -> int:
     return sum(map(len, view.events.values()))
 
 
-def _write_all(world: World, sources: list[Source]) -> None:
+def _write_all(world: World, sources: list[LineSource]) -> None:
     """Every way to write works, in one process that is opened now."""
     clerk = SimWriter(world, "clerk", sources=sources)
     clerk.open()
@@ -171,5 +171,5 @@ def _write_all(world: World, sources: list[Source]) -> None:
             clerk.append_one(topic, key)
     for act in (clerk.transact, clerk.produce, clerk.produce_lines, clerk.append_atomically):
         act()
-    View(clerk, list(world.topics)).poll()
+    ReaderView(clerk, list(world.topics)).poll()
     clerk.close()

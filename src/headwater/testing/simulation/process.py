@@ -26,7 +26,7 @@ import pyarrow as pa
 from headwater.log.disk.disk import Buffer, Mode, storage_error
 from headwater.model.errors import Damaged
 from headwater.testing.simulation.file import Inode
-from headwater.testing.simulation.tree import Entry, Folder, Node
+from headwater.testing.simulation.tree import Folder, FolderEntry, Node
 
 if TYPE_CHECKING:
     from headwater.testing.simulation.disk import Operation, SimDisk
@@ -69,7 +69,7 @@ class SimProcess:
                 folder, name = self.machine.tree.locate(path)
                 node = Inode(self.machine.random)
                 node.changed_us = self.machine.now_us
-                self.machine.tree.change(Entry(folder, name, node))
+                self.machine.tree.change(FolderEntry(folder, name, node))
             return SimFile(self, path, node, writable=mode != "read")
 
     def map(self, path: str, length: int, *, writable: bool = True) -> SimMap:

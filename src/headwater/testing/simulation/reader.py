@@ -1,6 +1,6 @@
 """Simulated readers: they follow the log while others write and die, and compare what they see with the oracle.
 
-A `View` is what one reader has seen since it began. Every poll is checked: offsets without gaps, contents that fit their
+A `ReaderView` is what one reader has seen since it began. Every poll is checked: offsets without gaps, contents that fit their
 event, nothing that contradicts the oracle. A poll that takes everything there is takes one snapshot of the log, so it must also
 end behind the oracle's floors, hold whole batches, and hold all or nothing of every atomic group.
 """
@@ -13,19 +13,19 @@ from typing import Any
 
 from headwater.log.clients.reader import Reader, Start
 from headwater.model.errors import PositionLost, TopicNotFound
-from headwater.model.event import Event as LogEvent
+from headwater.model.event import Event
 from headwater.model.position import Position
-from headwater.testing.oracle import Event, Place, Violation
+from headwater.testing.oracle import EventId, PartitionId, Violation
 from headwater.testing.simulation.world import TEMPORARY, Actor, Refused
 
 EVERYTHING = 1_000_000
 
 
-class View:
+class ReaderView:
     """What one reader has seen: the events of each partition, from the offset where it began."""
 
     def __init__(self, actor: Actor, topics: Sequence[str], *, start: Start = "earliest") -> None:
-        self.events: dict[Place, list[Event]] = {}
+        self.events: dict[PartitionId, list[EventId]] = {}
         self._actor = actor
         self._oracle = actor.world.oracle
         self._topics = list(topics)
@@ -39,8 +39,8 @@ class View:
         )
         if TEMPORARY in topics and (changes != actor.world.comings.changes or actor.world.comings.topic is None):
             raise Refused(TopicNotFound("Nobody knows which topic this is."))
-        self._places: dict[tuple[str, int], Place] = {}
-        self._firsts: dict[Place, int] = {}
+        self._places: dict[tuple[str, int], PartitionId] = {}
+        self._firsts: dict[PartitionId, int] = {}
         for position in self._reader.positions():
             place = actor.world.place(position.topic, position.partition)
             assert place is not None
@@ -54,7 +54,7 @@ class View:
         found = self._actor.call_on(
             set(self._topics), "poll", lambda: _Events(self._reader.poll(events_max=events_max, timeout_s=0))
         )
-        fresh: dict[Place, list[Event]] = {place: [] for place in self._firsts}
+        fresh: dict[PartitionId, list[EventId]] = {place: [] for place in self._firsts}
         for event in found:
             fresh[self._take(event)].append(_identity(event)[0])
         if events_max == EVERYTHING:
@@ -68,7 +68,7 @@ class View:
             self._check_groups(fresh)
         return len(found)
 
-    def end(self, place: Place) -> int:
+    def end(self, place: PartitionId) -> int:
         """The offset behind the last event seen."""
         return self._firsts[place] + len(self.events[place])
 
@@ -80,7 +80,7 @@ class View:
         """Ends the reader."""
         self._reader.close()
 
-    def _take(self, event: LogEvent) -> Place:
+    def _take(self, event: Event) -> PartitionId:
         place = self._places[event.topic, event.partition]
         if event.offset != self.end(place):
             raise Violation(f"Offset {event.offset} of {place} came after {self.end(place) - 1}.")
@@ -92,7 +92,7 @@ class View:
         self.events[place].append(identity)
         return place
 
-    def _check_value(self, place: Place, identity: Event, value: Mapping[str, Any]) -> None:
+    def _check_value(self, place: PartitionId, identity: EventId, value: Mapping[str, Any]) -> None:
         batch = self._oracle.batches.get(identity[0])
         source = self._oracle.sources.get(identity[0])
         if source is not None and value["attempt"] in source.stale:
@@ -107,7 +107,7 @@ class View:
         if place.topic == TEMPORARY and batch.ended < self._actor.world.comings.since.get(place.id, 0):
             raise Violation(f"Event {identity} is in a topic that was created after its write had ended.")
 
-    def _check_groups(self, fresh: Mapping[Place, Sequence[Event]]) -> None:
+    def _check_groups(self, fresh: Mapping[PartitionId, Sequence[EventId]]) -> None:
         """All events of a group come in one poll, as far as their topics are read here and were there all the time."""
         if not self._from_first:
             return
@@ -130,8 +130,8 @@ class SimReader(Actor):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._view: View | None = None
-        self._saved: tuple[list[Position], dict[Place, list[Event]]] | None = None
+        self._view: ReaderView | None = None
+        self._saved: tuple[list[Position], dict[PartitionId, list[EventId]]] | None = None
 
     def forget(self) -> None:
         super().forget()
@@ -156,14 +156,14 @@ class SimReader(Actor):
     def _follow(self) -> None:
         if self._view is None or self.random.random() < 0.1:
             self._view = None
-            self._view = View(self, list(self.world.topics))
+            self._view = ReaderView(self, list(self.world.topics))
         self._view.poll()
         if self._saved is None or self.random.random() < 0.2:
             self._saved = self._view.positions(), {place: list(events) for place, events in self._view.events.items()}
 
     def _read_slowly(self) -> None:
         topic = self.random.choice(list(self.world.topics))
-        view = View(self, [topic], start=self.random.choice(("earliest", "latest")))
+        view = ReaderView(self, [topic], start=self.random.choice(("earliest", "latest")))
         while view.poll(events_max=self.random.randint(1, 4)) and self.random.random() < 0.8:
             pass
         view.close()
@@ -173,11 +173,11 @@ class SimReader(Actor):
         if self._saved is None:
             return
         positions, contents = self._saved
-        now = View(self, list(self.world.topics))
+        now = ReaderView(self, list(self.world.topics))
         now.poll()
         intact = all(now.events[place][: len(events)] == events for place, events in contents.items())
         try:
-            view = View(self, list(self.world.topics), start=positions)
+            view = ReaderView(self, list(self.world.topics), start=positions)
         except Refused as refusal:
             if isinstance(refusal.error, PositionLost) and intact:
                 raise Violation(f"Positions that nothing was taken back from are lost: {refusal.error}") from refusal
@@ -196,26 +196,28 @@ def read_inside(actor: Actor, topic: str) -> None:
     """Reads a topic from somewhere in the middle of each partition: which segment that is in is looked up, not come to by reading."""
     places = [actor.world.place(topic, number) for number in range(actor.world.topics[topic].partitions)]
     floors = actor.world.oracle.floors(place for place in places if place is not None)
-    view = View(actor, [topic], start={place.partition: actor.random.randint(0, end) for place, end in floors.items()})
+    view = ReaderView(
+        actor, [topic], start={place.partition: actor.random.randint(0, end) for place, end in floors.items()}
+    )
     view.poll()
     view.close()
 
 
 def read_temporary(actor: Actor) -> None:
     """Reads the topic that comes and goes, if it is there."""
-    view = View(actor, [TEMPORARY])
+    view = ReaderView(actor, [TEMPORARY])
     view.poll()
     view.close()
 
 
-class _Events(list[LogEvent]):
+class _Events(list[Event]):
     """Events whose text is their number, for the history's lines."""
 
     def __repr__(self) -> str:
         return f"{len(self)} events"
 
 
-def _identity(event: LogEvent) -> tuple[Event, str, Mapping[str, Any]]:
+def _identity(event: Event) -> tuple[EventId, str, Mapping[str, Any]]:
     value = event.value
     if isinstance(value, bytes):
         batch, row, text = value.decode().split("|")
@@ -223,5 +225,5 @@ def _identity(event: LogEvent) -> tuple[Event, str, Mapping[str, Any]]:
     return (value["batch"], value["row"]), value["text"], value
 
 
-def _text(fresh: Mapping[Place, Sequence[Event]]) -> str:
+def _text(fresh: Mapping[PartitionId, Sequence[EventId]]) -> str:
     return "; ".join(f"{place.topic}/{place.partition} {list(events)}" for place, events in fresh.items())

@@ -35,7 +35,7 @@ class Abandoned(BaseException):
     """Another task has failed. Not an `Exception`, so that nothing handles it."""
 
 
-class Task:
+class ScheduledTask:
     """One thread of the schedule; it runs while it has the baton."""
 
     def __init__(self, name: str, work: Callable[[], None], *, aside: bool) -> None:
@@ -55,14 +55,14 @@ class Schedule:
         self._random = random
         self._switch_probability = switch_probability
         self._steps_max = steps_max
-        self._tasks: list[Task] = []
-        self._running: Task | None = None
+        self._tasks: list[ScheduledTask] = []
+        self._running: ScheduledTask | None = None
         self._failure: BaseException | None = None
         self._ended = threading.Event()
 
     def add(self, name: str, work: Callable[[], None], *, aside: bool = False) -> None:
         """One more task; `aside` for one that does not keep the others company when they are done."""
-        self._tasks.append(Task(name, work, aside=aside))
+        self._tasks.append(ScheduledTask(name, work, aside=aside))
 
     def run(self) -> None:
         """Runs all tasks to their end; raises what the first that failed has raised."""
@@ -113,7 +113,7 @@ class Schedule:
         self._hand_over()
         return any(not task.aside for task in self._tasks)
 
-    def _work(self, task: Task) -> None:
+    def _work(self, task: ScheduledTask) -> None:
         task.baton.acquire()
         try:
             self._check()
@@ -145,7 +145,7 @@ class Schedule:
             self._running = self._random.choice(self._ready())
         self._running.baton.release()
 
-    def _ready(self) -> list[Task]:
+    def _ready(self) -> list[ScheduledTask]:
         ready = [task for task in self._tasks if not task.waiting and task.asleep_until <= self.steps]
         if any(not task.aside for task in ready):
             return ready

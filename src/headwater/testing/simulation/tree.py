@@ -33,7 +33,7 @@ Node: TypeAlias = Inode | Folder
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """One name in one folder and what it means after an operation; `None` when it is gone."""
 
     folder: Folder
@@ -51,7 +51,7 @@ class Tree:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._root = Folder()
-        self._pending: list[tuple[Entry, ...]] = []
+        self._pending: list[tuple[FolderEntry, ...]] = []
 
     def find(self, path: str) -> Node | None:
         """The file or folder of that name; `NotADirectoryError` when the way to it leads through a file."""
@@ -79,7 +79,7 @@ class Tree:
             node = folder.entries.get(name)
             if node is None:
                 node = Folder()
-                self.change(Entry(folder, name, node))
+                self.change(FolderEntry(folder, name, node))
             if not isinstance(node, Folder):
                 code = errno.EEXIST if place == len(names) - 1 else errno.ENOTDIR
                 raise OSError(code, os.strerror(code), path)
@@ -99,9 +99,9 @@ class Tree:
             raise OSError(code, os.strerror(code), to)
         if isinstance(replaced, Folder) and replaced.entries:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), to)
-        self.change(Entry(source, name, None), Entry(target, new_name, node))
+        self.change(FolderEntry(source, name, None), FolderEntry(target, new_name, node))
 
-    def removals(self, path: str) -> list[Entry]:
+    def removals(self, path: str) -> list[FolderEntry]:
         """The operations that remove a file or a folder with all that is in it, in the order in which they can happen."""
         folder, name = self.locate(path)
         node = folder.entries.get(name)
@@ -110,9 +110,9 @@ class Tree:
             for child in (node.entries if isinstance(node, Folder) else ())
             for entry in self.removals(f"{path}/{child}")
         ]
-        return [*inner, Entry(folder, name, None)] if node is not None else []
+        return [*inner, FolderEntry(folder, name, None)] if node is not None else []
 
-    def change(self, *entries: Entry) -> None:
+    def change(self, *entries: FolderEntry) -> None:
         """One operation: seen at once by every process, and pending for the platter."""
         _apply(entries, durable=False)
         self._pending.append(entries)
@@ -122,8 +122,8 @@ class Tree:
     def sync(self, folder: Folder) -> None:
         """The folder's operations reach the platter, with those before them that they stand on."""
         needed: set[tuple[int, str]] = set()
-        synced: list[tuple[Entry, ...]] = []
-        left: list[tuple[Entry, ...]] = []
+        synced: list[tuple[FolderEntry, ...]] = []
+        left: list[tuple[FolderEntry, ...]] = []
         for operation in reversed(self._pending):
             places = {entry.place() for entry in operation}
             if places & needed or any(entry.folder is folder for entry in operation):
@@ -180,7 +180,7 @@ def _names(path: str) -> list[str]:
     return [name for name in path.split("/") if name]
 
 
-def _apply(operation: tuple[Entry, ...], *, durable: bool) -> None:
+def _apply(operation: tuple[FolderEntry, ...], *, durable: bool) -> None:
     for entry in operation:
         entries = entry.folder.durable if durable else entry.folder.entries
         if entry.node is None:

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from headwater.log.log import Log, open_log
 from headwater.log.port.topic import Topic
 from headwater.model.errors import Damaged, FormatTooNew, HeadwaterError, NoAccess, StorageError, TopicNotFound
-from headwater.testing.oracle import Oracle, Place, Violation, check_error
+from headwater.testing.oracle import Oracle, PartitionId, Violation, check_error
 from headwater.testing.simulation.disk import SimDisk
 from headwater.testing.simulation.process import Crashed
 from headwater.testing.simulation.schedule import Schedule
@@ -79,12 +79,12 @@ class World:
         self._now += self.random.choice((0, 1, 50, 1000, 1000, -2000))
         return self._now
 
-    def place(self, name: str, partition: int) -> Place | None:
+    def place(self, name: str, partition: int) -> PartitionId | None:
         """A partition of a topic; None where nobody knows which topic has that name now."""
         topic = self.comings.topic if name == TEMPORARY else self.topics[name]
         if topic is None:
             return None
-        return Place(name, topic.id, partition, topic.partitions, topic.durability == "fsync")
+        return PartitionId(name, topic.id, partition, topic.partitions, topic.durability == "fsync")
 
     def note(self, who: str, what: str) -> None:
         """One line of the history, to be read when it failed."""

@@ -17,8 +17,8 @@ from headwater.log.log import Log
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import Stamp, Write
 from headwater.model.errors import Fenced, SchemaConflict, TopicExists, TopicNotFound
-from headwater.testing.oracle import KEYS, LENGTHS, NEVER, Batch, Place, Source, Violation
-from headwater.testing.simulation.reader import View, read_temporary
+from headwater.testing.oracle import KEYS, LENGTHS, NEVER, LineSource, PartitionId, SentBatch, Violation
+from headwater.testing.simulation.reader import ReaderView, read_temporary
 from headwater.testing.simulation.world import COLUMNS, TEMPORARY, Actor, Refused, World
 
 BATCH_EVENTS_MAX = 5
@@ -36,7 +36,7 @@ class StillProducer(Producer):
 class SimWriter(Actor):
     """A process that writes."""
 
-    def __init__(self, world: World, name: str, *, sources: Sequence[Source] = (), actions: int = 0) -> None:
+    def __init__(self, world: World, name: str, *, sources: Sequence[LineSource] = (), actions: int = 0) -> None:
         super().__init__(world, name, actions=actions)
         self.topics = list(world.topics)
         self._sources = sources
@@ -75,7 +75,7 @@ class SimWriter(Actor):
     def _append(self) -> None:
         self._append_batch(self.batch(self._topic()))
 
-    def _append_batch(self, batch: Batch) -> None:
+    def _append_batch(self, batch: SentBatch) -> None:
         topic = batch.topic
         with self.ending(batch):
             offsets = self.call_on({topic}, f"append {_name(batch)}", lambda: self.log.append(topic, self.rows(batch)))
@@ -112,7 +112,7 @@ class SimWriter(Actor):
                 if durable:
                     self.world.oracle.survives_power_loss(place, span.stop)
 
-    def _commit(self, batches: Sequence[Batch]) -> dict[str, dict[int, list[range]]]:
+    def _commit(self, batches: Sequence[SentBatch]) -> dict[str, dict[int, list[range]]]:
         with self.log.transaction() as transaction:
             for batch in batches:
                 transaction.append(batch.topic, self.rows(batch))
@@ -173,7 +173,7 @@ class SimWriter(Actor):
             spans.setdefault(receipt.partition, []).append(receipt.offset)
         self.acknowledge(batch, {partition: range(min(found), max(found) + 1) for partition, found in spans.items()})
 
-    def _send(self, producer: StillProducer, batch: Batch) -> list[Any]:
+    def _send(self, producer: StillProducer, batch: SentBatch) -> list[Any]:
         receipts = [self._send_row(producer, batch.topic, row) for row in self.rows(batch)]
         producer.flush()
         return [receipt.result() for receipt in receipts]
@@ -215,7 +215,7 @@ class SimWriter(Actor):
             self.world.oracle.line_acknowledged(source, row, place, receipt.offset)
         source.acknowledged = max(source.acknowledged, last)
 
-    def _take_over(self, source: Source) -> None:
+    def _take_over(self, source: LineSource) -> None:
         self._producers.pop(source.number, None)
         begun, instance = self.world.oracle.number(), len(source.producers)
         source.producers.append((begun, NEVER))
@@ -225,7 +225,7 @@ class SimWriter(Actor):
         source.producers[instance] = (begun, self.world.oracle.number())
         self._producers[source.number] = producer, instance
 
-    def _send_lines(self, producer: StillProducer, source: Source, lines: range, attempt: int) -> list[Any]:
+    def _send_lines(self, producer: StillProducer, source: LineSource, lines: range, attempt: int) -> list[Any]:
         receipts = []
         for line in lines:
             event = (source.number, line)
@@ -257,11 +257,11 @@ class SimWriter(Actor):
         if self.random.random() < 0.3:
             read_temporary(self)
         else:
-            View(self, list(self.world.topics)).poll()
+            ReaderView(self, list(self.world.topics)).poll()
 
     # Batches
 
-    def batch(self, topic: str, *, group: int = 0, partition: int | None = None, key: str | None = None) -> Batch:
+    def batch(self, topic: str, *, group: int = 0, partition: int | None = None, key: str | None = None) -> SentBatch:
         """Some events for a topic, with the columns it has as far as this process knows."""
         count = self.random.randint(1, BATCH_EVENTS_MAX)
         keys = self.random.choices(KEYS, k=count) if key is None else [key]
@@ -270,7 +270,7 @@ class SimWriter(Actor):
         batch.changes = self.world.comings.changes
         return batch
 
-    def rows(self, batch: Batch, topic: Topic | None = None) -> list[dict[str, Any]]:
+    def rows(self, batch: SentBatch, topic: Topic | None = None) -> list[dict[str, Any]]:
         """The events of a batch as users would give them, with the columns that the topic has."""
         topic = topic or self.log.topic(batch.topic)
         texts = [self.world.oracle.text((batch.number, row)) for row in range(len(batch.keys))]
@@ -285,7 +285,7 @@ class SimWriter(Actor):
             for row, (key, text) in enumerate(zip(batch.keys, texts, strict=True))
         ]
 
-    def acknowledge(self, batch: Batch, offsets: Mapping[int, range]) -> None:
+    def acknowledge(self, batch: SentBatch, offsets: Mapping[int, range]) -> None:
         """Tells the oracle what the log has answered."""
         for partition, span in offsets.items():
             place = self._place(batch, partition)
@@ -294,7 +294,7 @@ class SimWriter(Actor):
                 self.world.oracle.acknowledged(batch, place, span)
 
     @contextmanager
-    def ending(self, *batches: Batch) -> Iterator[None]:
+    def ending(self, *batches: SentBatch) -> Iterator[None]:
         """Notes when the call that wrote the batches was over, however it ended."""
         try:
             yield
@@ -302,7 +302,7 @@ class SimWriter(Actor):
             for batch in batches:
                 batch.ended = self.world.oracle.number()
 
-    def _place(self, batch: Batch, partition: int) -> Place | None:
+    def _place(self, batch: SentBatch, partition: int) -> PartitionId | None:
         """A partition of the topic that a batch was written to; None when it may have been replaced meanwhile."""
         if batch.topic == TEMPORARY and batch.changes != self.world.comings.changes:
             return None
@@ -312,7 +312,7 @@ class SimWriter(Actor):
         return self.random.choice(self.topics)
 
 
-class Keeper(SimWriter):
+class TopicOwner(SimWriter):
     """The writer that also creates and deletes the topic that comes and goes."""
 
     def act(self) -> None:
@@ -372,5 +372,5 @@ def _to_arrow(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Record
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _name(batch: Batch) -> str:
+def _name(batch: SentBatch) -> str:
     return f"batch {batch.number} ({len(batch.keys)}) to {batch.topic}"
