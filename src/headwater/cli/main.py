@@ -33,8 +33,8 @@ from headwater.cli.commands.topics import topics
 from headwater.cli.commands.verify import verify
 from headwater.cli.commands.views import views
 from headwater.cli.demo.run import demo
-from headwater.cli.location import VARIABLE, LogOption
-from headwater.cli.output.rows import printable
+from headwater.cli.log_option import VARIABLE, LogOption
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import HeadwaterError
 from headwater.model.extras import missing_extra
 

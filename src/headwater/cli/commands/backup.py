@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.location import open_existing
+from headwater.cli.log_option import open_existing
 from headwater.cli.output.progress import progress_line, tell_end
-from headwater.cli.output.rows import bytes_text, events_text
+from headwater.cli.output.quantities import bytes_text, events_text
 from headwater.model.clock import time_of
 
 if TYPE_CHECKING:

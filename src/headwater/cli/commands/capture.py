@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.location import LogOption, open_existing, open_or_create
+from headwater.cli.log_option import LogOption, open_existing, open_or_create
 from headwater.cli.output.confirmation import confirm
+from headwater.cli.output.json import print_json_line
 from headwater.cli.output.progress import ProgressLine, progress_line, tell_end
-from headwater.cli.output.rows import events_text, print_table, printable
+from headwater.cli.output.quantities import events_text
+from headwater.cli.output.table import Right, lined_table, print_table
+from headwater.cli.output.terminal import printable
 from headwater.model.clock import system_clock
 from headwater.model.errors import HeadwaterError, InvalidInput, NotFound
 
@@ -106,11 +108,9 @@ def list_(json: Json = False, log: LogOption = None) -> None:
     with open_existing(log) as opened:
         found = captures(opened)
     if json:
-        typer.echo(msgspec.json.encode([_summary(name, progress) for name, progress in found.items()]).decode())
+        print_json_line([_summary(name, progress) for name, progress in found.items()])
         return
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("source", "database", "tables", "events", "last step"):
-        table.add_column(column, justify="right" if column in ("events", "last step") else "left")
+    table = lined_table("source", "database", "tables", Right("events"), Right("last step"))
     for name, progress in found.items():
         told = Text(printable(", ".join(progress.tables)))
         table.add_row(
@@ -130,16 +130,14 @@ def status(
         progress = _progress(opened, name)
     lag, error = _lag(name, progress)
     if json:
-        typer.echo(msgspec.json.encode({**_summary(name, progress), "lag": lag, "error": error}).decode())
+        print_json_line({**_summary(name, progress), "lag": lag, "error": error})
         return
     typer.secho(name, bold=True)
     typer.echo(f"  database         {printable(progress.url)}")
     typer.echo(f"  position         {progress.position}")
     typer.echo(f"  events           {progress.events:,}, last step {_ago(progress.at_us)}")
     typer.echo(f"  lag              {printable(error) if error else _lag_text(lag)}")
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("table", "topic", "state", "copied"):
-        table.add_column(column, justify="right" if column == "copied" else "left")
+    table = lined_table("table", "topic", "state", Right("copied"))
     for each, found in progress.tables.items():
         copied = "" if found.fraction is None else f"{found.fraction:.0%}"
         style = {"live": "green", "stopped": "bold red"}.get(found.state, "yellow")

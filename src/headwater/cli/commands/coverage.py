@@ -16,10 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from headwater.cli.output.json import print_json
+from headwater.cli.output.table import lined_table
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 ROWS_FILE = Path("docs/coverage.md")
@@ -56,7 +58,7 @@ def coverage(
         raise typer.Exit(1)
     matrix = pair(read_rows(CHECKOUT), read_marks(CHECKOUT))
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([_plain(row, marks) for row, marks in matrix])).decode())
+        print_json([_plain(row, marks) for row, marks in matrix])
     else:
         _print_table(matrix)
 
@@ -188,11 +190,10 @@ def _plain(row: CoverageRow, marks: list[CoverageMark]) -> dict[str, object]:
 def _print_table(matrix: list[tuple[CoverageRow, list[CoverageMark]]]) -> None:
     console = Console()
     for section in dict.fromkeys(row.section for row, _ in matrix):
-        table = Table(title=section, title_justify="left", title_style="bold", show_lines=True, expand=True)
-        table.add_column("row", ratio=3)
-        table.add_column("behaviour", ratio=5)
-        table.add_column("test", ratio=5, overflow="fold")
-        table.add_column("backends", min_width=8)
+        table = lined_table("row", "behaviour", "test", "backends", title=section)
+        table.show_lines = table.expand = True
+        table.columns[0].ratio, table.columns[1].ratio, table.columns[2].ratio = 3, 5, 5
+        table.columns[2].overflow, table.columns[3].min_width = "fold", 8
         for row, marks in matrix:
             if row.section == section:
                 _add_row(table, row, marks)

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from headwater.cli.location import LogOption, log_url
-from headwater.cli.output.rows import bytes_text, printable
+from headwater.cli.log_option import LogOption, log_url
+from headwater.cli.output.json import print_json
+from headwater.cli.output.quantities import bytes_text
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def doctor(
         )
     report = _examine(url, repair=repair)
     if json:
-        _print_json(report)
+        print_json(report)
     else:
         _print_findings(report, repair=repair)
     if not report.healthy:
@@ -52,12 +54,6 @@ def _examine(url: str, *, repair: bool) -> Report:
             status.update(Text(f"checking …{printable(path)[-PATH_CHARACTERS_MAX:]}"))
 
         return examine(url, repair=repair, on_progress=show if sys.stderr.isatty() else lambda path: None)
-
-
-def _print_json(report: Report) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
 
 
 def _print_findings(report: Report, *, repair: bool) -> None:

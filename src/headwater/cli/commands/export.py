@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from headwater.cli.commands.tail import place_offsets
-from headwater.cli.location import LogOption, open_existing
+from headwater.cli.log_option import LogOption, open_existing
+from headwater.cli.output.json import json_lines
 from headwater.cli.output.progress import progress_line, tell_end
-from headwater.cli.output.rows import bytes_text, csv_lines, events_text, json_lines, rows_of
+from headwater.cli.output.quantities import bytes_text, events_text
+from headwater.cli.output.rows import csv_lines, rows_of
 from headwater.model.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:

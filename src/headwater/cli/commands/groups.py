@@ -9,9 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.location import LogOption, open_existing
+from headwater.cli.log_option import LogOption, open_existing
 from headwater.cli.output.confirmation import confirm
-from headwater.cli.output.rows import events_text, print_table, printable
+from headwater.cli.output.json import print_json
+from headwater.cli.output.quantities import events_text
+from headwater.cli.output.table import Right, lined_table, print_table
+from headwater.cli.output.terminal import printable
 from headwater.model.clock import duration_us, system_clock, time_of, time_us
 from headwater.model.errors import Damaged, InvalidInput
 
@@ -37,7 +40,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
             except Damaged as error:
                 damaged.append(error)
     if json:
-        _print_json([summary(group) for group in found])
+        print_json([summary(group) for group in found])
     else:
         _print_groups(found)
     if damaged:
@@ -45,9 +48,8 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 
 
 def _print_groups(found: list[GroupProgress]) -> None:
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("group", "members", "idle", "partitions", "lag", "oldest", "topics"):
-        table.add_column(column, justify="left" if column in ("group", "topics") else "right")
+    numbers = map(Right, ("members", "idle", "partitions", "lag", "oldest"))
+    table = lined_table("group", *numbers, "topics")
     for group in found:
         topics = ", ".join(sorted({part.topic for part in group.partitions}))
         table.add_row(
@@ -68,14 +70,12 @@ def show(name: Group, json: Json = False, log: LogOption = None) -> None:
     with open_existing(log) as opened:
         group = opened.group(name)
     if json:
-        _print_json(summary(group))
+        print_json(summary(group))
         return
     typer.secho(group.group, bold=True)
     typer.echo(f"  generation       {_known(group.generation)}")
     typer.echo(f"  lag              {events_text(group.lag.events)}, oldest {age_text(group.lag)}")
-    members = Table(header_style="bold", border_style="dim")
-    for column in ("member", "pid", "polled", "partitions"):
-        members.add_column(column, justify="right" if column in ("pid", "polled") else "left")
+    members = lined_table("member", Right("pid"), Right("polled"), "partitions")
     for member in group.members:
         held = ", ".join(f"{topic}/{number}" for topic, number in member.partitions)
         shown = Text(held) if held else Text("idle: more members than partitions", style="yellow")
@@ -174,9 +174,8 @@ def summary(group: GroupProgress) -> dict[str, Any]:
 
 def partitions_table(found: list[GroupProgress]) -> Table:
     """The progress of groups in each partition."""
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("group", "topic", "partition", "committed", "end", "lag", "oldest", "member"):
-        table.add_column(column, justify="left" if column in ("group", "topic", "member") else "right")
+    numbers = map(Right, ("partition", "committed", "end", "lag", "oldest"))
+    table = lined_table("group", "topic", *numbers, "member")
     for group in found:
         for part in group.partitions:
             table.add_row(
@@ -214,9 +213,3 @@ def _start(to: str) -> str | int:
         time_us(to)
         return to
     return time_of(system_clock() - ago_us).isoformat()
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

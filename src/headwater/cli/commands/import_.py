@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwater.cli.commands.produce import ProduceRun, check_there, create_for, given_settings
-from headwater.cli.location import LogOption, open_existing, open_or_create
+from headwater.cli.log_option import LogOption, open_existing, open_or_create
 
 
 def import_file(
@@ -34,7 +34,7 @@ def import_file(
     log: LogOption = None,
 ) -> None:
     """Append the rows of a file to a topic: a file of `headwater export`, or any Parquet, Arrow, JSON lines or CSV file."""
-    from headwater.cli.inputs import open_inputs
+    from headwater.cli.input_files import open_inputs
 
     given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
     with ExitStack() as stack:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwater.cli.commands.groups import partitions_table, summary
-from headwater.cli.location import LogOption, open_existing
-from headwater.cli.output.rows import is_terminal, print_table
+from headwater.cli.log_option import LogOption, open_existing
+from headwater.cli.output.json import print_json_line
+from headwater.cli.output.table import print_table
+from headwater.cli.output.terminal import is_terminal
 
 if TYPE_CHECKING:
     from headwater.log.clients.progress import GroupProgress
@@ -58,7 +60,5 @@ def _watch(log: Log, names: list[str] | None, every: float) -> None:
 
 
 def _print_lines(found: list[GroupProgress]) -> None:
-    import msgspec
-
     for group in found:
-        typer.echo(msgspec.json.encode(summary(group)).decode())
+        print_json_line(summary(group))

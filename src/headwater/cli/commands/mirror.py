@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from headwater.cli.location import open_existing
+from headwater.cli.log_option import open_existing
 from headwater.cli.output.progress import progress_line, tell_end
-from headwater.cli.output.rows import events_text, is_terminal
+from headwater.cli.output.quantities import events_text
+from headwater.cli.output.terminal import is_terminal
 
 if TYPE_CHECKING:
     from headwater.log.copies.mirror import Mirrored

@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from headwater.cli.location import LogOption, open_existing, open_or_create
+from headwater.cli.log_option import LogOption, open_existing, open_or_create
 from headwater.cli.output.progress import tell_end
-from headwater.cli.output.rows import bytes_text, events_text, is_terminal, printable
+from headwater.cli.output.quantities import bytes_text, events_text
+from headwater.cli.output.terminal import is_terminal, printable
 from headwater.model.errors import HeadwaterError, InvalidInput, SchemaMismatch, TopicNotFound
 
 if TYPE_CHECKING:
-    from headwater.cli.inputs import InputFile
+    from headwater.cli.input_files import InputFile
     from headwater.formats.formats import Parsed
     from headwater.log.log import Log
 
@@ -63,7 +64,7 @@ def produce(
     log: LogOption = None,
 ) -> None:
     """Append events from files or stdin: JSON lines, CSV, Parquet, or plain lines for a topic of bytes."""
-    from headwater.cli.inputs import open_inputs
+    from headwater.cli.input_files import open_inputs
 
     given = given_settings(create=create, schema=schema, key=key, time=time, partitions=partitions)
     with ExitStack() as stack:
@@ -100,7 +101,7 @@ def check_there(log: Log, topic: str) -> None:
 
 def create_for(log: Log, topic: str, inputs: list[InputFile], settings: dict[str, Any]) -> None:
     """Creates a missing topic from the settings, or else from the first input."""
-    from headwater.cli.inference import with_time
+    from headwater.cli.schema_inference import with_time
     from headwater.log.port.topic import check_name
 
     if check_name(topic) in log.topics():

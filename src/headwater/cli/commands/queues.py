@@ -8,11 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from headwater.cli.location import LogOption, open_existing
+from headwater.cli.log_option import LogOption, open_existing
 from headwater.cli.output.confirmation import confirm
-from headwater.cli.output.rows import events_text, print_table, printable, to_cell, write_json
+from headwater.cli.output.json import write_json
+from headwater.cli.output.quantities import events_text
+from headwater.cli.output.table import Right, lined_table, print_table, to_cell
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -155,9 +157,7 @@ def _print(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]], *, json: boo
     if json:
         write_json(names, rows)
         return
-    table = Table(header_style="bold", border_style="dim")
-    for name in names:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="ellipsis")
+    table = lined_table(*(Right(name) if name in NUMBERS else name for name in names))
     for row in rows:
         table.add_row(*map(to_cell, row))
     print_table(table)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.commands.app_script import Script
-from headwater.cli.output.rows import printable
+from headwater.cli.output.json import print_json_line
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import InvalidApp
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PORT = 8642
 
+Script = Annotated[Path, typer.Argument(metavar="APP.PY", help="The script that declares the application.")]
 Master = Annotated[
     str | None, typer.Option(metavar="URL", help="The Spark master, such as spark://host:7077. Overrides the script.")
 ]
@@ -100,8 +102,6 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the last reported status of each stage of an application."""
-    import msgspec
-
     from headwater.app.app import load_app
     from headwater.cli.output.run_screen import print_status
 
@@ -112,7 +112,7 @@ def status(
             f"Application {app.name!r} has not run yet.", advice=f"Start it with `headwater run {script}`."
         )
     if json:
-        typer.echo(msgspec.json.encode(found).decode())
+        print_json_line(found)
     else:
         print_status(found)
 

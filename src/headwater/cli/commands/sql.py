@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.location import LogOption, open_existing
-from headwater.cli.output.rows import (
-    Format,
-    is_terminal,
-    make_table,
-    print_table,
-    rows_of,
-    to_cell,
-    write_csv,
-    write_json,
-)
+from headwater.cli.log_option import LogOption, open_existing
+from headwater.cli.output.json import write_json
+from headwater.cli.output.rows import Format, rows_of, write_csv
+from headwater.cli.output.table import print_table, to_cell, typed_table
+from headwater.cli.output.terminal import is_terminal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +59,7 @@ def print_answer(batches: pa.RecordBatchReader, format: Format | None) -> None:
 
 
 def _print(batches: pa.RecordBatchReader) -> None:
-    table = make_table(batches.schema.names, batches.schema.types)
+    table = typed_table(batches.schema.names, batches.schema.types)
     more = False
     for batch in batches:
         room = TABLE_ROWS_MAX - table.row_count

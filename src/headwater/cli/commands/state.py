@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.output.rows import bytes_text, make_table, print_table, printable, rows_of, to_cell
+from headwater.cli.output.json import print_json_line
+from headwater.cli.output.quantities import bytes_text
+from headwater.cli.output.rows import rows_of
+from headwater.cli.output.table import Right, lined_table, print_table, to_cell, typed_table
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import InvalidInput, NotFound
 from headwater.model.url import without_password
 
@@ -33,11 +36,10 @@ def list_(where: Where, json: Json = False) -> None:
     """List the operators with the version, partitions, watermark and size of their state."""
     found = _found(where)
     if json:
-        _print_json([_plain(one) for one in found])
+        print_json_line([_plain(one) for one in found])
     else:
-        table = Table(header_style="bold", border_style="dim")
-        for column in ("stage", "operator", "version", "partitions", "watermark", "rows", "size"):
-            table.add_column(column, justify="left" if column in ("stage", "operator", "watermark") else "right")
+        numbers = map(Right, ("rows", "size"))
+        table = lined_table("stage", "operator", Right("version"), Right("partitions"), "watermark", *numbers)
         for one in found:
             rows = ", ".join(f"{name} {each.rows:,}" for name, each in one.tables.items())
             table.add_row(
@@ -85,7 +87,7 @@ def show(
     rows = {name: list(_first(pieces_of(one, name), limit)) for name in one.tables if table is None or name == table}
     if json:
         plain = {name: [row for batch in found for row in _dicts(batch)] for name, found in rows.items()}
-        _print_json({**_plain(one), "some": plain})
+        print_json_line({**_plain(one), "some": plain})
         return
     typer.secho(printable(f"{one.stage}/{one.operator}"), bold=True)
     for label, value in (
@@ -100,7 +102,7 @@ def show(
         info = one.tables[name]
         typer.echo(f"\n{printable(name)}: {info.kind}, {info.rows:,} rows in {info.runs} runs")
         if found:
-            shown = make_table(found[0].schema.names, found[0].schema.types)
+            shown = typed_table(found[0].schema.names, found[0].schema.types)
             for batch in found:
                 for row in rows_of(batch):
                     shown.add_row(*(to_cell(value) for value in row))
@@ -159,9 +161,3 @@ def _plain(one: StateInfo) -> dict[str, Any]:
     import msgspec
 
     return {**msgspec.to_builtins(one), "url": without_password(one.url)}
-
-
-def _print_json(value: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.encode(value, enc_hook=str).decode())

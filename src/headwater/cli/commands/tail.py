@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headwater.cli.location import LogOption, open_existing
-from headwater.cli.output.row_printer import RowPrinter
-from headwater.cli.output.rows import is_terminal, rows_of, write_json
+from headwater.cli.log_option import LogOption, open_existing
+from headwater.cli.output.json import write_json
+from headwater.cli.output.rows import rows_of
+from headwater.cli.output.table import RowPrinter
+from headwater.cli.output.terminal import is_terminal
 from headwater.model.clock import duration_us, system_clock, time_us
 from headwater.model.errors import InvalidInput
 

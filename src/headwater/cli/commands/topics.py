@@ -9,11 +9,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.location import LogOption, open_existing, open_or_create
-from headwater.cli.output.rows import bytes_text, events_text, print_table, printable, to_cell
+from headwater.cli.log_option import LogOption, open_existing, open_or_create
+from headwater.cli.output.json import print_json
+from headwater.cli.output.quantities import bytes_text, events_text
+from headwater.cli.output.table import Right, lined_table, print_table, to_cell
+from headwater.cli.output.terminal import printable
 from headwater.model.clock import time_of
 from headwater.model.errors import HeadwaterError, InvalidInput
 from headwater.model.url import without_password
@@ -146,11 +148,9 @@ def list_(json: Json = False, log: LogOption = None) -> None:
     with open_existing(log) as opened:
         rows = [_summary(opened, name) for name in opened.topics()]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("topic", "partitions", "events", "on disk", "key", "time", "columns"):
-        table.add_column(column, justify="right" if column in ("partitions", "events", "on disk") else "left")
+    table = lined_table("topic", Right("partitions"), Right("events"), Right("on disk"), "key", "time", "columns")
     for row in rows:
         table.add_row(*_list_cells(row))
     print_table(table)
@@ -183,7 +183,7 @@ def show(name: Name, json: Json = False, log: LogOption = None) -> None:
         "schema_versions": len(topic.schemas),
     }
     if json:
-        _print_json(summary | settings | {"partitions": partitions})
+        print_json(summary | settings | {"partitions": partitions})
         return
     typer.secho(topic.name, bold=True)
     facts = summary | settings
@@ -350,13 +350,9 @@ def _list_cells(row: dict[str, Any]) -> list[Text]:
 
 
 def _print_partitions(partitions: list[dict[str, Any]]) -> None:
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("partition", "first", "end", "events"):
-        table.add_column(column, justify="right")
-    table.add_column("newest appended")
     is_split = any("parent" in row for row in partitions)
-    if is_split:
-        table.add_column("split off")
+    numbers = map(Right, ("partition", "first", "end", "events"))
+    table = lined_table(*numbers, "newest appended", *(["split off"] if is_split else []))
     for row in partitions:
         counts = (row["partition"], row["first"], row["end"], row["end"] - row["first"])
         cells = [*(f"{count:,}" for count in counts), to_cell(row["newest"]) if row["newest"] else "-"]
@@ -370,12 +366,6 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were named, without a limit where the word for that was."""
     named = {setting: value for setting, value in settings.items() if value is not None}
     return {setting: None if value == NO_LIMIT.get(setting) else value for setting, value in named.items()}
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 def _size_text(count: int | None) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.output.rows import is_terminal, printable
+from headwater.cli.output.json import print_json_line
+from headwater.cli.output.terminal import is_terminal, printable
 
 if TYPE_CHECKING:
     from headwater.verify.comparison import Difference, Pair, VerifyReport
@@ -75,20 +76,20 @@ def _once(pair: Pair, *, settle_s: float, repairs: bool, is_json: bool) -> bool:
     if repairs and not report.is_equal:
         repaired, report = repair(pair, report, settle_s=settle_s)
     if is_json:
-        typer.echo(_json(before, report, repaired))
+        print_json_line(_plain(before, report, repaired))
     else:
         _print(before, report, repaired)
     return report.is_equal
 
 
-def _json(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> str:
+def _plain(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> dict[str, Any]:
     import msgspec
 
     shown: dict[str, Any] = {"equal": after.is_equal, **msgspec.to_builtins(before, enc_hook=str)}
     if repaired is not None:
         shown["repaired"] = msgspec.to_builtins(repaired)
         shown["left"] = after.differing
-    return msgspec.json.encode(shown, enc_hook=str).decode()
+    return shown
 
 
 def _print(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> None:

@@ -11,12 +11,14 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.commands.sql import print_answer
-from headwater.cli.location import LogOption, log_url, open_existing
-from headwater.cli.output.rows import Format, is_terminal, print_table, printable, rows_of, to_cell, write_json
+from headwater.cli.log_option import LogOption, log_url, open_existing
+from headwater.cli.output.json import print_json, print_json_line, write_json
+from headwater.cli.output.rows import Format, rows_of
+from headwater.cli.output.table import Right, lined_table, print_table, to_cell
+from headwater.cli.output.terminal import is_terminal, printable
 from headwater.model.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -56,11 +58,9 @@ def list_(json: Json = False, log: LogOption = None) -> None:
         catalog = ViewCatalog(opened)
         found = [_summary(opened, catalog.get(name)) for name in catalog.names()]
     if json:
-        _print_json(found)
+        print_json(found)
         return
-    table = Table(header_style="bold", border_style="dim")
-    for column in ("view", "key", "mode", "generation", "building", "changes"):
-        table.add_column(column, justify="left" if column in ("view", "key", "mode") else "right")
+    table = lined_table("view", "key", "mode", *map(Right, ("generation", "building", "changes")))
     for one in found:
         table.add_row(
             Text(printable(one["view"]), style="bold"),
@@ -91,7 +91,7 @@ def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOpti
     summary["applied"] = None if found is None else sum(found.applied.positions.values())
     summary["epoch"] = None if found is None else found.applied.epoch
     if json:
-        _print_json(summary)
+        print_json(summary)
         return
     typer.secho(printable(name), bold=True)
     for label, field in (
@@ -186,11 +186,9 @@ def watch(
 
 
 def _print_change(change: Any, *, person: bool) -> None:
-    import msgspec
-
     if not person:
         plain = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) not in (None, "")}
-        typer.echo(msgspec.json.encode(plain, enc_hook=str).decode())
+        print_json_line(plain)
         return
     signs = {"added": ("+", "green"), "changed": ("~", "yellow"), "removed": ("-", "red")}
     sign, color = signs.get(change.kind, ("·", "cyan"))
@@ -259,9 +257,3 @@ def _key(pairs: list[str], schema: pa.Schema) -> dict[str, Any]:
                 f"{text!r} is not a valid {type_} for column {column!r}.", advice="Write the value as in SQL."
             ) from None
     return key
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.demo.ending import Ending
+from headwater.cli.output.table import Right, plain_table
 from headwater.model.errors import NotFound
 from headwater.model.extras import check_spark
 
@@ -53,7 +54,7 @@ def demo(
     ] = PORT,
 ) -> None:
     """Run two demonstrations: live views that stay correct through crashes, and four systems kept in sync with a database."""
-    from headwater.cli.output.run_screen import quiet_keys
+    from headwater.cli.output.terminal import quiet_keys
 
     check_spark("The demonstration")
     console = Console()
@@ -202,11 +203,7 @@ def _is_right(lines: list[RegionProof], agreements: list[Agreement]) -> bool:
 
 
 def _proof_table(lines: list[RegionProof], killed: set[str]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("producer")
-    for column in ("acknowledged", "in the log", "lost", "doubled", "never sent"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    table = plain_table("producer", *map(Right, ("acknowledged", "in the log", "lost", "doubled", "never sent")), "")
     for line in lines:
         counts = (line.acknowledged, line.in_log, line.lost, line.doubled, line.never_sent)
         mark = Text("✓", style="green") if line.is_right else Text("✗", style="bold red")

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import zip_longest
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.demo.crowd import Region
+from headwater.cli.output.table import Right, panel_table, plain_table
 from headwater.processing.stages.status import AppStatus
 
 HISTORY = 40
@@ -149,9 +149,9 @@ def draw(scene: Scene) -> RenderableType:
 
 def top_table(scene: Scene, *, bars: bool = False) -> Table:
     """The view `top_pages`."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("page", no_wrap=True)
-    table.add_column("visits", justify="right", no_wrap=True)
+    table = plain_table("page", Right("visits"))
+    for column in table.columns:
+        column.no_wrap = True
     most = max([visits for _, visits in scene.top], default=1)
     for page, visits in scene.top:
         row = [Text(page), Text(f"{visits:,}")]
@@ -176,7 +176,7 @@ def _headline(scene: Scene) -> RenderableType:
 
 
 def _regions(scene: Scene) -> Table:
-    table = _grid("left", "right", "right", "left", headings=("", "pid", "sent", ""))
+    table = panel_table("", Right("pid"), Right("sent"), "")
     for region in scene.regions:
         table.add_row(
             Text(region.name, style="bold"),
@@ -190,8 +190,8 @@ def _regions(scene: Scene) -> Table:
 def _stages(scene: Scene) -> Table:
     if scene.status is None:
         state = "killed; restarting …" if scene.killed_s is not None and scene.back_s is None else "starting …"
-        return _filled(_rows(_grid("left"), [(Text(state, style="yellow"),)]), len(scene.regions) + 1)
-    table = _grid("left", "left", "right", "right", headings=("", "", "events/s", "lag"))
+        return _filled(_rows(panel_table(""), [(Text(state, style="yellow"),)]), len(scene.regions) + 1)
+    table = panel_table("", "", Right("events/s"), Right("lag"))
     for stage in scene.status.stages:
         table.add_row(
             Text(stage.name, style="bold"),
@@ -207,7 +207,7 @@ def _top(scene: Scene) -> Table:
 
 
 def _minutes(scene: Scene) -> Table:
-    table = _grid("left", "left", "right")
+    table = panel_table("", "", Right(""))
     rows = [(Text(f"{at:%H:%M}", style="dim"), Text(page), f"{visits:,}") for at, page, visits in scene.minutes]
     return _filled(_rows(table, rows), PAGES_SHOWN + 1)
 
@@ -217,13 +217,6 @@ def _steps(scene: Scene) -> RenderableType:
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines, *[Text("")] * (STEPS_SHOWN - len(lines)))
-
-
-def _grid(*sides: str, headings: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), show_header=bool(headings), header_style="dim")
-    for side, heading in zip_longest(sides, headings, fillvalue=""):
-        table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
-    return table
 
 
 def _panel(content: RenderableType, title: str) -> Panel:

@@ -1,1 +1,1 @@
-"""What the command line shows: rows, progress, a running application."""
+"""What the command line shows: tables, JSON, progress, a running application."""

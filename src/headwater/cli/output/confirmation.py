@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from headwater.cli.output.rows import printable
+from headwater.cli.output.terminal import printable
 from headwater.model.errors import InvalidInput
 
 

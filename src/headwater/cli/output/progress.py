@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headwater.cli.output.rows import is_terminal
+from headwater.cli.output.json import json_text
+from headwater.cli.output.terminal import is_terminal
 
 
 class ProgressLine:
@@ -43,4 +43,4 @@ def progress_line(title: str) -> Iterator[ProgressLine]:
 
 def tell_end(sentence: str, facts: dict[str, Any]) -> None:
     """Prints the result: a sentence on a terminal, JSON in a pipe."""
-    typer.echo(sentence if is_terminal() else msgspec.json.encode(facts).decode())
+    typer.echo(sentence if is_terminal() else json_text(facts))

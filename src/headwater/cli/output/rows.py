@@ -1,7 +1,6 @@
-"""Rows as output: tables on a terminal, JSON lines and CSV in a pipe.
+"""Rows as plain Python values, for tables (`table`), JSON lines (`json`) and CSV.
 
-In JSON, BINARY is text if it is UTF-8 and else `{"base64": …}`; TIMESTAMP is ISO 8601 in UTC. Unprintable characters are
-escaped, so that the content of a topic cannot control the terminal.
+In JSON, BINARY is text if it is UTF-8 and else `{"base64": …}`; TIMESTAMP is ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -11,12 +10,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headwater.model.errors import HeadwaterError
 
@@ -24,43 +18,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Format = Literal["table", "json", "csv"]
-CELL_CHARACTERS_MAX = 200
-PIPE_WIDTH_MAX = 10_000
-
-
-def is_terminal() -> bool:
-    """Whether stdout is a terminal."""
-    return sys.stdout.isatty()
-
-
-def printable(text: str) -> str:
-    """The text with unprintable characters escaped; line breaks stay."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """One tuple for each row, in plain Python values: BINARY as text or base64, maps and structs as dicts."""
     return zip(*(_plain_column(column) for column in batch.columns), strict=True)
-
-
-def write_json(names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()) -> None:
-    """Writes one line of JSON for each row; omits empty values of the columns in `leave_out`."""
-    for line in json_lines(names, rows, leave_out=leave_out):
-        sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
-def json_lines(
-    names: Iterable[str], rows: Iterable[tuple[Any, ...]], *, leave_out: Iterable[str] = ()
-) -> Iterator[bytes]:
-    """One line of JSON for each row; omits empty values of the columns in `leave_out`."""
-    import msgspec
-
-    encode = msgspec.json.Encoder(decimal_format="number").encode
-    names, optional = list(names), set(leave_out)
-    for row in rows:
-        pairs = zip(names, row, strict=True)
-        yield encode({n: v for n, v in pairs if v or n not in optional}) + b"\n"
 
 
 def write_csv(rows: Iterable[tuple[Any, ...]]) -> None:
@@ -72,59 +34,20 @@ def write_csv(rows: Iterable[tuple[Any, ...]]) -> None:
 def csv_lines(rows: Iterable[tuple[Any, ...]]) -> bytes:
     """Rows as lines of CSV; nested values as JSON."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([csv_cell(value) for value in row] for row in rows)
     return text.getvalue().encode("utf-8", errors="replace")
 
 
-def to_cell(value: object) -> Text:
-    """A value as one cell of a table."""
-    if value is None:
-        return Text("null", style="dim")
-    if isinstance(value, float):
-        return Text(f"{value:,.12g}")
-    if isinstance(value, datetime):
-        return Text(value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
-    text = value if isinstance(value, str) else _csv_cell(value)
-    short = str(text) if len(str(text)) <= CELL_CHARACTERS_MAX else str(text)[: CELL_CHARACTERS_MAX - 1] + "…"
-    return Text(printable(short).replace("\n", "↵"))
+def csv_cell(value: Any) -> Any:
+    """A value as one cell of CSV; a nested value is JSON."""
+    import msgspec
 
-
-def make_table(names: Iterable[str], types: Iterable[pa.DataType]) -> Table:
-    """An empty table with these columns; numbers are right-aligned."""
-    table = Table(header_style="bold", border_style="dim")
-    for name, type_ in zip(names, types, strict=True):
-        table.add_column(Text(printable(name)), justify="right" if is_number(type_) else "left", overflow="ellipsis")
-    return table
-
-
-def is_number(type_: pa.DataType) -> bool:
-    """Whether a column holds numbers."""
-    import pyarrow as pa
-
-    return pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
-
-
-def print_table(table: Table) -> None:
-    """Prints a table to stdout, as wide as the terminal; in a pipe, as wide as its content."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=Console(width=PIPE_WIDTH_MAX).measure(table).maximum)
-    console.print(table)
-
-
-def events_text(count: int) -> str:
-    """A number of events, such as `3 events`."""
-    return f"{count:,} event{'' if count == 1 else 's'}"
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes, such as `1.5 MB`."""
-    size, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    text = msgspec.json.encode(value, enc_hook=str).decode("utf-8")
+    return text[1:-1] if text.startswith('"') else text
 
 
 def _plain_column(column: pa.Array) -> Iterable[Any]:
@@ -193,14 +116,3 @@ def _text(value: bytes) -> str | dict[str, str]:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(value).decode("ascii")}
-
-
-def _csv_cell(value: Any) -> Any:
-    import msgspec
-
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None or isinstance(value, str | int | float):
-        return value
-    text = msgspec.json.encode(value, enc_hook=str).decode("utf-8")
-    return text[1:-1] if text.startswith('"') else text

@@ -6,10 +6,7 @@ Columns with only zeros (restarts, dead letters) are omitted.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-import termios
 import textwrap
 import time
 from collections.abc import Iterator
@@ -17,13 +14,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.output.rows import is_terminal, printable
+from headwater.cli.output.quantities import duration_text
+from headwater.cli.output.table import GAP, Right, live_table
+from headwater.cli.output.terminal import is_terminal, printable, quiet_keys
 from headwater.model.clock import system_clock
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ NAME_MIN = 24
 _WORDS_MIN = 20
 _TREE = re.compile(r"[│├└─ ]*")
 _UNDER = str.maketrans("├└─", "│  ")
-_GAP = 2
 _NAMES = ("stage", "to")
 _LEAST_FIRST = ("state rows", "to", "watermark", "last batch", "events", "restarts", "late", "dead")
 _STYLES = {
@@ -131,15 +128,6 @@ class Drawn:
             yield Text(self._footer, style="dim")
 
 
-def duration_text(seconds: float) -> str:
-    """A duration, such as `5 min`."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    minutes = whole // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
 class _Table:
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -230,21 +218,23 @@ def _table(stages: list[StageStatus], width: int) -> Table:
 
     def room() -> int:
         """The width left for the names."""
-        return width - 2 - sum(_GAP + widths[heading] for heading in columns if heading not in _NAMES)
+        return width - 2 - sum(GAP + widths[heading] for heading in columns if heading not in _NAMES)
 
     for heading in _LEAST_FIRST:
-        if room() >= sum(min(_GAP + widths[name], NAME_MIN) for name in _NAMES if name in columns):
+        if room() >= sum(min(GAP + widths[name], NAME_MIN) for name in _NAMES if name in columns):
             break
         columns.pop(heading, None)
     names = [name for name in _NAMES if name in columns]
-    table = Table(box=SIMPLE_HEAD, header_style="dim", padding=(0, _GAP - 1, 0, 0), pad_edge=False)
-    for heading in columns:
-        at_most = max(1, room() // len(names) - _GAP) if heading in names else widths[heading]
-        side: JustifyMethod = "left" if heading in (*names, "state") else "right"
-        table.add_column(heading, justify=side, no_wrap=True, width=min(widths[heading], at_most))
+    for name in names:
+        widths[name] = min(widths[name], max(1, room() // len(names) - GAP))
+    table = live_table({heading: widths[heading] for heading in map(_heading, columns)})
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
+
+
+def _heading(name: str) -> str:
+    return name if name in (*_NAMES, "state") else Right(name)
 
 
 def _trouble(stage: StageStatus) -> Text:
@@ -271,23 +261,3 @@ def _clock(watermark: str | None) -> str:
         today = at.astimezone(UTC).date() == datetime.now(UTC).date()
         return f"{at:%H:%M:%S}" if today else f"{at:%Y-%m-%d %H:%M}"
     return watermark
-
-
-@contextmanager
-def quiet_keys() -> Iterator[None]:
-    """Keeps Ctrl-C from printing `^C` into the live table."""
-    try:
-        before = termios.tcgetattr(sys.stdin)
-        in_front = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (termios.error, ValueError, OSError):
-        in_front = False
-    if not in_front:  # a job in the background would be stopped for touching the terminal
-        yield
-        return
-    quiet = [*before]
-    quiet[3] = before[3] & ~termios.ECHOCTL
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.cli.inference import infer_schema
+from headwater.cli.schema_inference import infer_schema
 from headwater.cli.table_file import TableFile
 from headwater.formats.blocks import Blocks
 from headwater.formats.formats import ArrowRows, Csv, InputFormat, JsonLines, Lines, Parsed, Parser
