@@ -6,43 +6,64 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 import headwater as hw
-from headwater.log.clients.batch import Receipt
-from headwater.log.clients.consumer import Consumer
-from headwater.log.clients.producer import Producer
-from headwater.log.clients.reader import Reader
-from headwater.log.log import Log
+from headwater import testing
 from headwater.log.port.topic import TopicSettings
-from headwater.log.queue.lease import Lease
-from headwater.log.queue.queue import Queue
-from headwater.log.transaction import Transaction
-from headwater.views.subscription import Subscription
+from headwater.model import errors
+
+_ROOT = Path(__file__).parent.parent
 
 NAMES = [
-    "App", "Event", "HeadwaterError", "Log", "Marker", "Position", "Topic", "View", "dedupe", "errors", "lookup", "open_log", "open_view",
-    "register", "restore_log", "sliding", "top_n", "totals", "true_time", "windowed",
+    "App", "AppStatus", "Capture", "Change", "Consumer", "DebeziumExport", "Durability", "Duration", "Event", "HeadwaterError", "Lease",
+    "Log", "Marker", "Overload", "Position", "Producer", "Queue", "Reader", "Receipt", "Stage", "Subscription", "Table", "Topic",
+    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "errors",
+    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "plan_view",
+    "register", "remove_capture", "restore_log", "sliding", "stop_session", "top_n", "totals", "true_time", "verify_copy", "windowed",
+]  # fmt: skip
+
+OPERATOR_NAMES = [
+    "H1", "H2", "Combining", "Input", "Keys", "Operator", "State", "StateTable", "TableSpec", "Time", "operate", "to_arrow", "to_spark",
+]  # fmt: skip
+
+TESTING_NAMES = [
+    "CRASH", "AppTest", "CouchServer", "Crash", "Crashed", "CrashingDisk", "Fault", "KafkaCluster", "KafkaServer", "MariaDbServer",
+    "MongoServer", "NatsServer", "OpenSearchServer", "PostgresServer", "RabbitMqServer", "RandomCrashDisk", "RecordingDisk",
+    "RedisServer", "S3Server", "SimDisk", "SimProcess", "SlowSyncDisk", "SparkCluster", "WouldDeadlock", "transform",
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, str] = {
+    "captures": "(log)",
     "dedupe": "(df, on, *, within='0 seconds', at=None, uid=None)",
+    "define_view": "(name, schema, *, key=(), mode='update', order=(), limit=None, code=None)",
+    "load_app": "(script)",
     "lookup": "(events, table, on, *, at=None, table_at=None, how='left', ties='table', uid=None)",
+    "make_session": "(name, master=None, conf=None, *, log=None, said=None)",
     "open_log": "(url, *, durability='fsync', create=True, read_only=False, disk=None, clock=system_clock)",
     "open_view": "(url, name, *, log=None)",
+    "open_view_store": "(url, *, read_only=False)",
+    "our_error_in": "(error)",
+    "plan_view": "(log, definition)",
     "register": "(spark)",
+    "remove_capture": "(log, name, *, url=None, topics=False, forget=False)",
     "restore_log": "(backup, to, *, disk=None, clock=system_clock, on_progress=None)",
     "sliding": "(df, by, *, over, at=None, uid=None, **wanted)",
+    "stop_session": "(spark)",
     "top_n": "(df, n, *, by=None, order, key=None, over=None, every=None, ties=False, at=None, uid=None)",
     "totals": "(df, by, *, key=None, at=None, uid=None, **wanted)",
     "true_time": "(occurred, sent, received)",
+    "verify_copy": "(source, target, *, key=(), columns=(), stage=None, settle_s=10.0, repair=False)",
     "windowed": "(df, by=None, *, over=None, every=None, gap=None, at=None, uid=None, **wanted)",
 }
 
-SIGNATURES: dict[Any, dict[str, str]] = {
-    hw.App: {
+SIGNATURES: dict[str, dict[str, str]] = {
+    "App": {
+        "": "(self, name, *, log='./data', spark=None, master=None, conf=None, state=None, state_partitions=4, views=None, "
+        "idle='30 seconds')",
         "functions": "property",
         "graph": "property",
         "log_url": "property",
@@ -63,7 +84,36 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "view": "(self, *inputs, key=(), mode='update', order=None, limit=None, trigger=None, late=None, "
         "corrections='0 seconds', log_columns=(), events_max=None, name=None)",
     },
-    hw.View: {
+    "Capture": {
+        "": "(self, log, source, *, tables=(), name=None, key=None, prefix='', names=None, partitions=4, retention='7 days', "
+        "heartbeat_s=10.0, backfill_again=False)",
+        "catch_up": "(self)",
+        "close": "(self)",
+        "open": "(self)",
+        "run": "(self, stop)",
+        "status": "(self)",
+        "step": "(self, *, timeout_s=0.2)",
+    },
+    "DebeziumExport": {
+        "": "(self, log, history, *, to, topic, key=(), partitions=1, schemas=True, tombstones=True)",
+        "catch_up": "(self)",
+        "open": "(self)",
+        "run": "(self, stop)",
+        "step": "(self)",
+    },
+    "ViewMaintainer": {
+        "": "(self, log, store, definition, *, app='views', stage=None, compact=False, durability=None)",
+        "maintain": "(self, rows, marker)",
+        "swap": "(self)",
+    },
+    "Stage": {
+        "accept_new_checkpoint": "(self)",
+        "commit": "(self, marker, appends=())",
+        "commit_writes": "(self, marker, writes)",
+        "last": "property",
+        "positions": "property",
+    },
+    "View": {
         "close": "(self)",
         "definition": "property",
         "get": "(self, **key)",
@@ -71,12 +121,12 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "sql": "(self, query, *, as_of=None, timeout_s=10.0, rows_max=100000)",
         "subscribe": "(self, since=None, *, order=None, limit=None, heartbeat_s=None)",
     },
-    Subscription: {
+    "Subscription": {
         "close": "(self)",
         "poll": "(self, *, changes_max=500, timeout_s=1.0)",
         "poll_async": "(self, *, changes_max=500, timeout_s=1.0)",
     },
-    hw.Log: {
+    "Log": {
         "acked_floor": "(self, topic)",
         "adopt_topic": "(self, name, schema, *, key=None, time=None, lateness='0 seconds', future_max='1 day')",
         "alter_topic": "(self, name, *, schema=UNSET, lateness=UNSET, future_max=UNSET, event_bytes_max=UNSET, "
@@ -124,13 +174,13 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "transaction": "(self)",
         "url": "property",
     },
-    Transaction: {
+    "Transaction": {
         "ack": "(self, leases)",
         "append": "(self, topic, rows)",
         "commit": "(self)",
         "commit_offsets": "(self, consumer)",
     },
-    Consumer: {
+    "Consumer": {
         "assignment": "(self)",
         "close": "(self, *, commit=True)",
         "commit": "(self)",
@@ -147,14 +197,14 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "resume": "(self, partitions=None)",
         "seek": "(self, to)",
     },
-    Producer: {
+    "Producer": {
         "close": "(self)",
         "flush": "(self, *, timeout_s=None)",
         "flush_async": "(self, *, timeout_s=None)",
         "send": "(self, topic, value=None, *, key=None, headers=None, sequence=None)",
         "send_async": "(self, topic, value=None, **more)",
     },
-    Queue: {
+    "Queue": {
         "ack": "(self, leases)",
         "ack_async": "(self, leases)",
         "browse": "(self, *, events_max=100)",
@@ -176,7 +226,7 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "seek": "(self, start)",
         "send": "(self, value=None, *, key=None, delay_s=None, at=None, id=None, headers=None)",
     },
-    Lease: {
+    "Lease": {
         "ack": "(self)",
         "defer": "(self)",
         "extend": "(self, lease_s)",
@@ -184,8 +234,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "reject": "(self, reason)",
         "reply": "(self, value)",
     },
-    Receipt: {"done": "(self)", "result": "(self, *, timeout_s=None)"},
-    Reader: {
+    "Receipt": {"done": "(self)", "result": "(self, *, timeout_s=None)"},
+    "Reader": {
         "close": "(self)",
         "lag": "(self)",
         "poll": "(self, *, events_max=500, timeout_s=1.0)",
@@ -197,9 +247,29 @@ SIGNATURES: dict[Any, dict[str, str]] = {
     },
 }
 
+MADE_BY_USERS = ("App", "Capture", "DebeziumExport", "ViewMaintainer")
+"""Classes whose constructors users call."""
+
 FIELDS = {
-    hw.Event: ["key", "value", "time_us", "appended_us", "topic", "partition", "offset", "headers", "time", "appended"],
-    hw.Position: ["topic", "partition", "offset", "incarnation"],
+    "AppStatus": ["at_us", "is_alive", "log", "name", "notes", "pid", "stages", "started_us"],
+    "Change": ["kind", "new", "old", "token", "why"],
+    "VerifyReport": [
+        "behind",
+        "chunks",
+        "differences",
+        "differing",
+        "duplicates",
+        "exact",
+        "is_equal",
+        "repaired",
+        "rows",
+        "source",
+        "stage",
+        "target",
+        "unreadable",
+    ],
+    "Event": ["key", "value", "time_us", "appended_us", "topic", "partition", "offset", "headers", "time", "appended"],
+    "Position": ["topic", "partition", "offset", "incarnation"],
 }
 
 CODES = {
@@ -228,6 +298,42 @@ def test_the_public_names_are_these() -> None:
         assert getattr(hw, name) is not None
 
 
+def test_the_names_for_writing_operators_are_these() -> None:
+    """What an operator of one's own is written with."""
+    assert hw.operators.__all__ == OPERATOR_NAMES
+    assert all(getattr(hw.operators, name) is not None for name in OPERATOR_NAMES)
+
+
+def test_the_names_for_tests_are_these() -> None:
+    """What applications are tested with."""
+    assert testing.__all__ == TESTING_NAMES
+    assert all(getattr(testing, name) is not None for name in TESTING_NAMES)
+
+
+def test_all_errors_are_public() -> None:
+    """Whoever can be met can be caught."""
+    kinds = [
+        name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    ]
+    assert hw.errors.__all__ == sorted(kinds)
+    assert all(getattr(hw.errors, name) is getattr(errors, name) for name in kinds)
+
+
+def test_docs_and_examples_import_public_names_only() -> None:
+    """From `headwater` and its public modules: what a page shows is what a program can rely on."""
+    homes = {"headwater": hw.__all__, "headwater.errors": hw.errors.__all__, "headwater.testing": TESTING_NAMES}
+    homes["headwater.operators"] = OPERATOR_NAMES
+    pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md"), *(_ROOT / "examples").rglob("*.py")]
+    statement = re.compile(r"^\s*(?:from (headwater\S*) import (.*)|import (headwater\S*))", re.MULTILINE)
+    private = []
+    for page in pages:
+        for home, names, module in statement.findall(page.read_text()):
+            imported = re.findall(r"\w+", names.partition("#")[0])
+            if (module or home) not in homes or not set(imported) <= set(homes[module or home]):
+                private.append(f"{page.relative_to(_ROOT)}: {module or home} {names}")
+    assert not private
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """As of any module, so that `hasattr` and `from headwater import …` say what they should."""
     assert not hasattr(hw, "nothing_of_that_name")
@@ -235,15 +341,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         from headwater import nothing_of_that_name  # noqa: F401
 
 
-@pytest.mark.parametrize("kind", SIGNATURES, ids=lambda kind: kind.__name__)
-def test_the_members_and_their_arguments_are_these(kind: type) -> None:
-    """Names, order, kinds and defaults."""
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_members_and_their_arguments_are_these(name: str) -> None:
+    """Names, order, kinds and defaults; under no name those of the constructor, where users call it."""
+    kind = getattr(hw, name)
     found = {
-        name: _signature(inspect.getattr_static(kind, name))
-        for name in dir(kind)
-        if not name.startswith("_") and not inspect.ismemberdescriptor(inspect.getattr_static(kind, name))
+        member: _signature(inspect.getattr_static(kind, member))
+        for member in dir(kind)
+        if not member.startswith("_") and not inspect.ismemberdescriptor(inspect.getattr_static(kind, member))
     }
-    assert found == SIGNATURES[kind]
+    if name in MADE_BY_USERS:
+        found[""] = _signature(kind.__init__)
+    assert found == SIGNATURES[name]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -252,15 +361,15 @@ def test_the_functions_and_their_arguments_are_these(name: str) -> None:
     assert _signature(getattr(hw, name)) == FUNCTIONS[name]
 
 
-@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
-def test_data_has_these_fields(kind: type) -> None:
+@pytest.mark.parametrize("name", FIELDS)
+def test_data_has_these_fields(name: str) -> None:
     """And no others that do not begin with an underscore."""
-    assert sorted(name for name in dir(kind) if not name.startswith("_")) == sorted(FIELDS[kind])
+    assert sorted(field for field in dir(getattr(hw, name)) if not field.startswith("_")) == sorted(FIELDS[name])
 
 
 def test_the_settings_of_topics_are_those_of_create_topic() -> None:
     """`TopicSettings` gives applications the same names and types; schema and key are arguments of their own there."""
-    typed = get_type_hints(Log.create_topic, vars(sys.modules[Log.create_topic.__module__]))
+    typed = get_type_hints(hw.Log.create_topic, vars(sys.modules[hw.Log.create_topic.__module__]))
     settings = get_type_hints(TopicSettings)
     assert settings == {name: typed[name] for name in typed if name not in NO_SETTINGS}
 

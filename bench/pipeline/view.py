@@ -13,8 +13,8 @@ from bench.harness import Figure, Options, Target, measure_each, scratch
 from bench.log.latency import percentiles, ticks
 from bench.processes import run_together
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import open_view_store
 
 ROWS = 100
 WARM_BATCHES = 20
@@ -47,8 +47,8 @@ def view(options: Options) -> list[Figure]:
 
 def _maintain(ready: Callable[[], object], folder: str, batches: int) -> None:
     with hw.open_log(folder) as log:
-        store = open_store(_store(folder))
-        maintainer = Maintainer(log, store, define_view(_NAME, _SCHEMA, key="id"))
+        store = open_view_store(_store(folder))
+        maintainer = ViewMaintainer(log, store, define_view(_NAME, _SCHEMA, key="id"))
         ready()
         first = 0 if batches == 1 else 1
         for epoch, _ in enumerate(ticks(batches, BATCHES_PER_S), first):

@@ -6,7 +6,7 @@ pytest examples/clickstream/test_clickstream.py
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from headwater.app.app import load_app
+import headwater as hw
 from headwater.testing import CRASH, AppTest, transform
 
 APP = Path(__file__).with_name("app.py")
@@ -20,7 +20,7 @@ def click(user_id, page, seconds=0):
 
 def test_monitoring_and_parameters_do_not_count():
     """A function of the application is a function: rows in, rows out."""
-    visits = load_app(APP).functions["visits"]
+    visits = hw.load_app(APP).functions["visits"]
     found = transform(visits, clicks=[click(1, "/health"), click(2, "/cart?from=mail")])
     assert found == [{"page": "/cart", "user_id": 2, "at": NOON}]
 

@@ -5,11 +5,10 @@ committed has had the time to arrive.
 """
 
 import json
-from contextlib import closing
 
 from clients import Shop
 
-from headwater.verify.comparison import compare, open_pair
+import headwater as hw
 
 WRITTEN_S = 0.3
 DERIVED_S = 20.0
@@ -27,8 +26,7 @@ class Copy:
     def look(self, shop):
         """Compares it with the database, which stands still; gives the keys that differ."""
         source = f"{shop.url}{'&' if '?' in shop.url else '?'}table={self._table}"
-        with closing(open_pair(source, self.url, key=[self._key])) as pair:
-            report = compare(pair, settle_s=self._settle_s)
+        report = hw.verify_copy(source, self.url, key=[self._key], settle_s=self._settle_s)
         self.rows = report.rows
         self.drifts.append(report.differing + report.duplicates + len(report.unreadable))
         return {one.key[self._key] for one in report.differences}

@@ -13,8 +13,6 @@ from pathlib import Path
 from clients import Clients, Shop
 
 import headwater as hw
-from headwater.capture.capture import Capture
-from headwater.capture.source_url import open_source
 
 
 class Caches:
@@ -26,7 +24,7 @@ class Caches:
         self.shop.make()
         self.clients = Clients(self.shop, lambda product, row: put(self.written, product, row), seed=seed)
         self.log = hw.open_log(Path(folder) / "log")
-        self.capture = Capture(self.log, open_source(self.shop.url))
+        self.capture = hw.Capture(self.log, self.shop.url)
         self.capture.open()
         self.stop = threading.Event()
         self.threads = [

@@ -28,11 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 import headwater as hw
-from headwater.app.app import load_app
-from headwater.capture.capture import remove_capture
-from headwater.capture.progress import captures
-from headwater.model.errors import AppFailed, HeadwaterError
-from headwater.testing.servers.debian import RedisServer
+from headwater.errors import AppFailed, HeadwaterError
+from headwater.testing import RedisServer
 
 APP = Path(__file__).with_name("app.py")
 SECONDS = 60.0
@@ -186,7 +183,7 @@ def main():
         shop = Shop(given.shop)
         shop.make()
         stack.callback(leave, shop)
-        app = load_app(APP)
+        app = hw.load_app(APP)
         clients = Clients(shop, put_into(redis))
         drift = Drift(shop, redis)
         stack.callback(app.stop)
@@ -203,8 +200,8 @@ def leave(shop):
     """The database is left as it was found: without the capture, and without the table."""
     if Path("in_sync").exists():
         with hw.open_log("in_sync") as log:
-            for name in captures(log):
-                remove_capture(log, name, url=shop.url)
+            for name in hw.captures(log):
+                hw.remove_capture(log, name, url=shop.url)
     shop.remove()
 
 

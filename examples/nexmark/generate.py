@@ -18,8 +18,7 @@ import headwater as hw
 from examples.nexmark.arrival import Arrival
 from examples.nexmark.events import PERIOD_US, Nexmark
 from examples.nexmark.topics import LATENESS, TOPICS
-from headwater.model.clock import duration_us
-from headwater.model.errors import HeadwaterError, InvalidInput
+from headwater.errors import HeadwaterError, InvalidInput
 
 EVENTS_PER_APPEND = 250_000
 RATE_MAX = 1_000_000
@@ -53,16 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     try:
         period_us = _period_us(given)
-        arrival = Arrival(
-            given.first,
-            given.first + given.events,
-            seed=given.seed,
-            lateness_events=duration_us(given.lateness) // period_us,
-            shuffled=given.shuffled,
-            late=given.late,
-        )
         with hw.open_log(given.log) as log:
             create(log, lateness=given.lateness, partitions=given.partitions)
+            arrival = Arrival(
+                given.first,
+                given.first + given.events,
+                seed=given.seed,
+                lateness_events=log.topic("bids").lateness_us // period_us,
+                shuffled=given.shuffled,
+                late=given.late,
+            )
             began = time.monotonic()
             appended = fill(log, Nexmark(given.seed, period_us), arrival)
     except HeadwaterError as error:

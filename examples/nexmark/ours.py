@@ -22,10 +22,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.processing.operators.operator import Input, Operator, Time, operate
-from headwater.processing.spark.types import to_arrow
-from headwater.processing.state.sorted_runs import H1, H2, Keys
-from headwater.processing.state.state import State, TableSpec
+from headwater.operators import H1, H2, Input, Keys, Operator, State, TableSpec, Time, operate, to_arrow
 
 try:
     from native import NATIVE, Query, day

@@ -19,7 +19,7 @@ from headwater.model.backoff import Backoff
 from headwater.processing.stages.inputs import Inputs
 from headwater.processing.stages.poison import PoisonHunt
 from headwater.processing.stages.status import AppStatus
-from headwater.views.maintainer import Maintainer
+from headwater.views.maintainer import ViewMaintainer
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 WAIT_S_MAX = 400.0
@@ -158,7 +158,7 @@ def test_a_view_whose_swap_fails_is_swapped_later_and_leaves_nothing_of_the_old_
 ) -> None:
     """The store was away: that is told, the stages are looked after as before. A batch and the swap never meet in one maintainer."""
     inside, met = list[str](), list[str]()
-    swap, maintain, failures = Maintainer.swap, Maintainer.maintain, iter(range(2))
+    swap, maintain, failures = ViewMaintainer.swap, ViewMaintainer.maintain, iter(range(2))
 
     def alone(name: str, do: Callable[..., Any], *given: Any) -> Any:
         met.extend(inside)
@@ -169,13 +169,13 @@ def test_a_view_whose_swap_fails_is_swapped_later_and_leaves_nothing_of_the_old_
         finally:
             inside.remove(name)
 
-    def failing(maintainer: Maintainer) -> None:
+    def failing(maintainer: ViewMaintainer) -> None:
         if next(failures, None) is not None:
             raise ConnectionError("the store is away")
         alone("swap", swap, maintainer)
 
-    monkeypatch.setattr(Maintainer, "swap", failing)
-    monkeypatch.setattr(Maintainer, "maintain", lambda *given: alone("maintain", maintain, *given))
+    monkeypatch.setattr(ViewMaintainer, "swap", failing)
+    monkeypatch.setattr(ViewMaintainer, "maintain", lambda *given: alone("maintain", maintain, *given))
 
     def once(numbers: DataFrame) -> DataFrame:
         return hw.dedupe(numbers, "n").select("n", F.lit(1).alias("times"))

@@ -140,9 +140,9 @@ def test_differing_keys_are_found_and_repaired(feed: Feed, make_target: Make, ki
     assert found == {("different", "k1", ("name",)), ("missing", "k2", ()), ("extra", "x'", ())}
     assert (report.differing, report.exact) == (3, True)
     before = sink.last
-    repaired, after = repair(pair, report, settle_s=0.5)
+    repaired = repair(pair, report, settle_s=0.5)
     pair.close()
-    assert (repaired.written, repaired.removed, after.is_equal) == (2, 1, True)
+    assert (repaired.written, repaired.removed, repaired.after.is_equal) == (2, 1, True)
     assert sink.last == before
     assert len(target.rows()) == 500
     feed.append(500, 501)

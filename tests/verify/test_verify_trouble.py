@@ -63,9 +63,9 @@ def test_however_much_differs_it_is_counted_and_put_right_in_pieces(
         assert (report.differing, len(report.differences), report.duplicates) == (800, 25, 0)
         assert len(at_once) > 10
         assert max(at_once) <= 100
-        repaired, after = repair(pair, report, settle_s=0)
+        repaired = repair(pair, report, settle_s=0)
     assert (repaired.written, repaired.removed, repaired.refused) == (600, 200, ())
-    assert after.is_equal
+    assert repaired.after.is_equal
 
 
 def test_a_time_that_is_none_is_told(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from headwater.testing.contracts.case import refused
 from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages, small_topic
 from headwater.views.catalog import ViewCatalog, plan_view
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import ViewStore, open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import ViewStore, open_view_store
 from headwater.views.token import parse_token
 from headwater.views.view import View, open_view
 from tests.rigs.children import Child, Gate, in_child
@@ -45,7 +45,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[ViewStore]:
-    store = open_store(url)
+    store = open_view_store(url)
     yield store
     store.close()
 
@@ -212,9 +212,9 @@ def test_a_store_is_not_made_of_half_a_history(log: Log, store: ViewStore, tmp_p
         feeder.give(counts(**{f"p{n}": n}))
     assert log.tidy("per_page.changes") > 0
     assert len(by_page(View(store, "per_page"))) == 40
-    other = open_store(f"sqlite:///{tmp_path}/other.db")
+    other = open_view_store(f"sqlite:///{tmp_path}/other.db")
     with refused(EventsMissed, "retention"):
-        Maintainer(log, other, pages())
+        ViewMaintainer(log, other, pages())
     other.close()
 
 
@@ -313,7 +313,7 @@ def test_the_fold_of_the_changes_is_the_view_as_of_any_time(tmp_path: Path, url:
     """By append time, by token, and in SQL."""
     now = [1_800_000_000_000_000]
     with hw.open_log(tmp_path / "timed", clock=lambda: now[0]) as log:
-        store = open_store(url)
+        store = open_view_store(url)
         feeder = Feeder(log, store, pages())
         view = View(store, "per_page", log=log)
         states: list[tuple[int, dict[str, int]]] = []
@@ -357,7 +357,7 @@ def test_three_views_in_three_stores_are_rebuilt_from_nothing(log: Log, tmp_path
         for name, definition in models.items():
             if turn.startswith("built"):
                 definition = plan_view(log, msgspec.structs.replace(definition, fingerprint="again")).definition
-            store = open_store(f"sqlite:///{tmp_path}/{name}.db")
+            store = open_view_store(f"sqlite:///{tmp_path}/{name}.db")
             feeder = Feeder(log, store, definition)
             for at in range(0, 0 if turn.startswith("made") else 60, 20):
                 feeder.give(_model(name, events[: at + 20] if name == "totals" else events[at : at + 20]))
@@ -463,6 +463,6 @@ def test_what_a_view_needs_is_said(tmp_path: Path, log: Log, feeder: Feeder, url
 
 def test_an_old_generation_is_not_gone_on_with(log: Log, store: ViewStore, feeder: Feeder) -> None:
     """Once it was replaced."""
-    Maintainer(log, store, msgspec.structs.replace(pages(), generation=2)).swap()
+    ViewMaintainer(log, store, msgspec.structs.replace(pages(), generation=2)).swap()
     with refused(InvalidInput, "was replaced by generation 2"):
-        Maintainer(log, store, pages())
+        ViewMaintainer(log, store, pages())

@@ -11,7 +11,7 @@ import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages
 from headwater.testing.servers.kafka import KafkaServer
-from headwater.views.store import open_store
+from headwater.views.store import open_view_store
 from headwater.views.view import View
 from tests.views.test_views_swap import followed, next_generation, shown
 
@@ -23,7 +23,7 @@ def test_a_view_on_kafka_is_maintained_followed_and_made_again(
 ) -> None:
     """Deletions keep their old row, whether they are tombstones or not; the store is made of the topic again."""
     with hw.open_log(f"kafka://{kafka.bootstrap}?prefix=v{uuid.uuid4().hex[:8]}.") as log:
-        store = open_store(f"sqlite:///{tmp_path}/views.db")
+        store = open_view_store(f"sqlite:///{tmp_path}/views.db")
         feeder = Feeder(log, store, pages(), compact=compact)
         view = View(store, "per_page", log=log)
         feeder.give(counts(a=1, b=2))
@@ -45,7 +45,7 @@ def test_a_view_on_kafka_is_maintained_followed_and_made_again(
             with view.subscribe(token) as feed:
                 assert [change.new for change in drained(feed)] == counts(c=5)
             assert view.rows(as_of=token).num_rows == 2
-        other = open_store(f"sqlite:///{tmp_path}/other.db")
+        other = open_view_store(f"sqlite:///{tmp_path}/other.db")
         Feeder(log, other, pages(), compact=compact)
         assert by_page(View(other, "per_page")) == {"b": 3, "c": 5}
         for used in (store, other):
@@ -56,7 +56,7 @@ def test_a_view_on_kafka_is_maintained_followed_and_made_again(
 def test_what_reads_a_view_on_kafka_follows_its_generations(kafka: KafkaServer, tmp_path: Path) -> None:
     """The difference and the swap are one transaction of Kafka; a subscriber is told to begin again, once."""
     with hw.open_log(f"kafka://{kafka.bootstrap}?prefix=v{uuid.uuid4().hex[:8]}.") as log:
-        store = open_store(f"sqlite:///{tmp_path}/views.db")
+        store = open_view_store(f"sqlite:///{tmp_path}/views.db")
         old = Feeder(log, store, pages())
         old.give(counts(a=1, b=2))
         view = View(store, "per_page", log=log)

@@ -15,7 +15,7 @@ from headwater.testing.contracts.views import Feeder, by_page, counts, pages
 from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.catalog import plan_view
-from headwater.views.store import open_store
+from headwater.views.store import open_view_store
 from headwater.views.view import View, open_view
 from tests.rigs.app import view_storm
 from tests.rigs.children import Child
@@ -47,7 +47,7 @@ def test_a_swap_killed_at_a_step_is_ended_by_the_next(tmp_path: Path, point: str
 
     def swap_and_die() -> None:
         with open_log(tmp_path / "log") as log:
-            store = open_store(url)
+            store = open_view_store(url)
             Feeder(log, store, pages()).give(counts(a=1))
             new = Feeder(log, store, plan_view(log, pages(code="other")).definition)
             new.give(counts(b=2))
@@ -58,7 +58,7 @@ def test_a_swap_killed_at_a_step_is_ended_by_the_next(tmp_path: Path, point: str
     with pytest.raises(AssertionError, match="SIGKILL"):
         Child(swap_and_die).result()
     with open_log(tmp_path / "log") as log:
-        store = open_store(url)
+        store = open_view_store(url)
         view = View(store, "per_page", log=log)
         with view.subscribe() as feed:
             assert [change.new["page"] for change in feed.poll() if change.new] == ["b"]
@@ -141,7 +141,7 @@ def test_a_killed_subscriber_goes_on_exactly_by_its_token(tmp_path: Path) -> Non
 def _follow(folder: Path, url: str, token: str, stop: int | None) -> list[tuple]:
     """What a follower in a process of its own is told before it dies: after so many changes, or when there are no more."""
     with open_log(folder) as log:
-        store = open_store(url)
+        store = open_view_store(url)
         with View(store, "storm", log=log).subscribe(token or None) as feed:
             ahead = 0
             while found := feed.poll(timeout_s=0):

@@ -15,7 +15,7 @@ from headwater.testing.contracts.case import refused
 from headwater.testing.contracts.views import Feeder, ViewStoreContract
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.definition import define_view
-from headwater.views.store import open_store
+from headwater.views.store import open_view_store
 
 
 class TestSqlite(ViewStoreContract):
@@ -36,7 +36,7 @@ class TestPostgres(ViewStoreContract):
 
     def test_what_postgres_cannot_hold_is_refused_before_it_is_in_the_log(self, log: Log, store_url: str) -> None:
         """A NUL in a text would make a batch that can never be applied; a long name a table that nobody finds."""
-        store = open_store(store_url)
+        store = open_view_store(store_url)
         feeder = Feeder(log, store, define_view("v", "k STRING", key="k"))
         with refused(InvalidInput, "NUL", "column k"):
             feeder.give([{"k": "a\0b"}])
@@ -55,7 +55,7 @@ class TestPostgres(ViewStoreContract):
             "postgresql://me:s3cret@[bad/x",
         ):
             with pytest.raises(HeadwaterError) as caught:
-                open_store(address)
+                open_view_store(address)
             assert isinstance(caught.value, Unreachable) and caught.value.advice
             assert "s3cret" not in "".join(traceback.format_exception(caught.value, chain=False))
             assert caught.value.__cause__ is None and caught.value.__context__ is None
@@ -73,7 +73,7 @@ def test_a_password_is_cut_out_of_addresses() -> None:
 def test_what_is_no_store_is_refused(url: str) -> None:
     """With the addresses that are."""
     with pytest.raises((Unsupported, InvalidInput)) as caught:
-        open_store(url)
+        open_view_store(url)
     assert "sqlite:///" in caught.value.advice
 
 

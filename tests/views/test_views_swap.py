@@ -21,7 +21,7 @@ from headwater.testing.crash.points import kill_at
 from headwater.verify.log_sides import open_log_side
 from headwater.views.catalog import CatalogEntry, ViewCatalog, plan_view
 from headwater.views.definition import ViewDefinition, define_view
-from headwater.views.store import ViewStore, open_store
+from headwater.views.store import ViewStore, open_view_store
 from headwater.views.view import View
 from tests.rigs.children import Child
 
@@ -43,7 +43,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ViewStore]:
-    store = open_store(f"sqlite:///{tmp_path}/views.db")
+    store = open_view_store(f"sqlite:///{tmp_path}/views.db")
     yield store
     store.close()
 
@@ -242,7 +242,7 @@ def run_generations(folder: Path, seed: int, *, die_at: str = "", die_on: int = 
     """Several generations, from where an earlier process was killed; dies at a step for the n-th time."""
     kill_at(die_at, die_on)
     with open_log(folder / "log", durability="os") as log:
-        store = open_store(f"sqlite:///{folder}/views.db")
+        store = open_view_store(f"sqlite:///{folder}/views.db")
         entry = ViewCatalog(log).find("per_page")
         for number in range(0 if entry is None else int(entry.definition.fingerprint), GENERATIONS):
             run_generation(log, store, number, seed)
@@ -283,7 +283,7 @@ def test_a_swap_killed_at_a_step_is_ended_by_the_next_process(tmp_path: Path, st
         assert child.was_killed() or step in STEPS
     Child(lambda: run_generations(tmp_path, 7)).result()
     with open_log(tmp_path / "log") as log:
-        store = open_store(f"sqlite:///{tmp_path}/views.db")
+        store = open_view_store(f"sqlite:///{tmp_path}/views.db")
         assert ViewCatalog(log).get("per_page").definition.fingerprint == "4"
         assert followed(log) == shown(log, store)
         assert to_ddl(log.topic("per_page.changes").schema) == to_ddl(log.topic("per_page.changes.5").schema)

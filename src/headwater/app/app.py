@@ -444,11 +444,12 @@ class App:
         return os.path.join(path, what)
 
 
-def load_app(path: Path) -> App:
+def load_app(script: str | os.PathLike[str]) -> App:
     """The application of a script; `InvalidApp` says in which line the script went wrong.
 
     The script's functions go to Spark's workers by value: the script is not a module that they could import.
     """
+    path = Path(script)
     if not path.is_file():
         raise InvalidApp(f"There is no script {path}.", advice="Name the file that declares the application.")
     check_spark("An application")

@@ -19,8 +19,10 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -37,7 +39,7 @@ from headwater.log.log import Log
 from headwater.log.port.write import Write
 from headwater.model.backoff import Backoff
 from headwater.model.clock import Duration
-from headwater.model.errors import CaptureLost, Closed, HeadwaterError, NotCapturable, NotFound
+from headwater.model.errors import CaptureLost, Closed, HeadwaterError, InvalidInput, NotCapturable, NotFound
 from headwater.model.marker import Marker
 from headwater.model.points import PROCESS
 
@@ -58,8 +60,11 @@ class Capture:
     def __init__(
         self,
         log: Log,
-        source: CaptureSource,
+        source: str | CaptureSource,
         *,
+        tables: Sequence[str] = (),
+        name: str | None = None,
+        key: Mapping[str, Sequence[str]] | None = None,
         prefix: str = "",
         names: Mapping[str, str] | None = None,
         partitions: int = 4,
@@ -67,14 +72,22 @@ class Capture:
         heartbeat_s: float = HEARTBEAT_S,
         backfill_again: bool = False,
     ) -> None:
-        """A table's topic is called as `names` says, or as the table with `prefix` before it; `retention` is how long its history is kept.
+        """`source` is a URL such as "sqlite:///shop.db"; then `tables` names the tables to capture (none: all of them), `name` what the
+        log calls the source, and `key` the unique columns of tables without a primary key.
 
-        With `backfill_again` a database that has forgotten changes, or is another one, is copied anew over what the topics hold.
+        A table's topic is called as `names` says, or as the table with `prefix` before it; `retention` is how long its history is kept,
+        None for ever. With `backfill_again` a database that has forgotten changes, or is another one, is copied again over what the
+        topics hold.
         """
+        if not isinstance(source, str) and (tables or name or key):
+            raise InvalidInput(
+                "A source that is open already has its tables, its name and its keys.",
+                advice="Give them with a URL only.",
+            )
         self._log = log
-        self.source = source
+        self.source = open_source(source, tables, name=name, key=key) if isinstance(source, str) else source
         self._topics = CapturedTopics(
-            log, source.name, prefix=prefix, names=names or {}, partitions=partitions, retention=retention
+            log, self.source.name, prefix=prefix, names=names or {}, partitions=partitions, retention=retention
         )
         self._heartbeat_s = heartbeat_s
         self._backfill_again = backfill_again
@@ -84,7 +97,7 @@ class Capture:
         self._columns: dict[str, tuple[str, ...]] = {}
         self._copies: dict[str, Copying] = {}
         self._few: dict[str, FewTopics] = {}
-        self._spill = Spill(_scratch(log, source.name))
+        self._spill = Spill(_scratch(log, self.source.name))
         self._begun: EventBatch | None = None
         """A transaction whose end has not come yet."""
         self._kept_at = self._beat_at = time.monotonic()
@@ -92,7 +105,7 @@ class Capture:
         """How far changes were read; the progress' position is how far they were appended."""
         self._error: str | None = None
         self._state: str = "starting"
-        self.progress = CaptureProgress(url=source.url, position="")
+        self.progress = CaptureProgress(url=self.source.url, position="")
         self._kept = self.progress
 
     # Running
@@ -185,6 +198,15 @@ class Capture:
         self._stage, self._begun = None, None
         self._spill.clear()
         self.source.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def status(self) -> CaptureStatus:
         """How it is at this moment."""

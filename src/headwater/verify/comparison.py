@@ -51,8 +51,17 @@ class Difference(msgspec.Struct, frozen=True):
     target: str | None = None
 
 
+class Repaired(msgspec.Struct, frozen=True):
+    """What a repair did, and what a comparison found afterwards."""
+
+    written: int
+    removed: int
+    refused: tuple[str, ...]
+    after: VerifyReport
+
+
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What a comparison found."""
+    """What a comparison found, and what was repaired of it."""
 
     source: str
     target: str
@@ -65,10 +74,13 @@ class VerifyReport(msgspec.Struct, frozen=True):
     exact: bool
     behind: int | None
     stage: str | None
+    repaired: Repaired | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether both sides hold the same."""
+        """Whether both sides hold the same; after a repair, whether they do now."""
+        if self.repaired is not None:
+            return self.repaired.after.is_equal
         return not self.differing and not self.duplicates and not self.unreadable
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.model.errors import Conflict, Unsupported
 from headwater.sinks.sink import Refusal, Sink
-from headwater.verify.comparison import SETTLE_S, Difference, Pair, VerifyReport, compare
+from headwater.verify.comparison import SETTLE_S, Difference, Pair, Repaired, VerifyReport, compare
 from headwater.verify.digest import canonical
 from headwater.verify.side import nullable
 
@@ -22,15 +21,7 @@ VAIN_MAX = 20
 """So many times in all the stage may have gone on meanwhile, or as much differ after a repair as before."""
 
 
-class Repaired(msgspec.Struct, frozen=True):
-    """What a repair did."""
-
-    written: int
-    removed: int
-    refused: tuple[str, ...]
-
-
-def repair(pair: Pair, report: VerifyReport, *, settle_s: float = SETTLE_S) -> tuple[Repaired, VerifyReport]:
+def repair(pair: Pair, report: VerifyReport, *, settle_s: float = SETTLE_S) -> Repaired:
     """Writes the keys that differ to the target, and compares again; `Unsupported` where the target is not ours to change."""
     if report.unreadable:
         raise Unsupported(
@@ -48,7 +39,7 @@ def repair(pair: Pair, report: VerifyReport, *, settle_s: float = SETTLE_S) -> t
             written, removed = written + one, removed + other
         report = compare(pair, settle_s=settle_s)
         vain += report.differing >= before
-    return Repaired(written, removed, tuple(refused)), report
+    return Repaired(written, removed, tuple(refused), after=report)
 
 
 def _apply(pair: Pair, differences: tuple[Difference, ...]) -> tuple[int, int, list[str]]:

@@ -66,7 +66,7 @@ class Maintained(msgspec.Struct, frozen=True):
     positions: dict[int, int]
 
 
-class Maintainer:
+class ViewMaintainer:
     """Keeps one generation of a view; makes its topic, its table and its place in the catalogue where they are missing.
 
     The first generation of a view is seen at once, a later one after `swap`. The topic of changes has one partition, so that
@@ -151,7 +151,7 @@ class Maintainer:
         entry = self._catalog.get(self.definition.name)
         generation = self.definition.generation
         if entry.current != generation:
-            old = Maintainer(self._log, self._store, entry.definition, app=self._app)
+            old = ViewMaintainer(self._log, self._store, entry.definition, app=self._app)
             PROCESS.reach("views: old generation fenced")
             entry = CatalogEntry(current=generation, building=None, definitions={generation: self.definition})
             decision = [(CATALOG, [catalog_row(self.definition.name, entry)])]
@@ -181,7 +181,7 @@ class Maintainer:
         if shared is not None and not shared.is_followed:
             shared.commit(shared.difference(shared.folded(), self._rows(), pairs=False))
 
-    def _difference(self, shared: ViewTopic, old: Maintainer) -> pa.Table:
+    def _difference(self, shared: ViewTopic, old: ViewMaintainer) -> pa.Table:
         """What the rows of this generation differ in from those that readers of the view's topic have."""
         if old.apart:
             return shared.difference(shared.folded(), self._rows(), pairs=False)

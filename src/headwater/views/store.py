@@ -122,7 +122,7 @@ class ViewStore(Protocol):
         """Frees everything."""
 
 
-def open_store(url: str, *, read_only: bool = False) -> ViewStore:
+def open_view_store(url: str, *, read_only: bool = False) -> ViewStore:
     """The store at a URL: `sqlite:///` and then a path, absolute or not, or `postgresql://user@host/database`."""
     scheme, found, rest = str(url).partition("://")
     if found and scheme == "sqlite":

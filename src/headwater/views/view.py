@@ -24,7 +24,7 @@ from headwater.views.catalog import ViewCatalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
 from headwater.views.keys import key_text
-from headwater.views.store import Limits, ViewSelection, ViewStore, open_store
+from headwater.views.store import Limits, ViewSelection, ViewStore, open_view_store
 from headwater.views.subscription import Subscription
 from headwater.views.token import Token, is_token, parse_token
 from headwater.views.top_n import ranked_keys
@@ -42,7 +42,7 @@ def open_view(url: str, name: str, *, log: Log | str | os.PathLike[str] | None =
     With the `log` that it is maintained in it can also be read as of an earlier time and subscribed to.
     """
     check_name(name, of="view")
-    store = open_store(url, read_only=True)
+    store = open_view_store(url, read_only=True)
     try:
         store.read(name, ViewSelection(limit=1))
         opened = open_log(log, create=False, read_only=True) if isinstance(log, (str, os.PathLike)) else log

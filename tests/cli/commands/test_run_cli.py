@@ -30,8 +30,8 @@ from headwater.model.errors import InvalidInput
 from headwater.processing.stages.status import AppStatus, Rate, StageStatus, write_status
 from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import open_view_store
 from tests.rigs.commands import COMMAND, Command, refused
 from tests.rigs.processes import assert_all_gone, java_of, processes_of
 
@@ -365,14 +365,14 @@ def test_a_view_on_the_page_shows_its_newest_rows_and_every_type(tmp_path: Path)
     app.view(app.topic("clicks", schema="n BIGINT"), key=["page", "minute"], name="pages")(lambda clicks: clicks)
     schema = "page STRING, minute TIMESTAMP, visits BIGINT, share DOUBLE, tags ARRAY<STRING>"
     with hw.open_log(tmp_path / "log") as log:
-        store = open_store(f"sqlite:///{tmp_path}/log/views.db")
+        store = open_view_store(f"sqlite:///{tmp_path}/log/views.db")
         rows = [
             {"page": "</script>", "minute": datetime(2026, 1, 1, 0, n, tzinfo=UTC), "visits": 2**60 + n, "share": math.nan, "tags": ["a"]}
             for n in range(30)
         ]  # fmt: skip
         definition = define_view("pages", schema, key=["page", "minute"])
         table = pa.Table.from_pylist(rows, definition.schema)
-        Maintainer(log, store, definition).maintain(table, hw.Marker(query="q", epoch=0, ends={}))
+        ViewMaintainer(log, store, definition).maintain(table, hw.Marker(query="q", epoch=0, ends={}))
         store.close()
     page = StatusPage(app, port=8950)
     try:

@@ -10,7 +10,7 @@ import pytest
 import headwater as hw
 from headwater.testing.contracts.views import Feeder
 from headwater.views.definition import define_view
-from headwater.views.store import open_store
+from headwater.views.store import open_view_store
 from tests.rigs.commands import Command, refused
 
 VIEW = define_view("per_page", "page STRING, day DATE, n BIGINT", key=["page", "day"], order="-n", limit=2)
@@ -19,7 +19,7 @@ VIEW = define_view("per_page", "page STRING, day DATE, n BIGINT", key=["page", "
 @pytest.fixture
 def feeder(tmp_path: Path) -> Feeder:
     log = hw.open_log(tmp_path / "data", durability="os")
-    return Feeder(log, open_store(f"sqlite:///{tmp_path}/data/views.db"), VIEW)
+    return Feeder(log, open_view_store(f"sqlite:///{tmp_path}/data/views.db"), VIEW)
 
 
 def test_views_are_listed_and_shown(command: Command, feeder: Feeder) -> None:

@@ -21,8 +21,8 @@ from headwater.cli.demo.clicks import REGIONS, TOPIC, clicks, clicks_until
 from headwater.cli.demo.proof import QUESTIONS, compare, prove, stored
 from headwater.cli.demo.run import find_script
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import open_view_store
 from tests.rigs.commands import COMMAND
 from tests.rigs.processes import assert_all_gone, processes_of
 
@@ -156,8 +156,8 @@ def test_a_view_that_differs_from_the_log_is_found(tmp_path: Path, name: str) ->
     with hw.open_log(tmp_path / "log") as log:
         log.create_topic(TOPIC, SCHEMA, key="user_id", time="at")
         log.append(TOPIC, table_of("europe", 90_000))
-        store = open_store(f"sqlite:///{tmp_path}/views.db")
-        maintainer = Maintainer(log, store, definition)
+        store = open_view_store(f"sqlite:///{tmp_path}/views.db")
+        maintainer = ViewMaintainer(log, store, definition)
 
         def agree(epoch: int, rows: list[dict[str, Any]]) -> Any:
             table = pa.Table.from_pylist(rows, definition.schema)

@@ -28,7 +28,7 @@ import headwater as hw
 from headwater.log.log import Log
 from headwater.processing.checkpoint.offsets import places_of
 from headwater.sinks.files import FileSink
-from headwater.views.store import open_store
+from headwater.views.store import open_view_store
 from headwater.views.view import open_view
 from tests.rigs.app.storm_orders import environment, kill_session, session_of
 
@@ -209,7 +209,7 @@ def check(folder: Path, *, clicks: int | None = None) -> None:
         with open_view(f"sqlite:///{folder}/log/views.db", "per_page", log=log) as view:
             ask.register("per_page", found := view.rows())
             view_rows = found.to_pylist()
-        store = open_store(f"sqlite:///{folder}/log/views.db")
+        store = open_view_store(f"sqlite:///{folder}/log/views.db")
         assert [stored.applied.positions for stored in store.stored()] == [ends]
         store.close()
         wanted = 'SELECT page, producer, n, "at" FROM clicks WHERE n % 5 <> 0'

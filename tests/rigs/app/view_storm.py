@@ -16,8 +16,8 @@ from headwater.log.log import open_log
 from headwater.model.marker import Marker
 from headwater.testing.crash.points import kill_at
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import open_view_store
 from headwater.views.view import View
 from tests.rigs.children import Child
 
@@ -48,8 +48,8 @@ def maintain_all(folder: str, url: str, seed: int, die_at: str, die_on: int) -> 
     """Maintains all batches from the last one that is known on; kills itself when it reaches a point for the n-th time."""
     kill_at(die_at, die_on)
     with open_log(folder) as log:
-        store = open_store(url)
-        maintainer = Maintainer(log, store, DEFINITION)
+        store = open_view_store(url)
+        maintainer = ViewMaintainer(log, store, DEFINITION)
         last = log.store.stage_state("views.storm").last
         # As Spark does: the last batch is tried again, since nobody knows whether it was finished.
         for epoch in range(0 if last is None else last.epoch, BATCHES):
@@ -72,7 +72,7 @@ def run(
 def check(folder: Path, url: str, seed: int) -> None:
     """Store and topic equal the oracle; the feed has no gap and no duplicate, and old rows plus changes give new rows."""
     with open_log(folder) as log:
-        store = open_store(url)
+        store = open_view_store(url)
         view = View(store, "storm", log=log)
         now = {row["k"]: row["n"] for row in view.rows().to_pylist()}
         assert now == oracle(seed, BATCHES)

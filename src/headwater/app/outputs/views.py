@@ -22,8 +22,8 @@ from headwater.model.url import inside
 from headwater.processing.graph.graph import Graph, StageNode
 from headwater.views.catalog import ViewCatalog, ViewPlan, plan_view
 from headwater.views.definition import define_view
-from headwater.views.maintainer import Maintainer
-from headwater.views.store import ViewStore, open_store
+from headwater.views.maintainer import ViewMaintainer
+from headwater.views.store import ViewStore, open_view_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +48,7 @@ class ViewStages:
         self._operators = operators
         self._store: ViewStore | None = None
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._building: dict[str, Maintainer] = {}
+        self._building: dict[str, ViewMaintainer] = {}
         self.notes: list[str] = []
         """Why views are built anew."""
 
@@ -75,7 +75,7 @@ class ViewStages:
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.spark.driver_rows import rows_of
 
-        made = list[Maintainer]()
+        made = list[ViewMaintainer]()
         with suppress(CheckpointConflict):
             check()
             made.append(self._maintainer(stage, plan))
@@ -114,10 +114,10 @@ class ViewStages:
         if self._store is not None:
             self._store.close()
 
-    def _maintainer(self, stage: StageNode, plan: ViewPlan) -> Maintainer:
+    def _maintainer(self, stage: StageNode, plan: ViewPlan) -> ViewMaintainer:
         if self._store is None:
-            self._store = open_store(self._store_url)
-        maintainer = Maintainer(self._log, self._store, plan.definition, app=self._graph.name)
+            self._store = open_view_store(self._store_url)
+        maintainer = ViewMaintainer(self._log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
             note = f"{plan.why} The old one is read until the new one has caught up."
             if maintainer.apart:

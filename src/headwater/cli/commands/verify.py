@@ -15,8 +15,7 @@ from headwater.cli.output.json import print_json_line
 from headwater.cli.output.terminal import is_terminal, printable
 
 if TYPE_CHECKING:
-    from headwater.verify.comparison import Difference, Pair, VerifyReport
-    from headwater.verify.repair import Repaired
+    from headwater.verify.comparison import Difference, VerifyReport
 
 SHOWN_MAX = 100
 WATCH_S = 10.0
@@ -47,69 +46,65 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare a derived system with its source by checksums, and print the keys that differ."""
-    from headwater.verify.comparison import open_pair
+    from headwater.verify.verification import verify_copy
 
-    pair = open_pair(source, target, key=key or (), columns=_names(columns), stage=stage)
-    is_json = json or not is_terminal()
-    is_equal = True
+    is_json, is_equal = json or not is_terminal(), True
     try:
         while True:
-            is_equal = _once(pair, settle_s=settle_s, repairs=repair, is_json=is_json)
+            report = verify_copy(
+                source,
+                target,
+                key=key or (),
+                columns=_names(columns),
+                stage=stage,
+                settle_s=settle_s,
+                repair=repair,
+            )
+            is_equal = report.is_equal
+            if is_json:
+                print_json_line(_plain(report))
+            else:
+                _print(report)
             if not watch:
                 break
             time.sleep(every_s)
     except KeyboardInterrupt:
         if not watch:
             raise
-    finally:
-        pair.close()
     if not is_equal:
         raise typer.Exit(1)
 
 
-def _once(pair: Pair, *, settle_s: float, repairs: bool, is_json: bool) -> bool:
-    from headwater.verify.comparison import compare
-    from headwater.verify.repair import repair
-
-    report, repaired = compare(pair, settle_s=settle_s), None
-    before = report
-    if repairs and not report.is_equal:
-        repaired, report = repair(pair, report, settle_s=settle_s)
-    if is_json:
-        print_json_line(_plain(before, report, repaired))
-    else:
-        _print(before, report, repaired)
-    return report.is_equal
-
-
-def _plain(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> dict[str, Any]:
+def _plain(report: VerifyReport) -> dict[str, Any]:
     import msgspec
 
-    shown: dict[str, Any] = {"equal": after.is_equal, **msgspec.to_builtins(before, enc_hook=str)}
+    shown: dict[str, Any] = {"equal": report.is_equal, **msgspec.to_builtins(report, enc_hook=str)}
+    repaired = shown.pop("repaired")
     if repaired is not None:
-        shown["repaired"] = msgspec.to_builtins(repaired)
-        shown["left"] = after.differing
+        after = repaired.pop("after")
+        shown |= {"repaired": repaired, "left": after["differing"]}
     return shown
 
 
-def _print(before: VerifyReport, after: VerifyReport, repaired: Repaired | None) -> None:
-    for one in before.differences[:SHOWN_MAX]:
+def _print(report: VerifyReport) -> None:
+    for one in report.differences[:SHOWN_MAX]:
         _print_difference(one)
-    if before.differing > SHOWN_MAX:
-        typer.echo(f"… and {before.differing - SHOWN_MAX:,} more")
-    for name in before.unreadable[:SHOWN_MAX]:
+    if report.differing > SHOWN_MAX:
+        typer.echo(f"… and {report.differing - SHOWN_MAX:,} more")
+    for name in report.unreadable[:SHOWN_MAX]:
         typer.secho(f"! {printable(name)} is not a row", fg="red")
-    if before.duplicates:
-        typer.secho(f"! {before.duplicates:,} duplicate keys", fg="red")
-    rows = f"{before.rows:,} row{'' if before.rows == 1 else 's'}"
-    behind = f", {before.behind:,} events behind" if before.behind else ""
-    where = "at one position" if before.exact else "without a common position"
-    if before.is_equal:
-        typer.secho(f"equal: {rows} in {before.chunks:,} chunks, {where}{behind}", fg="green")
+    if report.duplicates:
+        typer.secho(f"! {report.duplicates:,} duplicate keys", fg="red")
+    repaired = report.repaired
+    rows = f"{report.rows:,} row{'' if report.rows == 1 else 's'}"
+    behind = f", {report.behind:,} events behind" if report.behind else ""
+    where = "at one position" if report.exact else "without a common position"
+    if report.is_equal and repaired is None:
+        typer.secho(f"equal: {rows} in {report.chunks:,} chunks, {where}{behind}", fg="green")
     else:
-        typer.secho(f"not equal: {before.differing:,} of {rows} differ, {where}{behind}", fg="red")
+        typer.secho(f"not equal: {report.differing:,} of {rows} differ, {where}{behind}", fg="red")
     if repaired is not None:
-        left = "nothing differs now" if after.is_equal else f"{after.differing:,} still differ"
+        left = "nothing differs now" if report.is_equal else f"{repaired.after.differing:,} still differ"
         typer.echo(f"repaired: {repaired.written:,} written, {repaired.removed:,} removed; {left}")
         for reason in repaired.refused:
             typer.secho(f"! refused: {printable(reason)}", fg="red")

@@ -77,11 +77,11 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOption = None) -> None:
     """Show the columns, settings and topic of a view, and the lag of its store."""
     from headwater.views.catalog import ViewCatalog
-    from headwater.views.store import open_store
+    from headwater.views.store import open_view_store
 
     with open_existing(log) as opened:
         summary = _summary(opened, ViewCatalog(opened).get(name))
-        kept = open_store(_store_url(store, log), read_only=True)
+        kept = open_view_store(_store_url(store, log), read_only=True)
         try:
             stored = {(one.definition.name, one.definition.generation): one for one in kept.stored()}
         finally:
@@ -146,9 +146,9 @@ def sql(
 ) -> None:
     """Query views with SQL. Queries are read-only."""
     if as_of is None:
-        from headwater.views.store import Limits, open_store
+        from headwater.views.store import Limits, open_view_store
 
-        kept = open_store(_store_url(store, log), read_only=True)
+        kept = open_view_store(_store_url(store, log), read_only=True)
         try:
             answer = kept.ask(query, limits=Limits(timeout_s=timeout_s, rows_max=rows_max))
         finally:

@@ -28,8 +28,8 @@ from headwater.testing.contracts.case import refused
 from headwater.views.catalog import plan_view
 from headwater.views.changes import Delta, changes_schema
 from headwater.views.definition import Mode, ViewDefinition, define_view
-from headwater.views.maintainer import Maintained, Maintainer
-from headwater.views.store import Applied, Limits, ViewSelection, ViewStore, open_store
+from headwater.views.maintainer import Maintained, ViewMaintainer
+from headwater.views.store import Applied, Limits, ViewSelection, ViewStore, open_view_store
 from headwater.views.subscription import Change, Subscription
 from headwater.views.view import View
 
@@ -115,7 +115,7 @@ class ViewCase:
     @pytest.fixture
     def store(self, store_url: str) -> Iterator[ViewStore]:
         """The store."""
-        store = open_store(store_url)
+        store = open_view_store(store_url)
         yield store
         store.close()
 
@@ -124,7 +124,7 @@ class Feeder:
     """A maintainer, given plain rows batch after batch."""
 
     def __init__(self, log: Log, store: ViewStore, definition: ViewDefinition, **settings: Any) -> None:
-        self.maintainer = Maintainer(log, store, definition, **settings)
+        self.maintainer = ViewMaintainer(log, store, definition, **settings)
         self.epoch = -1
 
     def give(self, rows: list[Row]) -> Maintained:
@@ -233,7 +233,7 @@ class ViewStoreContract(ViewCase):
             none = Delta(store.read("per_page").rows.slice(0, 0), pa.array([], pa.string()))
             found = store.stored()[0].applied
             store.apply(definition, none, before=found, after=lost, clear=lost.topic_id == "")
-            Maintainer(log, store, definition)
+            ViewMaintainer(log, store, definition)
             assert by_page(View(store, "per_page")) == {"a": 1, "c": 3}
             assert store.stored()[0].applied.positions == {0: 4}
             assert store.stored()[0].applied.epoch == 1
@@ -248,7 +248,7 @@ class ViewStoreContract(ViewCase):
         found = store.stored()[0].applied
         empty = Delta(store.read("per_page").rows.slice(0, 0), pa.array([], pa.string()))
         store.apply(pages(), empty, before=found, after=Applied(), clear=True)
-        Maintainer(log, store, pages(), compact=True)
+        ViewMaintainer(log, store, pages(), compact=True)
         assert by_page(View(store, "per_page")) == {"a": 39, "b": 39, "gone39": 39}
 
     def test_who_was_overtaken_changes_nothing(self, log: Log, store: ViewStore) -> None:
@@ -404,7 +404,7 @@ class ViewStoreContract(ViewCase):
         assert view.get(page="nobody") is None
         with refused(InvalidInput, "page", "other"):
             view.get(other=1)
-        reader = open_store(store_url, read_only=True)
+        reader = open_view_store(store_url, read_only=True)
         with refused(NoAccess, "read-only"):
             reader.create(pages())
         assert reader.read("per_page", ViewSelection(limit=1), limits=Limits()).rows.num_rows == 1

@@ -1,7 +1,7 @@
 """PostgreSQL from Debian's packages: one server in a temporary folder, on a free port of loopback.
 
     with PostgresServer() as postgres:
-        open_store(postgres.url)
+        open_view_store(postgres.url)
 
 It refuses to run as root, so its files are made and served by the owner of the folder. The role `postgres` has no password and is
 taken from loopback only.
