@@ -40,11 +40,18 @@ def reached() -> tuple[set[str], set[str]]:
     for path in SOURCE.rglob("*.py"):
         if "testing" in path.relative_to(SOURCE).parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        handed_on = {call for node in ast.walk(tree) if _is_reach(node) for call in ast.walk(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node not in handed_on:
                 found = process if _is_process(node) else disk
                 found.update(_points_of_call(node, path))
     return disk, process
+
+
+def _is_reach(node: ast.AST) -> bool:
+    """Whether this is a method `reach`, which hands on what it is given."""
+    return isinstance(node, ast.FunctionDef) and node.name == "reach"
 
 
 def _is_process(call: ast.Call) -> bool:
@@ -52,16 +59,21 @@ def _is_process(call: ast.Call) -> bool:
 
 
 def _points_of_call(call: ast.Call, path: Path) -> Iterator[str]:
-    if isinstance(call.func, ast.Name) and call.func.id == "replace_file":
-        given = [word.value for word in call.keywords if word.arg == "point"] or [ast.Constant("replace:")]
-        assert isinstance(given[0], ast.Constant), f"{path}:{call.lineno} gives a point that is no plain text"
-        yield from (f"{given[0].value} written", f"{given[0].value} named")
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "reach" and path != REPLACING:
-        (point,) = call.args
-        if isinstance(point, ast.Constant):
-            yield str(point.value)
-        else:
-            assert ast.unparse(call) == "self._disk.reach(point)", f"{path}:{call.lineno} reaches no plain text"
+    """A point that is reached, or the two of a file that is replaced, whose beginning is given with the file."""
+    begins = [word.value for word in call.keywords if word.arg == "point"]
+    if not begins and isinstance(call.func, ast.Name) and call.func.id == "replace_file":
+        begins = [ast.Constant("replace:")]
+    reaches = isinstance(call.func, ast.Attribute) and call.func.attr == "reach" and path != REPLACING
+    for begin in begins:
+        if ast.unparse(begin) != "point":  # handed on
+            yield from (f"{_text(begin, path)} {step}" for step in ("written", "named"))
+    if reaches:
+        yield _text(call.args[0], path)
+
+
+def _text(given: ast.expr, path: Path) -> str:
+    assert isinstance(given, ast.Constant), f"{path}:{given.lineno} gives a point that is no plain text"
+    return str(given.value)
 
 
 def test_the_code_reaches_the_declared_points_and_no_others() -> None:
