@@ -93,7 +93,9 @@ def test_each_point_is_declared_once_with_what_has_happened() -> None:
 
 
 def test_an_unknown_name_is_refused_and_the_nearest_one_named() -> None:
-    with pytest.raises(InvalidInput, match=r"There is no point 'append.written'. The nearest is 'append: written'"):
+    with pytest.raises(
+        InvalidInput, match=r"The crash point 'append.written' does not exist. The nearest is 'append: written'"
+    ):
         check_point("append.written")
     assert check_point("append: written") == "append: written"
 

@@ -196,6 +196,6 @@ def test_a_database_that_is_not_there_is_told(couchdb: CouchServer) -> None:
         assert [row["id"] for chunk in look.chunks() for row in chunk.to_pylist()] == ["a"]
     side.close()
     side = side_of(f"couchdb://127.0.0.1:{couchdb.port}/gone")
-    with pytest.raises(NotFound, match="no such database"):
+    with pytest.raises(NotFound, match="does not exist"):
         side.shape()
     side.close()

@@ -127,7 +127,7 @@ class Capture:
         }
         if not self._tables:
             raise NotCapturable(
-                f"No table of source {self.source.name!r} can be captured.", advice=_first_reason(tables)
+                f"Source {self.source.name!r} has no table that can be captured.", advice=_first_reason(tables)
             )
         PROCESS.reach("capture: topics made")
         floor = max(0 if known is None else known.committed_us, self._topics.reached_us(tables))
@@ -233,9 +233,9 @@ class Capture:
             position = self.source.prepare(resume)
             if last is not None and last.query != self.source.identity:
                 raise CaptureLost(
-                    f"What was captured as {self.source.name!r} is another database, or was made anew since.",
-                    advice="Give this one another name with --name; or, if it takes the other's place, start with --backfill-again: the "
-                    "tables are copied anew, and what is gone is removed.",
+                    f"The log has a capture {self.source.name!r} of another database, or of an earlier version of this one.",
+                    advice="Choose another name with --name. If this database replaces the other one, start with "
+                    "--backfill-again: the capture then copies the tables again and removes deleted rows.",
                 )
             return position
         except CaptureLost:
@@ -416,7 +416,7 @@ def remove_capture(
     """
     progress = captures(log).get(name)
     if progress is None and url is None:
-        raise NotFound(f"There is no capture {name!r} in this log.", advice="Name its database with url=.")
+        raise NotFound(f"This log has no capture {name!r}.", advice="Pass the URL of its database as url=.")
     stage = log.stage(STAGE + name)
     tables = [] if progress is None else list(progress.tables)
     source = open_source(url or (progress.url if progress else ""), tables, name=name)

@@ -106,8 +106,8 @@ def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estim
         taken = {field.name for field in fields} & {field.name for field in columns}
         if taken:
             raise InvalidSchema(
-                f"The schema of {name!r} declares the column {min(taken)!r}, which is the document's own _{min(taken)}.",
-                advice="It is always there: leave it out of ?schema=.",
+                f"The schema of {name!r} declares the column {min(taken)!r}, which is reserved for the document's _{min(taken)}.",
+                advice="Leave the column out of ?schema=. Every topic of documents has it.",
             )
     return SourceTable(name=name, schema=pa.schema([*fields, *columns]), key=(ID,), rows_estimate=rows_estimate)
 
@@ -115,7 +115,9 @@ def document_table(name: str, declared: str | None, *, has_rev: bool, rows_estim
 def check_keys(shown: str, keys: Mapping[str, tuple[str, ...]]) -> None:
     """Refuses another key than the one that documents have."""
     if any(key != (ID,) for key in keys.values()):
-        raise NotCapturable(f"{shown}: the key of documents is their id.", advice='Leave key= out, or give "id".')
+        raise NotCapturable(
+            f"{shown}: The key of documents is always their id.", advice='Leave out key=, or pass "id".'
+        )
 
 
 def json_text(value: Any) -> str:

@@ -80,10 +80,10 @@ def nothing_to_capture(shown: str) -> NotCapturable:
     """No table has what it takes."""
     return NotCapturable(
         f"{shown} has no table that can be captured.",
-        advice="Give a table a primary key: ALTER TABLE … ADD PRIMARY KEY (…);",
+        advice="Add a primary key to a table: ALTER TABLE … ADD PRIMARY KEY (…);",
     )
 
 
 def not_captured(table: str) -> NotCapturable:
     """A table was captured, and is no more."""
-    return NotCapturable(f"Table {table} is not captured any more.", advice="See `headwater capture status`.")
+    return NotCapturable(f"Table {table} is no longer captured.", advice="See `headwater capture status`.")

@@ -93,14 +93,14 @@ class CapturedTopics:
         for name, progress in captures(self._log).items():
             if name != self._source and topic in {table.topic for table in progress.tables.values()}:
                 raise NotCapturable(
-                    f"Topic {topic!r} is the table of another source, {name!r}.",
-                    advice="Put a prefix before the names of this one's topics: --prefix, in Python prefix=.",
+                    f"Topic {topic!r} belongs to a table of another source, {name!r}.",
+                    advice="Use a prefix for the names of this capture's topics: --prefix, or prefix= in Python.",
                 )
         there = self._log.topics()
         if topic in there and topic + HISTORY not in there and any(s.stop for s in self._log.offsets(topic).values()):
             raise NotCapturable(
-                f"There is a topic {topic!r} already, which no capture has made.",
-                advice="Put a prefix before the names of the captured topics: --prefix, in Python prefix=.",
+                f"Topic {topic!r} already exists, and a capture did not create it.",
+                advice="Use a prefix for the names of the captured topics: --prefix, or prefix= in Python.",
             )
 
     def _make(self, name: str, schema: pa.Schema, settings: Mapping[str, Any]) -> None:
@@ -115,17 +115,18 @@ class CapturedTopics:
                 self._log.alter_topic(name, schema=wider)
             except SchemaConflict as error:
                 raise SchemaConflict(
-                    f"Topic {name!r} cannot follow its table: {error.what}",
-                    advice=f"Delete the topics {name.removesuffix(HISTORY)!r} and {name.removesuffix(HISTORY) + HISTORY!r} and start the "
-                    "capture again, which copies the table into new ones; or change the column back.",
+                    f"Topic {name!r} cannot take the new schema of its table: {error.what}",
+                    advice=f"Delete the topics {name.removesuffix(HISTORY)!r} and {name.removesuffix(HISTORY) + HISTORY!r} and "
+                    "start the capture again, which copies the table into new topics. Or revert the change of the column.",
                 ) from None
 
 
 def _check_key(topic: Topic, key: str) -> None:
     if topic.key != key:
         raise SchemaConflict(
-            f"The key of topic {topic.name!r} is {topic.key!r}, and that of its table is {key!r} now.",
-            advice="A topic's key is for ever: delete the table's topics and start the capture again, or change the key back.",
+            f"The key of topic {topic.name!r} is {topic.key!r}, but the key of its table is now {key!r}.",
+            advice="The key of a topic cannot change. Delete the table's topics and start the capture again, or revert "
+            "the change of the key.",
         )
 
 

@@ -89,14 +89,15 @@ def parse_source_url(url: str) -> SourceUrl:
     scheme, found, rest = url.partition("://")
     if not found or not rest:
         raise InvalidInput(
-            f"{_masked(url)!r} names no database.", advice="Use sqlite:///shop.db or postgresql://user@host/shop."
+            f"{_masked(url)!r} is not the URL of a database.",
+            advice="Use sqlite:///shop.db or postgresql://user@host/shop.",
         )
     try:
         parts = urlsplit(f"//{rest}")
         port = None if scheme.startswith("debezium+") else parts.port
     except ValueError:
         raise InvalidInput(
-            f"{_masked(url)!r} cannot be read.", advice="Use postgresql://user@host:5432/shop."
+            f"{_masked(url)!r} is not a valid URL.", advice="Use postgresql://user@host:5432/shop."
         ) from None
     scheme = scheme + "ql" if scheme in ("postgres", "poll+postgres") else scheme
     path = parts.path[1:] if scheme.endswith("sqlite") else parts.path
@@ -132,7 +133,7 @@ def open_source(
     keys = {table: tuple(columns) for table, columns in (key or {}).items()}
     if parsed.scheme not in _HOMES:
         raise Unsupported(
-            f"Databases of the kind {parsed.scheme!r} cannot be captured.", advice=f"Use one of {', '.join(_HOMES)}."
+            f"Headwater cannot capture {parsed.scheme!r} databases.", advice=f"Use one of {', '.join(_HOMES)}."
         )
     source: CaptureSource = _home(parsed.scheme).source_of(parsed, name=name, keys=keys)
     return source
@@ -150,7 +151,7 @@ def _home(scheme: str) -> Any:
         return import_module(_HOMES[scheme])
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"Databases of the kind {scheme!r} cannot be captured without {error.name}.",
+            f"A capture of a {scheme!r} database needs the package {error.name}.",
             advice=install_advice(EXTRAS.get((error.name or "").partition(".")[0], "all")),
         ) from None
 

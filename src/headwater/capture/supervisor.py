@@ -33,8 +33,8 @@ class CapturedTable(msgspec.Struct, frozen=True, kw_only=True):
         named = parse_source_url(self.url).tables
         if len(named) > 1:
             raise NotCapturable(
-                f"Table {self.topic!r} is declared with {len(named)} tables of its source.",
-                advice="Declare each by itself: app.table(name, source=…?table=…).",
+                f"Table {self.topic!r} declares {len(named)} tables of its source.",
+                advice="Declare each table separately: app.table(name, source=…?table=…).",
             )
         return named[0] if named else self.topic
 

@@ -56,8 +56,8 @@ def table_schema(table: SourceTable) -> pa.Schema:
     for name in (*added, TIME):
         if name in table.schema.names:
             raise NotCapturable(
-                f"Table {table.name!r} has a column {name!r}, which the capture adds to its topic itself.",
-                advice=f"Rename the column in the database: ALTER TABLE {table.name} RENAME COLUMN {name} TO …; or leave the table out.",
+                f"Table {table.name!r} has a column {name!r}, which is reserved for the capture.",
+                advice=f"Rename the column in the database: ALTER TABLE {table.name} RENAME COLUMN {name} TO …; or leave out the table.",
             )
     columns = [field.with_nullable(field.name not in table.key) for field in table.schema]
     first = [pa.field(name, pa.string(), nullable=False) for name in added]
@@ -70,8 +70,8 @@ def history_schema(table: SourceTable) -> pa.Schema:
     columns = changes_schema(table.schema)
     if key.name in columns.names:
         raise NotCapturable(
-            f"The key {key.name!r} of table {table.name!r} is called as a column of its history.",
-            advice=f"Rename the column in the database: ALTER TABLE {table.name} RENAME COLUMN {key.name} TO …; or leave the table out.",
+            f"The key {key.name!r} of table {table.name!r} has the name of a column of its history.",
+            advice=f"Rename the column in the database: ALTER TABLE {table.name} RENAME COLUMN {key.name} TO …; or leave out the table.",
         )
     return pa.schema([key, *(field.with_nullable(field.nullable or field.name in _OPTIONAL) for field in columns)])
 

@@ -276,6 +276,6 @@ def check_point(point: str, *, among: Collection[str] = POINTS) -> str:
         )
     nearest = get_close_matches(point, among, n=1, cutoff=0.0)
     raise InvalidInput(
-        f"There is no point {point!r}.",
+        f"The crash point {point!r} does not exist.",
         advice=f"The nearest is {nearest[0]!r}; headwater.testing.POINTS has all of them.",
     )

@@ -282,7 +282,7 @@ def test_what_a_table_cannot_follow_stops_it_alone(rig: Rig) -> None:
         states = {name: table.state for name, table in capture.progress.tables.items()}
         why = {name: table.why or "" for name, table in capture.progress.tables.items()}
     assert states == {"a": "stopped", "b": "stopped", "c": "stopped", "d": "live"}
-    assert "change the column back" in why["a"]
+    assert "revert the change of the column" in why["a"]
     assert "ADD PRIMARY KEY" in why["b"]
     assert "dropped" in why["c"]
     assert len(rig.table("d")) == 2

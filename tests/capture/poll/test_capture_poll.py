@@ -137,7 +137,7 @@ def test_what_cannot_be_polled_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"\?by="):
         open_source(bare)
     for options, said in (
-        ("?table=users&by=updated", "Its columns: id, name, version"),
+        ("?table=users&by=updated", "Its columns are: id, name, version"),
         ("?table=odd&by=raw", "does not increase"),
         ("?table=odd&by=at", "WHERE at IS NULL"),
     ):

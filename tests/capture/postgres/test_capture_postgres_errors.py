@@ -170,7 +170,7 @@ def test_no_slot_left_names_those_that_nobody_reads(shop: str) -> None:
             "create unlogged table b (id int primary key)",
             ["b"],
             {},
-            "is not logged",
+            "is an unlogged table",
             'ALTER TABLE "public"."b" SET LOGGED;',
         ),
         ("create table b (id int)", ["b"], {}, "no primary key", 'ALTER TABLE "public"."b" ADD PRIMARY KEY'),

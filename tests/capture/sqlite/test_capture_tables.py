@@ -133,7 +133,7 @@ def test_a_table_without_a_key_is_refused_with_what_to_do(rig: Make) -> None:
 @pytest.mark.parametrize(
     ("statement", "table", "word"),
     [
-        ("CREATE TABLE other (id INTEGER PRIMARY KEY)", "users2", "The database has: other, users"),
+        ("CREATE TABLE other (id INTEGER PRIMARY KEY)", "users2", "Its tables are: other, users"),
         ("CREATE VIEW v AS SELECT 1 AS a", "v", "is a view"),
         ("CREATE TABLE t (_id INTEGER PRIMARY KEY)", "t", "underscore"),
         ("CREATE TABLE t (id INTEGER PRIMARY KEY, committed TEXT)", "t", "'committed'"),

@@ -104,7 +104,8 @@ class Couch:
             told = json.loads(raw)
         except ValueError:
             raise Unreachable(
-                f"{self._url.shown}: no CouchDB answers there (status {status}).", advice="Check host and port."
+                f"{self._url.shown}: The server is not a CouchDB (status {status}).",
+                advice="Check the host and the port.",
             ) from None
         if status >= 400:
             raise self._problem(status, told)
@@ -141,11 +142,11 @@ class Couch:
     def _unreachable(self, error: Exception) -> HeadwaterError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return InvalidInput(
-                f"{self._url.shown}: its certificate is not trusted ({error.verify_message}).",
-                advice="Name the file of the authority that signed it: export SSL_CERT_FILE=…",
+                f"{self._url.shown}: The certificate of the server is not trusted ({error.verify_message}).",
+                advice="Set the file of the certificate authority: export SSL_CERT_FILE=….",
             )
         what = getattr(error, "strerror", None) or type(error).__name__
-        return Unreachable(f"{self._url.shown}: {what}.", advice="Check that the server runs and takes connections.")
+        return Unreachable(f"{self._url.shown}: {what}.", advice="Check that the server runs and accepts connections.")
 
     def _problem(self, status: int, told: Any) -> HeadwaterError:
         shown = self._url.shown
@@ -160,12 +161,14 @@ class Couch:
             )
         if status == 404:
             return NotFound(
-                f"{shown}: there is no such database, or no such document ({why}).",
-                advice=f"Name one that exists, or create it: curl -X PUT …/{self._database}",
+                f"{shown}: The database or document does not exist ({why}).",
+                advice=f"Use an existing database, or create it with `curl -X PUT …/{self._database}`.",
             )
         if status >= 500 or status == 429:
-            return Unreachable(f"{shown}: {why} (status {status}).", advice="The server's own log says more.")
-        return NotCapturable(f"{shown}: {why} (status {status}).", advice="Check that this is a CouchDB, 2.0 or newer.")
+            return Unreachable(f"{shown}: {why} (status {status}).", advice="Check the log of the server for details.")
+        return NotCapturable(
+            f"{shown}: {why} (status {status}).", advice="Check that the server is CouchDB 2.0 or newer."
+        )
 
 
 class Bell:

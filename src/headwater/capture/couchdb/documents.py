@@ -33,13 +33,14 @@ class CouchDocuments:
         unknown = set(options) - set(OPTIONS)
         if unknown:
             raise NotCapturable(
-                f"{self._url.shown}: unknown option {min(unknown)!r}.", advice=f"Known are {', '.join(OPTIONS)}."
+                f"{self._url.shown}: The option {min(unknown)!r} is unknown.",
+                advice=f"The known options are: {', '.join(OPTIONS)}.",
             )
         for table in self._url.tables:
             if table != name:
                 raise NotFound(
-                    f"{self._url.shown} has no table {table!r}: a database of CouchDB is one table, {name!r}.",
-                    advice=f"Name that one (?table={name}), or another database in the URL.",
+                    f"{self._url.shown} has no table {table!r}, because a CouchDB database is one table, {name!r}.",
+                    advice=f"Use ?table={name}, or another database in the URL.",
                 )
         told = self._couch.get("")
         return document_table(name, options.get("schema"), has_rev=True, rows_estimate=told.get("doc_count"))

@@ -73,9 +73,9 @@ class CouchSource(DocumentSource):
         found = self._couch.find(self._local)
         if found is None and resume is not None:
             raise CaptureLost(
-                f"{self.url} is not the database that was captured as {self.name!r}: it lacks the document {self._local}.",
-                advice="It was deleted and made anew. Start the capture with --backfill-again: it copies the documents anew and removes "
-                "what is gone.",
+                f"{self.url} is not the database of the capture {self.name!r}, because it lacks the document {self._local}.",
+                advice="The database was deleted and created again. Start the capture with --backfill-again: it copies the "
+                "documents again and removes deleted ones.",
             )
         update_seq = self._couch.get("")["update_seq"]
         if resume is not None:
@@ -127,9 +127,9 @@ class CouchSource(DocumentSource):
         """Numbers that are plain say when a database was put back; CouchDB's own since 2.0 are opaque."""
         if isinstance(since, int) and isinstance(newest, int) and since > newest:
             raise CaptureLost(
-                f"{self.url} has {newest} changes; the log goes on behind {since}.",
-                advice="The database was put back to an earlier copy. Start the capture with --backfill-again: it copies the documents "
-                "anew and removes what is gone.",
+                f"{self.url} has {newest} changes, but the log has the changes up to {since}.",
+                advice="The database was restored from an earlier copy. Start the capture with --backfill-again: it copies "
+                "the documents again and removes deleted ones.",
             )
 
     def _read(self, after: str, timeout_s: float) -> Changes | None:

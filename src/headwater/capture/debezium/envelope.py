@@ -107,8 +107,8 @@ class Envelopes:
         if not known.all():
             at = int(np.argmin(known))
             raise SchemaMismatch(
-                f"Topic {self._topic.name!r}, partition {partition}, offset {offsets[at]}: op is {op[at].as_py()!r}.",
-                advice=f"An envelope's op is one of {', '.join(_OPS.to_pylist())}; leave the topic out.",
+                f"Topic {self._topic.name!r}, partition {partition}, offset {offsets[at]}: The op {op[at].as_py()!r} is unknown.",
+                advice=f"The op of a Debezium event is one of {', '.join(_OPS.to_pylist())}. Leave out the topic.",
             )
         before, after = self._available(read.column("before"), read.column("after"), partition, offsets)
         source, transaction = read.column("source"), read.column("transaction")
@@ -156,19 +156,19 @@ class Envelopes:
         payload = msgspec.json.decode(bytes(event.payload) or value)
         if not isinstance(payload, dict) or "op" not in payload or not {"before", "after"} & payload.keys():
             raise self._refused(
-                "holds no events of Debezium's envelope.", "Leave it out: name the tables with ?table=."
+                "does not contain Debezium events.", "Leave out the topic, by naming the tables with ?table=."
             )
         parts = self._by_schema(schema) if schema else self._by_columns()
         if self.key is None:
             raise self._refused(
                 "has events without a key.",
-                f"Set message.key.columns in Debezium, or give --key {self._table}=<column>.",
+                f"Set message.key.columns in Debezium, or pass --key {self._table}=<column>.",
             )
         names = [name for name, _ in parts]
         for column in self.key:
             if column not in names:
                 raise self._refused(
-                    f"has the key {column!r}, which is none of its columns.", f"Its columns: {', '.join(names)}."
+                    f"has the key {column!r}, which is not one of its columns.", f"Its columns are: {', '.join(names)}."
                 )
         row = row_reading(parts)
         table = pa.schema([pa.field(name, part.log, nullable=name not in (self.key or ())) for name, part in parts])
@@ -182,20 +182,21 @@ class Envelopes:
     def _by_schema(self, schema: Any) -> list[tuple[str, ColumnReader]]:
         rows = [field for field in schema.get("fields", ()) if field.get("field") in ("after", "before")]
         if not rows:
-            raise self._refused("has a schema part without before and after.", "Leave the topic out.")
+            raise self._refused("has events whose schema lacks before and after.", "Leave out the topic.")
         try:
             return [(field["field"], reading_of(field)) for field in rows[-1]["fields"]]
         except (ValueError, KeyError) as error:
             raise self._refused(
-                f"has a column that cannot be read: {error}.", "Leave it out: column.exclude.list."
+                f"has a column that the capture cannot read: {error}.",
+                "Exclude the column with column.exclude.list in Debezium.",
             ) from None
 
     def _by_columns(self) -> list[tuple[str, ColumnReader]]:
         options = self._options
         if options.columns is None:
             raise self._refused(
-                "has events without a schema part, so nobody knows the types of its columns.",
-                f"Give them: ?columns.{self._table}=id BIGINT, name STRING; or set value.converter.schemas.enable=true in Debezium.",
+                "has events without a schema, so the types of its columns are unknown.",
+                f"Pass the types as ?columns.{self._table}=id BIGINT, name STRING; or set value.converter.schemas.enable=true in Debezium.",
             )
         read = [
             reading_by_type(f.type, time_unit=options.time_unit, decimals=options.decimals) for f in options.columns
@@ -207,9 +208,9 @@ class Envelopes:
             return shape.row.decode(rows)
         except (pa.ArrowInvalid, ValueError) as error:
             raise SchemaMismatch(
-                f"Topic {self._topic.name!r}, partition {partition}, offsets {offsets[0]} to {offsets[-1]}: a value is not what its column "
-                f"says: {error}.",
-                advice="Where the events have no schema part, give other types with ?columns.…, ?time_unit= or ?decimals=text.",
+                f"Topic {self._topic.name!r}, partition {partition}, offsets {offsets[0]} to {offsets[-1]}: A value "
+                f"does not match the type of its column: {error}.",
+                advice="If the events have no schema, declare other types with ?columns.…, ?time_unit= or ?decimals=text.",
             ) from None
 
     def _available(self, before: pa.Array, after: pa.Array, partition: int, offsets: Any) -> tuple[pa.Array, pa.Array]:
@@ -226,9 +227,9 @@ class Envelopes:
             if pc.any(unknown).as_py() and not self._options.unavailable_is_null:
                 raise NotCapturable(
                     f"Topic {self._topic.name!r}, partition {partition}, offset {offsets[pc.index(unknown, True).as_py()]}: the value of "
-                    f"{after.type[at].name!r} was not sent, and is in no row before.",
-                    advice=f"Run in PostgreSQL: ALTER TABLE {self._table} REPLICA IDENTITY FULL; and let Debezium copy the table anew; "
-                    "or take null for such values: ?unavailable=null.",
+                    f"{after.type[at].name!r} is missing from the event and from earlier rows.",
+                    advice=f"Run in PostgreSQL: ALTER TABLE {self._table} REPLICA IDENTITY FULL; then let Debezium copy the "
+                    "table again. Or read such values as null with ?unavailable=null.",
                 )
             return pc.if_else(missing, pc.if_else(unknown, None, old), column)
 
@@ -244,8 +245,8 @@ def _parsed(value: bytes) -> _Event:
         return msgspec.json.decode(value, type=_Event)
     except (msgspec.MsgspecError, RecursionError):
         raise NotCapturable(
-            f"An event is no JSON object: {value[:60]!r}.",
-            advice="Only Debezium's JSON is read: set value.converter=org.apache.kafka.connect.json.JsonConverter.",
+            f"An event is not a JSON object: {value[:60]!r}.",
+            advice="The capture reads only JSON. Set value.converter=org.apache.kafka.connect.json.JsonConverter in Debezium.",
         ) from None
 
 
@@ -262,7 +263,7 @@ def _key_columns(key: bytes) -> tuple[str, ...]:
     fields = msgspec.json.decode(_payload(key))
     if not isinstance(fields, dict) or not fields:
         raise NotCapturable(
-            f"The key {key[:60]!r} has no columns.", advice="Give --key TABLE=COLUMN: what identifies a row."
+            f"The key {key[:60]!r} has no columns.", advice="Pass the columns that identify a row: --key TABLE=COLUMN."
         )
     return tuple(fields)
 

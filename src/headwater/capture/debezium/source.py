@@ -144,8 +144,11 @@ class DebeziumSource:
                     raise
                 self.left_out[table] = str(error)
         if not self._tables:
-            why = " ".join(self.left_out.values()) or f"Topics begin with {self._prefix!r}: check ?topics=."
-            raise NotCapturable(f"{self.url} has no topic of a table.", advice=why)
+            why = (
+                " ".join(self.left_out.values())
+                or f"The names of its topics must begin with {self._prefix!r}. Check ?topics=."
+            )
+            raise NotCapturable(f"{self.url} has no topics of tables.", advice=why)
         return list(self._tables.values())
 
     def prepare(self, resume: str | None) -> str:
@@ -159,10 +162,10 @@ class DebeziumSource:
                 place = known.places.get((table, partition), PartitionPlace(span.start))
                 if not span.start <= place.offset <= span.stop:
                     raise CaptureLost(
-                        f"Topic {self._topic(table)!r}, partition {partition}, has offsets {span.start} to {span.stop}; the log goes on at "
-                        f"{place.offset}.",
-                        advice="Retention has removed events, or the topic was made anew. Start the capture with --backfill-again: it "
-                        "reads the topics from their beginning, and removes what is gone.",
+                        f"Topic {self._topic(table)!r}, partition {partition}, contains offsets {span.start} to {span.stop}, "
+                        f"but the capture needs offset {place.offset}.",
+                        advice="Retention has removed events, or the topic was created again. Start the capture with "
+                        "--backfill-again: it reads the topics from their beginning and removes deleted rows.",
                     )
                 self._read.places[table, partition] = place
         return self._read.position
@@ -249,7 +252,10 @@ class DebeziumSource:
         """A table by the newest of its topic's events that is no tombstone."""
         topic = self._log.topic(self._topic(table))
         if topic.has_schema:
-            raise NotCapturable(f"Topic {topic.name!r} has columns of its own.", advice="Read it as it is.")
+            raise NotCapturable(
+                f"Topic {topic.name!r} has columns, so it does not contain Debezium events.",
+                advice="Read the topic itself.",
+            )
         envelopes = Envelopes(topic, table, key=self._keys.get(table), options=self._envelope_options(table))
         spans = self._log.offsets(topic.name)
         back = {partition: max(span.start, span.stop - _LOOK_BACK) for partition, span in spans.items()}
@@ -262,8 +268,8 @@ class DebeziumSource:
                     self._envelopes[table] = envelopes
                     return envelopes.look(found.column("key")[-1].as_py(), found.column("value")[-1].as_py())
         raise NotCapturable(
-            f"Topic {topic.name!r} has no event yet, by which its columns would be known.",
-            advice="Start Debezium first: its snapshot is what the table is made of.",
+            f"Topic {topic.name!r} has no events yet, so its columns are unknown.",
+            advice="Start Debezium first. The capture reads the columns from its snapshot.",
         )
 
     def _envelope_options(self, table: str) -> EnvelopeOptions:
@@ -346,10 +352,10 @@ class DebeziumSource:
         partitions = sum(name == table for name, _ in self._read.places)
         if partitions > 1:
             raise NotCapturable(
-                f"Topic {self._topic(table)!r} tells that its table was truncated, and has {partitions} partitions: nobody knows which "
-                "changes in the others came before that.",
-                advice="Let the topic have one partition; or leave truncations out, in Debezium by skipped.operations=t, here by "
-                "?truncates=skip.",
+                f"Topic {self._topic(table)!r} has a truncation and {partitions} partitions, so the order of the "
+                "truncation and the changes in other partitions is unknown.",
+                advice="Use one partition for the topic. Or skip truncations: in Debezium with skipped.operations=t, in the "
+                "capture with ?truncates=skip.",
             )
         return changes
 
@@ -358,8 +364,8 @@ class DebeziumSource:
         known = self._tables[table]
         if seen.key != known.key:
             raise NotCapturable(
-                f"Topic {self._topic(table)!r}: the key was {', '.join(known.key)}, and is {', '.join(seen.key)} now.",
-                advice="A topic's key is for ever: delete the table's topics and start the capture again.",
+                f"Topic {self._topic(table)!r}: The key changed from {', '.join(known.key)} to {', '.join(seen.key)}.",
+                advice="The key of a topic cannot change. Delete the table's topics, and start the capture again.",
             )
         try:
             both = widen(seen.schema, known.schema)  # what is older may be narrower
@@ -430,7 +436,7 @@ class DebeziumSource:
         except (EventsMissed, PositionLost) as error:
             raise CaptureLost(
                 error.what,
-                advice="Start the capture with --backfill-again: it reads the topics from their beginning, and removes what is gone.",
+                advice="Start the capture with --backfill-again: it reads the topics from their beginning and removes deleted rows.",
             ) from None
 
 
@@ -453,5 +459,5 @@ def _check_options(url: SourceUrl) -> None:
     for name, values in known.items():
         if name in url.options and url.options[name] not in values:
             raise InvalidInput(
-                f"?{name}={url.options[name]} is not understood.", advice=f"Use one of {', '.join(values)}."
+                f"The option ?{name}={url.options[name]} is not valid.", advice=f"Use one of {', '.join(values)}."
             )

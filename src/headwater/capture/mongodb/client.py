@@ -152,14 +152,16 @@ class Mongo:
         code = error.code if isinstance(error, OperationFailure) else None
         if code == _NO_REPLICA_SET:
             return NotCapturable(
-                f"{self.shown} is a server by itself, and only a replica set has change streams.",
-                advice="Start it with `mongod --replSet rs0` and run, once, `rs.initiate()` in mongosh; a set of one is enough.",
+                f"{self.shown} is a standalone server, and only a replica set has change streams.",
+                advice="Start the server with `mongod --replSet rs0`, and run `rs.initiate()` once in mongosh. A replica "
+                "set of one server is enough.",
             )
         if code in _LOST:
             return CaptureLost(
                 f"{self.shown}: {text}.",
-                advice="The server's oplog no longer has what was not captured yet. Start the capture with --backfill-again: it copies the "
-                "collections anew. For the future, keep more of it: db.adminCommand({replSetResizeOplog: 1, minRetentionHours: 48})",
+                advice="The oplog of the server no longer has changes that the capture needs. Start the capture with "
+                "--backfill-again: it copies the collections again. To keep the oplog longer, run "
+                "db.adminCommand({replSetResizeOplog: 1, minRetentionHours: 48})",
             )
         if code in _REFUSED:
             return NotCapturable(
@@ -173,11 +175,13 @@ class Mongo:
             )
         if code == _TOO_LARGE:
             return NotCapturable(
-                f"{self.shown}: a change is larger than the 16 MB that one event may have: {text}.",
-                advice="Let the collection keep no earlier versions: db.runCommand({collMod: …, changeStreamPreAndPostImages: {enabled: "
+                f"{self.shown}: A change is larger than MongoDB's limit of 16 MB for one event: {text}.",
+                advice="Disable pre-images with db.runCommand({collMod: …, changeStreamPreAndPostImages: {enabled: "
                 "false}}), and start the capture with --backfill-again.",
             )
         lasts = not isinstance(error, ConnectionFailure) and not any(map(error.has_error_label, _RETRY_LABELS))
         if isinstance(error, OperationFailure) and lasts and code != _CURSOR_GONE:
-            return NotCapturable(f"{self.shown}: {text} (code {code}).", advice="The server's own log says more.")
-        return Unreachable(f"{self.shown}: {text}.", advice="Check that the server runs and takes connections.")
+            return NotCapturable(
+                f"{self.shown}: {text} (code {code}).", advice="Check the log of the server for details."
+            )
+        return Unreachable(f"{self.shown}: {text}.", advice="Check that the server runs and accepts connections.")

@@ -60,7 +60,7 @@ class MongoDocuments:
     def collections(self) -> dict[str, Any]:
         """What the server says of each."""
         if not self._mongo.name:
-            raise InvalidInput(f"{self._url.shown} names no database.", advice="Write mongodb://host/shop.")
+            raise InvalidInput(f"{self._url.shown} has no database.", advice="Write mongodb://host/shop.")
         with self._mongo.told():
             return {each["name"]: each for each in self._mongo.database.list_collections(session=self._mongo.session)}
 
@@ -68,7 +68,8 @@ class MongoDocuments:
         """There is no such collection."""
         return NotFound(
             f"{self._url.shown} has no collection {name!r}.",
-            advice=f"It has {', '.join(sorted(found)) or 'none'}; create it: db.createCollection({name!r})",
+            advice=f"Its collections are: {', '.join(sorted(found)) or 'none'}. To create the collection, run "
+            f"db.createCollection({name!r}).",
         )
 
     def declared(self, name: str) -> str | None:
@@ -77,7 +78,7 @@ class MongoDocuments:
 
     def table(self) -> SourceTable:
         if len(self._url.tables) != 1:
-            raise InvalidInput(f"{self.url} names no collection.", advice="Write ?table=… behind it.")
+            raise InvalidInput(f"{self.url} has no collection.", advice="Add ?table=NAME to the URL.")
         (name,) = self._url.tables
         found = self.collections()
         if name not in found:

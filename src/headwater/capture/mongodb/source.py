@@ -74,10 +74,13 @@ class MongoSource(DocumentSource):
                 raise self._documents.not_found(name, found)
             if not self._can_be(found[name]):
                 raise NotCapturable(
-                    f"{name!r} of {self.url} is a {found[name]['type']}.", advice="Capture a collection."
+                    f"{name!r} of {self.url} is a {found[name]['type']}, not a collection.",
+                    advice="Capture a collection.",
                 )
         if not names:
-            raise NotCapturable(f"{self.url} has no collection.", advice="Create one first, or name another database.")
+            raise NotCapturable(
+                f"{self.url} has no collection.", advice="Create a collection first, or use another database."
+            )
         self._mongo.open_stream(self._match(names), after=None)
         self._mongo.close_stream()
         self._tables = {name: self._table(name, alone=len(names) == 1) for name in names}
@@ -91,7 +94,7 @@ class MongoSource(DocumentSource):
         self._reset()
         position = self._open(resume)
         if not position:
-            raise NotCapturable(f"{self.url} gives no resume tokens.", advice="Use MongoDB 4.2 or newer.")
+            raise NotCapturable(f"{self.url} does not support resume tokens.", advice="Use MongoDB 4.2 or newer.")
         self._told_to = position
         return position
 
@@ -126,7 +129,8 @@ class MongoSource(DocumentSource):
     def _table(self, name: str, *, alone: bool) -> SourceTable:
         if "schema" in self._url.options and not alone:
             raise InvalidInput(
-                f"{self.url}: ?schema= is for one collection.", advice=f"Write schema.{name}=… for each."
+                f"{self.url}: ?schema= applies only to a single collection.",
+                advice=f"Use ?schema.{name}=… for each collection.",
             )
         with self._mongo.told():
             count = self._mongo.database[name].estimated_document_count()
@@ -202,6 +206,9 @@ class MongoSource(DocumentSource):
         self._told_to = position_of(event)
         name = event["ns"]["coll"]
         to = event.get("to", {}).get("coll", "another name")
-        why = f"Collection {name!r} was renamed to {to!r}: capture that one, or rename it back and start the capture again."
+        why = (
+            f"Collection {name!r} was renamed to {to!r}. Capture the renamed collection; or undo the renaming, "
+            "and start the capture again."
+        )
         stopped = TableChange(table=self._tables[name], error=why)
         return Changes(tables=(stopped,), end=self._told_to)

@@ -66,8 +66,8 @@ class MySqlBackfill:
                     self._database.close()
             time.sleep(_LOOK_AGAIN_S)
         raise TimedOut(
-            f"{self._database.shown}: table {captured.info.name} changes or is locked all the time.",
-            advice="See SHOW PROCESSLIST for who holds it.",
+            f"{self._database.shown}: Table {captured.info.name} is constantly locked or altered.",
+            advice="Run SHOW PROCESSLIST to find the session that locks the table.",
         )
 
     def close(self) -> None:
@@ -86,13 +86,13 @@ class MySqlBackfill:
             if table is None:
                 raise NotCapturable(
                     f"Table {info.name} was dropped in the database.",
-                    advice="Leave it out of the capture; its topics stay.",
+                    advice="Remove the table from the capture. Its topics stay.",
                 )
             gone = [name for name in info.key if name not in table.by_name]
             if gone:
                 raise NotCapturable(
-                    f"Table {info.name} has no column {gone[0]!r} any more, which is in its key.",
-                    advice="Remove the capture and capture the table anew.",
+                    f"Table {info.name} no longer has the column {gone[0]!r}, which is in its key.",
+                    advice="Remove the capture, and capture the table again.",
                 )
             limit = self._rows.get(info.name) or max(1, min(ROWS_MAX, CHUNK_BYTES // max(table.row_bytes, 64)))
             names = [field.name for field in info.schema if field.name in table.by_name]
@@ -134,8 +134,8 @@ class MySqlBackfill:
                     return position
             time.sleep(_LOOK_AGAIN_S)
         raise TimedOut(
-            f"{database.shown}: a transaction that is in the binlog has not become visible for {VISIBLE_TIMEOUT_S:g} s.",
-            advice="A semi-synchronous replica does not answer: see SHOW PROCESSLIST.",
+            f"{database.shown}: A committed transaction did not become visible within {VISIBLE_TIMEOUT_S:g} s.",
+            advice="A semi-synchronous replica does not answer. Run SHOW PROCESSLIST to find it.",
         )
 
     def _adapt(self, table: str, found: Page) -> None:

@@ -177,21 +177,22 @@ class BinlogDecoder:
         if not mapped.named:
             self._stop(
                 info,
-                "was written to the binlog without the names of its columns. Run: SET GLOBAL binlog_row_metadata = FULL;",
+                "was written to the binlog without column names. Run: SET GLOBAL binlog_row_metadata = FULL;",
             )
             return
         types = {column.name: mapped_type(column) if layout_of(column) else None for column in mapped.columns}
         strange = [name for name, arrow in types.items() if arrow is None]
         if strange:
             self._stop(
-                info, f"has a column {strange[0]!r} of a type that cannot be captured. Rewrite it: ALTER TABLE … FORCE;"
+                info,
+                f"has a column {strange[0]!r} of a type that cannot be captured. Rewrite the table: ALTER TABLE … FORCE;",
             )
             return
         gone = [name for name in info.key if name not in types]
         if gone:
             self._stop(
                 info,
-                f"had no column {gone[0]!r} here, which is in its key. Remove the capture and capture the table anew.",
+                f"lacks the key column {gone[0]!r} at this point of the binlog. Remove the capture, and capture the table again.",
             )
             return
         fields = {field.name: field for field in info.schema}
@@ -215,7 +216,7 @@ class BinlogDecoder:
             return
         header = binlog.read_rows_header(body, event.kind)
         if not header.whole or header.columns != len(mapped.columns):
-            why = "was written to by a session with binlog_row_image other than FULL. Run: SET GLOBAL binlog_row_image = FULL;"
+            why = "was written by a session without binlog_row_image = FULL. Run: SET GLOBAL binlog_row_image = FULL;"
             self._stop(self._captured[mapped.table].info, why)
             return
         self._segment.add(mapped.table, mapped, event.kind, event.start + header.begin, event.stop)
@@ -264,7 +265,7 @@ class BinlogDecoder:
         table = self._look(info.name)
         if table is None:
             if gone:
-                self._stop(info, "was dropped in the database. Remove it from the capture; its topics stay.")
+                self._stop(info, "was dropped in the database. Remove the table from the capture. Its topics stay.")
             return
         try:
             key = key_of(table, known.given)
@@ -274,8 +275,8 @@ class BinlogDecoder:
         if key != info.key:
             self._stop(
                 info,
-                f"has the key ({', '.join(key)}) now, and had ({', '.join(info.key)}). The topic's key cannot change: remove the capture, "
-                "delete its topics, and capture the table anew.",
+                f"changed its key from ({', '.join(info.key)}) to ({', '.join(key)}). The key of a topic cannot "
+                "change: remove the capture, delete its topics, and capture the table again.",
             )
             return
         seen = CapturedMyTable(info_of(table, key), known.given)
@@ -358,12 +359,12 @@ def _refuse(kind: int) -> None:
     """Events that nobody here can read must not be passed over."""
     if kind == binlog.INCIDENT:
         raise CaptureLost(
-            "The server says that its binlog lacks events (an incident).",
-            advice="Start the capture with `--backfill-again`: it copies the tables anew.",
+            "The binlog of the server lacks events, because of an incident.",
+            advice="Start the capture with `--backfill-again`: it copies the tables again.",
         )
     if kind in (binlog.PARTIAL_UPDATE, binlog.PAYLOAD, binlog.MYSQL_GTID_TAGGED) or kind in binlog.COMPRESSED:
         raise NotCapturable(
-            f"The binlog has events of kind {kind}, which cannot be read: compressed, in parts, or with tagged GTIDs.",
+            f"The binlog has events of kind {kind}, which a capture does not support: compressed, partial, or with tagged GTIDs.",
             advice="Run: SET GLOBAL log_bin_compress = OFF; (MariaDB) or SET GLOBAL binlog_transaction_compression = OFF; SET GLOBAL "
             "binlog_row_value_options = ''; (MySQL), and start the capture with `--backfill-again`.",
         )

@@ -40,12 +40,13 @@ class MySqlDatabase:
         unknown = [name for name in url.options if name not in _OPTIONS]
         if unknown:
             raise InvalidInput(
-                f"{url.shown}: there is no option {unknown[0]!r}.", advice=f"There are {', '.join(_OPTIONS)}."
+                f"{url.shown}: The option {unknown[0]!r} is unknown.",
+                advice=f"The known options are: {', '.join(_OPTIONS)}.",
             )
         self.shown = url.shown
         self.name = url.path.removeprefix("/")
         if not self.name:
-            raise InvalidInput(f"{url.shown} names no database.", advice="Use mariadb://user@host:3306/shop.")
+            raise InvalidInput(f"{url.shown} has no database.", advice="Use mariadb://user@host:3306/shop.")
         self._url = url
         self._connection: Any = None
 
@@ -74,7 +75,7 @@ class MySqlDatabase:
 
     def connect(self) -> Any:
         """A new connection; the caller closes it."""
-        client = load_client("pymysql", extra="mysql", purpose="Capturing MariaDB or MySQL")
+        client = load_client("pymysql", extra="mysql", purpose="A capture of MariaDB or MySQL")
         url, options = self._url, self._url.options
         files = {
             name.removeprefix("ssl_"): options[name] for name in ("ssl_ca", "ssl_cert", "ssl_key") if name in options
@@ -113,8 +114,8 @@ class MySqlDatabase:
     def _problem(self, error: Exception) -> HeadwaterError | None:
         if isinstance(error, RuntimeError) and "cryptography" in str(error):
             return Unsupported(
-                f"{self.shown}: without encryption this user's password is sent by RSA, which needs the package cryptography.",
-                advice="pip install cryptography; or give ?ssl_ca=….",
+                f"{self.shown}: Without TLS this user's password needs RSA encryption, and the package cryptography is not installed.",
+                advice="Run: pip install cryptography. Or use TLS with ?ssl_ca=….",
             )
         if not type(error).__module__.startswith("pymysql") and not isinstance(error, OSError):
             return None
@@ -124,27 +125,27 @@ class MySqlDatabase:
     def problem(self, number: int, text: str) -> HeadwaterError:
         """What an error of the server means to us."""
         secret = self._url.read_password()
-        said = "the server refuses" if secret and secret in text else text.strip().rstrip(".")
+        said = "the server refused the request" if secret and secret in text else text.strip().rstrip(".")
         what = f"{self.shown}: {said}."
         if number == _NO_BINLOG:
             return CaptureLost(
                 what,
-                advice="The server has thrown away binlogs that were not captured yet (binlog_expire_logs_seconds). Start the capture "
-                "with `--backfill-again`: it copies the tables anew.",
+                advice="The server has removed binlogs that the capture needs (binlog_expire_logs_seconds). Start the "
+                "capture with `--backfill-again`: it copies the tables again.",
             )
         if number in _REFUSED:
             return NotCapturable(
                 what,
-                advice="Check the user, its password (?password_env=NAME, ?password_file=…), the host it may come from, and the "
-                "database's name.",
+                advice="Check the user, its password (?password_env=NAME, ?password_file=…), its allowed hosts, and the "
+                "name of the database.",
             )
         if number in _NO_RIGHT:
-            return NotCapturable(what, advice=f"Grant the user what it needs: {grants(self)}")
+            return NotCapturable(what, advice=f"Grant the user the missing privileges: {grants(self)}")
         if number == _NO_TABLE:
             return NotCapturable(
-                what, advice="It was dropped or renamed: leave it out, or name it as it is called now."
+                what, advice="The table was dropped or renamed. Leave it out, or use its present name."
             )
-        return Unreachable(what, advice="Check that the server runs and takes connections.")
+        return Unreachable(what, advice="Check that the server runs and accepts connections.")
 
 
 def grants(database: MySqlDatabase, user: str = "…") -> str:

@@ -99,13 +99,13 @@ def _rows_of(connection: Any, statement: str, width: int) -> tuple[list[pa.Array
 def _exactly(read: Any, count: int) -> bytes:
     got = read(count)
     if len(got) < count:
-        raise ConnectionError("the server has ended the connection")
+        raise ConnectionError("the server closed the connection")
     return bytes(got)
 
 
 def _error(number: int, text: str) -> Exception:
     """An error of the server in the middle of a result, as PyMySQL would raise it."""
-    client = load_client("pymysql", extra="mysql", purpose="Capturing MariaDB or MySQL")
+    client = load_client("pymysql", extra="mysql", purpose="A capture of MariaDB or MySQL")
     error: Exception = client.OperationalError(number, text)
     return error
 

@@ -56,7 +56,9 @@ def file_number(name: str) -> int:
     """The number of a file of the binlog, by its name."""
     number = name.rpartition(".")[2]
     if not number.isdigit():
-        raise InvalidInput(f"{name!r} is no file of a binlog.", advice="They are called as binlog.000042.")
+        raise InvalidInput(
+            f"{name!r} is not the name of a binlog file.", advice="Binlog files have names such as binlog.000042."
+        )
     return int(number)
 
 

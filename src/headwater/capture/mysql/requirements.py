@@ -16,13 +16,13 @@ from headwater.capture.mysql.tables import MyTable
 from headwater.model.errors import HeadwaterError, NotCapturable
 
 _WANTED = {
-    "binlog_format": ("ROW", "says which statements ran, not which rows changed"),
-    "binlog_row_image": ("FULL", "leaves out columns that did not change"),
-    "binlog_row_metadata": ("FULL", "does not name the columns, so no change of a table could be followed"),
+    "binlog_format": ("ROW", "records statements, not changed rows"),
+    "binlog_row_image": ("FULL", "omits unchanged columns"),
+    "binlog_row_metadata": ("FULL", "omits the column names, so the capture could not handle changes of a table"),
     "log_bin_compress": ("OFF", "compresses events"),
     "binlog_transaction_compression": ("OFF", "compresses transactions"),
-    "binlog_row_value_options": ("", "leaves out parts of JSON values"),
-    "binlog_order_commits": ("ON", "lets transactions commit in another order than they are written"),
+    "binlog_row_value_options": ("", "omits parts of JSON values"),
+    "binlog_order_commits": ("ON", "lets transactions commit in another order than that of the binlog"),
 }
 _MYSQL_ONLY = ("gtid_mode", "enforce_gtid_consistency")
 _VERSION_MIN = {True: (10, 5), False: (8, 0)}
@@ -66,29 +66,29 @@ def check_server(database: MySqlDatabase) -> MySqlServer:
     if server.version < needed:
         kind = "MariaDB" if server.is_mariadb else "MySQL"
         raise NotCapturable(
-            f"{where} is {kind} {server.version[0]}.{server.version[1]}; {needed[0]}.{needed[1]} or newer is needed.",
+            f"{where} is {kind} {server.version[0]}.{server.version[1]}, but a capture needs {needed[0]}.{needed[1]} or newer.",
             advice="Upgrade the server.",
         )
     settings = database.variables("log_bin", *_WANTED, *_MYSQL_ONLY)
     if settings.get("log_bin") not in ("ON", "1"):
         raise NotCapturable(
-            f"{where} writes no binlog.",
-            advice="Put these lines under [mysqld] in the server's configuration, and restart it: server_id = 1, log_bin = binlog, "
-            "binlog_format = ROW, binlog_row_metadata = FULL",
+            f"{where} does not write a binlog.",
+            advice="Add these lines to [mysqld] in the server's configuration, and restart the server: server_id = 1, log_bin = binlog, "
+            "binlog_format = ROW and binlog_row_metadata = FULL.",
         )
     for name, (wanted, why) in _WANTED.items():
         if name in settings and settings[name].upper() != wanted:
             raise NotCapturable(
                 f"{where} runs with {name} = {settings[name]}, which {why}.",
-                advice=f"Run: SET GLOBAL {name} = {wanted or repr('')}; and put it into the server's configuration. Sessions that are "
-                "open keep the old value.",
+                advice=f"Run: SET GLOBAL {name} = {wanted or repr('')}; and add the setting to the server's configuration. "
+                "Open sessions keep the old value.",
             )
     if "binlog_row_metadata" not in settings:
-        raise NotCapturable(f"{where} cannot name columns in its binlog.", advice="Upgrade the server.")
+        raise NotCapturable(f"{where} does not support column names in its binlog.", advice="Upgrade the server.")
     if not server.is_mariadb and settings.get("gtid_mode") != "ON":
         raise NotCapturable(
             f"{where} runs with gtid_mode = {settings.get('gtid_mode')}.",
-            advice="Run, one after another: SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
+            advice="Run these statements in order: SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
             "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON;",
         )
     _check_rights(database, server)
@@ -117,13 +117,14 @@ def _check_rights(database: MySqlDatabase, server: MySqlServer) -> None:
         if not isinstance(error, NotCapturable):
             raise
         raise NotCapturable(
-            f"{database.shown}: the user {user} may not see where the binlog ends.",
+            f"{database.shown}: The user {user} is not allowed to read the binlog status.",
             advice=f"Run: {grants(database, user)}",
         ) from None
     granted = " ".join(row[0] for row in database.ask("SHOW GRANTS"))
     if not re.search(r"REPLICATION SLAVE\b(?! ADMIN)|ALL PRIVILEGES ON \*\.\*", granted):
         raise NotCapturable(
-            f"{database.shown}: the user {user} may not read the binlog.", advice=f"Run: {grants(database, user)}"
+            f"{database.shown}: The user {user} is not allowed to read the binlog.",
+            advice=f"Run: {grants(database, user)}",
         )
 
 

@@ -18,7 +18,7 @@ from headwater.model.errors import CaptureLost, Unreachable
 
 DESCRIPTION_S = 10.0
 
-_AGAIN = "Start the capture with `--backfill-again`: it copies the tables anew, and removes what is gone."
+_AGAIN = "Start the capture with `--backfill-again`: it copies the tables again and removes deleted rows."
 
 
 def end_of_binlog(database: MySqlDatabase, server: MySqlServer) -> tuple[str, BinlogPlace]:
@@ -44,18 +44,17 @@ def find(database: MySqlDatabase, server: MySqlServer, position: str) -> str:
     if place.file not in files:
         kept = ", ".join(name for name, _ in list(files.values())[:1]) or "none"
         raise CaptureLost(
-            f"{database.shown}: the binlog number {place.file}, which was not captured to its end, is gone; the first that is kept is "
-            f"{kept}.",
-            advice=f"{_AGAIN} To keep binlogs longer: SET GLOBAL binlog_expire_logs_seconds = 604800;",
+            f"{database.shown}: The server has removed binlog {place.file}, which the capture still needs. Its first binlog is {kept}.",
+            advice=f"{_AGAIN} To keep binlogs longer, run: SET GLOBAL binlog_expire_logs_seconds = 604800;",
         )
     name, size = files[place.file]
     gtids = gtids_of(position)
     is_same = begun_of(position) == _begun_s(database, name)
     if not is_same or place.offset > size or (gtids and not _is_reached(database, server, name, place, gtids)):
         raise CaptureLost(
-            f"{database.shown}: {name} is not the binlog that was captured: it was begun at another time, or has not come "
-            f"to {gtids} at byte {place.offset}.",
-            advice=f"The server was restored, reset, or takes another's place. {_AGAIN}",
+            f"{database.shown}: {name} is not the binlog of the capture. It has another start time, or other "
+            f"transactions than {gtids} up to byte {place.offset}.",
+            advice=f"The server was restored, reset or replaced. {_AGAIN}",
         )
     return name
 
@@ -77,7 +76,10 @@ def _begun_s(database: MySqlDatabase, file: str) -> int:
                     return event.time
     finally:
         stream.close()
-    raise Unreachable(f"{database.shown}: {file} does not begin.", advice="Try again; see the server's error log.")
+    raise Unreachable(
+        f"{database.shown}: The server did not send the start of {file}.",
+        advice="Try again. If the error repeats, check the error log of the server.",
+    )
 
 
 def _is_reached(database: MySqlDatabase, server: MySqlServer, name: str, place: BinlogPlace, gtids: str) -> bool:

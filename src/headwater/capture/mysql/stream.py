@@ -103,12 +103,12 @@ class BinlogStream:
             got = self._socket.recv(_RECEIVED_AT_ONCE)
         except (TimeoutError, BlockingIOError):
             if time.monotonic() - self._heard > SILENCE_S:
-                raise self._lost(f"the server has been silent for {SILENCE_S:g} s") from None
+                raise self._lost(f"the server sent nothing for {SILENCE_S:g} s") from None
             return b""
         except OSError as error:
             raise self._lost(str(error)) from None
         if not got:
-            raise self._lost("the server has ended the connection")
+            raise self._lost("the server closed the connection")
         self._heard = time.monotonic()
         return got
 
@@ -133,7 +133,7 @@ class BinlogStream:
                 number = int.from_bytes(data[at + 5 : at + 7], "little")
                 raise self._database.problem(number, data[at + 13 : end].decode("utf8", "replace"))
             if first == _END and length < 9:
-                raise self._lost("the server has ended the stream")
+                raise self._lost("the server ended the stream")
             time_, kind, server, event_size, event_end, _ = HEADER.unpack_from(data, at + 5)
             start = at + 5 + HEADER.size
             if kind == FORMAT:
@@ -149,7 +149,7 @@ class BinlogStream:
 
     def _lost(self, why: str) -> Any:
         return Unreachable(
-            f"{self._database.shown}: {why}.", advice="Check that the server runs and takes connections."
+            f"{self._database.shown}: {why}.", advice="Check that the server runs and accepts connections."
         )
 
 

@@ -116,31 +116,31 @@ def key_of(table: MyTable, given: Sequence[str] = ()) -> tuple[str, ...]:
     what = f"Table {table.name}"
     if table.kind != "BASE TABLE":
         raise NotCapturable(
-            f"{what} is no table but a {table.kind.lower()}.", advice="Capture the tables it is made of."
+            f"{what} is a {table.kind.lower()}, not a table.", advice="Capture the tables that it reads."
         )
     strange = [column for column in table.columns if column.arrow is None]
     if strange:
         raise NotCapturable(
             f"{what} has a column {strange[0].name!r} of the type {strange[0].type}, which cannot be captured.",
-            advice=f"Leave the table out, or change the column: ALTER TABLE {table.sql} MODIFY {quoted(strange[0].name)} VARCHAR(255);",
+            advice=f"Leave out the table, or change the column: ALTER TABLE {table.sql} MODIFY {quoted(strange[0].name)} VARCHAR(255);",
         )
     unknown = [name for name in given if name not in table.by_name]
     if unknown:
         raise NotCapturable(
             f"{what} has no column {unknown[0]!r}.",
-            advice=f"It has {', '.join(column.name for column in table.columns)}.",
+            advice=f"Its columns are: {', '.join(column.name for column in table.columns)}.",
         )
     nullable = [name for name in given if table.by_name[name].nullable]
     if nullable:
         raise NotCapturable(
-            f"{what}: column {nullable[0]!r} may be null, and a key is never null.",
+            f"{what}: Column {nullable[0]!r} is nullable, and a key must not be null.",
             advice=f"Run: ALTER TABLE {table.sql} MODIFY {quoted(nullable[0])} … NOT NULL;",
         )
     key = tuple(given) or table.primary
     if not key:
         raise NotCapturable(
-            f"{what} has no primary key (or one over parts of columns), so its rows cannot be told apart.",
-            advice=f"Run: ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or name columns that are unique and never null by `key=`.",
+            f"{what} has no primary key, or one over column prefixes, so its rows have no identity.",
+            advice=f"Run: ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or pass unique NOT NULL columns as `key=`.",
         )
     return key
 
@@ -160,7 +160,7 @@ def chosen(
     missing = [name for name in names if name not in tables]
     if missing:
         raise NotCapturable(
-            f"There is no table {missing[0]!r} that this user sees.",
+            f"Table {missing[0]!r} does not exist, or this user has no access to it.",
             advice=f"There are {', '.join(list(tables)[:20]) or 'none'}. A user sees the tables that it may read: GRANT SELECT ON ….",
         )
     return with_keys(tables, names, keys, key_of)

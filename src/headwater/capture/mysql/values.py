@@ -331,7 +331,7 @@ def _filled_up(found: Found, width: int) -> pa.Array:
 
 def _documents(column: MappedColumn, found: Found) -> pa.Array:
     """MySQL's binary JSON as the text that MySQL prints."""
-    parse = load_client("pymysqlreplication.json_binary", extra="mysql", purpose="Reading MySQL's JSON").parse_json
+    parse = load_client("pymysqlreplication.json_binary", extra="mysql", purpose="Decoding MySQL's JSON").parse_json
     texts = texts_at(*found).to_pylist()
     values = [None if text is None else "null" if not text else _printed(parse(text[0], text[1:])) for text in texts]
     return pa.array(values, pa.string())

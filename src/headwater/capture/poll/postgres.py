@@ -84,14 +84,14 @@ class PolledPostgres:
     def _look(self, found: Mapping[str, PgTable], name: str, by: str) -> tuple[PgTable, SourceTable]:
         if name not in found:
             raise NotCapturable(
-                f"There is no table {name!r}.", advice=f"There are {', '.join(list(found)[:20]) or 'none'}."
+                f"Table {name!r} does not exist.", advice=f"The tables are: {', '.join(list(found)[:20]) or 'none'}."
             )
         table = found[name]
         key = self._keys.get(name) or table.primary
         if not key:
             raise NotCapturable(
-                f"Table {name!r} has no primary key, so its rows cannot be told apart.",
-                advice=f"Name columns that are unique and never null: --key {name}=<column>, in Python key={{{name!r}: [<column>]}}.",
+                f"Table {name!r} has no primary key, so its rows have no identity.",
+                advice=f"Pass unique NOT NULL columns: --key {name}=<column> (in Python: key={{{name!r}: [<column>]}}).",
             )
         info = info_of(table, key, self._types)
         if by not in info.schema.names:

@@ -284,8 +284,8 @@ class PollSource:
     def _null(self, table: str) -> NotCapturable:
         by = self._column(table)
         return NotCapturable(
-            f"Table {table!r} has rows without {by!r}, which would never be seen.",
-            advice=f"Give them one: UPDATE {table} SET {by} = … WHERE {by} IS NULL; and declare the column NOT NULL.",
+            f"Table {table!r} has rows with null in {by!r}, which polling never finds.",
+            advice=f"Set the column: UPDATE {table} SET {by} = … WHERE {by} IS NULL; and declare the column NOT NULL.",
         )
 
 
@@ -297,8 +297,8 @@ def _columns(url: SourceUrl) -> dict[str, str]:
     missing = [table for table in url.tables if "" not in columns and table not in columns]
     if not columns or missing:
         raise InvalidInput(
-            f"{url.shown} does not say by which column{f' of {missing[0]}' if missing else ''} to poll.",
-            advice="Put ?by=updated_at behind the URL: a column that increases whenever a row is written; by.users=… for one table.",
+            f"{url.shown} does not name the column{f' of {missing[0]}' if missing else ''} to poll by.",
+            advice="Add ?by=updated_at to the URL, a column that increases with each write. For one table, use ?by.users=….",
         )
     return columns
 
@@ -318,11 +318,11 @@ def refuse_column(table: str, by: str, columns: Sequence[str], *, type_: str | N
     """Why a table cannot be polled by a column: it is not there, or has a type that says nothing of order."""
     if type_ is None:
         return NotCapturable(
-            f"Table {table!r} has no column {by!r} to be polled by.", advice=f"Its columns: {', '.join(columns)}."
+            f"Table {table!r} has no column {by!r} to poll by.", advice=f"Its columns are: {', '.join(columns)}."
         )
     return NotCapturable(
-        f"Column {by!r} of table {table!r} is {type_}, which does not increase as rows are written.",
-        advice="Use a time, a number or a version that every INSERT and UPDATE sets anew.",
+        f"Column {by!r} of table {table!r} has the type {type_}, which does not increase with each write.",
+        advice="Use a time, a number or a version that each INSERT and UPDATE increases.",
     )
 
 

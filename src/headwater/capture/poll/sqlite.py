@@ -91,7 +91,9 @@ class PolledSQLite:
     def _connection(self) -> sqlite3.Connection:
         if self._held is None:
             if not self._path.is_file():
-                raise NotFound(f"There is no database {self._path}.", advice="Name the file of one that exists.")
+                raise NotFound(
+                    f"The database {self._path} does not exist.", advice="Use the path of an existing database."
+                )
             url = f"file:{quote(str(self._path.absolute()))}?mode=ro"
             self._held = sqlite3.connect(url, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         return self._held

@@ -181,8 +181,8 @@ class PostgresBackfill:
                 return name, until
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"{self._database.shown}: a transaction that committed has not become visible for {VISIBLE_TIMEOUT_S:g} s.",
-                    advice="A synchronous standby does not answer: see pg_stat_activity for wait_event = SyncRep.",
+                    f"{self._database.shown}: A committed transaction did not become visible within {VISIBLE_TIMEOUT_S:g} s.",
+                    advice="A synchronous standby does not answer. Look for wait_event = SyncRep in pg_stat_activity.",
                 )
             time.sleep(_LOOK_AGAIN_S)
             keeper.execute("rollback")
@@ -246,7 +246,7 @@ def _begin(keeper: Any, oid: int) -> None:
     found = keeper.execute("select oid::regclass::text from pg_class where oid = %s", (oid,)).fetchone()
     if found is None:
         raise NotCapturable(
-            "The table was dropped in the database.", advice="Leave it out of the capture; its topics stay."
+            "The table was dropped in the database.", advice="Remove the table from the capture. Its topics stay."
         )
     keeper.execute("begin isolation level repeatable read")
     keeper.execute(f"lock table {found[0]} in access share mode")

@@ -113,33 +113,35 @@ class PostgresDatabase:
         if _LOST in text and "slot" in text:
             return CaptureLost(
                 f"{self.shown}: {first}.",
-                advice="The server has thrown away WAL that was not captured yet (max_slot_wal_keep_size). Start the capture with "
-                "`--backfill-again`: it copies the tables anew.",
+                advice="The server has removed WAL that the capture needs (max_slot_wal_keep_size). Start the capture with "
+                "`--backfill-again`: it copies the tables again.",
             )
         if state == _NO_RIGHT or "permission denied" in text or "must be owner" in text:
-            return NotCapturable(f"{self.shown}: {first}.", advice="Grant the role what it needs, or use another one.")
+            return NotCapturable(
+                f"{self.shown}: {first}.", advice="Grant the role the missing privilege, or use another role."
+            )
         if state == _NO_TABLE:
             return NotCapturable(
                 f"{self.shown}: {first}.",
-                advice="It was dropped or renamed: leave it out, or name it as it is called now.",
+                advice="The table was dropped or renamed. Leave it out, or use its present name.",
             )
         if state in _REFUSED or "authentication failed" in text or "no pg_hba.conf entry" in text:
             return NotCapturable(
                 f"{self.shown}: {first}.",
-                advice="Check the role, its password (?password_env=NAME, ?password_file=…, PGPASSWORD, ~/.pgpass), the database's name, "
-                "and the server's pg_hba.conf.",
+                advice="Check the role, its password (?password_env=NAME, ?password_file=…, PGPASSWORD, ~/.pgpass), the "
+                "name of the database, and the server's pg_hba.conf.",
             )
         if state == _TOO_MANY or "all replication slots are in use" in text:
             return NotCapturable(
                 f"{self.shown}: {first}.",
-                advice="Drop a slot that nobody needs: SELECT pg_drop_replication_slot('…'); or raise the limit and restart the server: "
+                advice="Drop an unused slot: SELECT pg_drop_replication_slot('…'); or raise the limit and restart the server: "
                 "ALTER SYSTEM SET max_replication_slots = 20;",
             )
-        return Unreachable(f"{self.shown}: {first}.", advice="Check that the server runs and takes connections.")
+        return Unreachable(f"{self.shown}: {first}.", advice="Check that the server runs and accepts connections.")
 
     def _bare(self, text: str) -> str:
         secret = self._url.read_password()
-        return text if not secret or secret not in text else "the server cannot be reached"
+        return text if not secret or secret not in text else "the server is not reachable"
 
     def _parameters(self, lock_timeout_ms: int = 0) -> dict[str, Any]:
         """What libpq is told, by its own names."""

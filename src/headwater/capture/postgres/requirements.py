@@ -31,14 +31,14 @@ def check_server(database: PostgresDatabase, *, slot: str) -> None:
     where = database.shown
     if version < VERSION_MIN * 10_000:
         raise NotCapturable(
-            f"{where} is PostgreSQL {version // 10_000}; {VERSION_MIN} or newer is needed.",
+            f"{where} is PostgreSQL {version // 10_000}, but a capture needs {VERSION_MIN} or newer.",
             advice="Upgrade the server.",
         )
     if standby:
-        raise NotCapturable(f"{where} is a standby.", advice="Capture the primary.")
+        raise NotCapturable(f"{where} is a standby server.", advice="Capture the primary server.")
     if wal_level != "logical":
         raise NotCapturable(
-            f"{where} runs with wal_level = {wal_level}, which keeps too little for changes to be read.",
+            f"{where} runs with wal_level = {wal_level}, but a capture needs wal_level = logical.",
             advice="Run: ALTER SYSTEM SET wal_level = logical; and restart the server.",
         )
     if not senders:
@@ -48,7 +48,7 @@ def check_server(database: PostgresDatabase, *, slot: str) -> None:
         )
     if not replicates:
         raise NotCapturable(
-            f"{where}: the role {role} may not replicate.",
+            f"{where}: The role {role} lacks the REPLICATION attribute.",
             advice=f"Run as a superuser: ALTER ROLE {quoted(role)} REPLICATION;",
         )
     _check_slots(database, slot, slots)
@@ -60,7 +60,7 @@ def check_tables(database: PostgresDatabase, tables: Collection[PgTable], *, pub
     for table in tables:
         if not table.readable:
             raise NotCapturable(
-                f"{database.shown}: the role {role} may not read table {table.topic}.",
+                f"{database.shown}: The role {role} is not allowed to read table {table.topic}.",
                 advice=f"Run: GRANT SELECT ON {table.sql} TO {quoted(role)}; (and GRANT USAGE ON SCHEMA {quoted(table.namespace)})",
             )
     exists, published = published_tables(database, publication)
@@ -70,13 +70,13 @@ def check_tables(database: PostgresDatabase, tables: Collection[PgTable], *, pub
     foreign = [table for table in unpublished if not table.owned]
     if not exists and (not may_create or foreign):
         raise NotCapturable(
-            f"{database.shown}: the role {role} may not make the publication {publication} "
+            f"{database.shown}: The role {role} is not allowed to create the publication {publication} "
             + (f"of table {foreign[0].topic}, which it does not own." if may_create else "in this database."),
             advice=f"Run as the tables' owner: {create_statement(publication, tables)}",
         )
     if exists and foreign:
         raise NotCapturable(
-            f"{database.shown}: the role {role} may not add table {foreign[0].topic} to the publication {publication}.",
+            f"{database.shown}: The role {role} is not allowed to add table {foreign[0].topic} to the publication {publication}.",
             advice=f"Run as the table's owner: ALTER PUBLICATION {quoted(publication)} ADD TABLE {foreign[0].sql};",
         )
 
@@ -104,6 +104,6 @@ def _check_slots(database: PostgresDatabase, slot: str, slots_max: int) -> None:
         else "Raise"
     )
     raise NotCapturable(
-        f"{database.shown}: all {slots_max} replication slots are taken ({', '.join(sorted(slots)[:5])}).",
+        f"{database.shown}: All {slots_max} replication slots are in use ({', '.join(sorted(slots)[:5])}).",
         advice=f"{drop} the limit: ALTER SYSTEM SET max_replication_slots = {slots_max + 10}; and restart the server.",
     )

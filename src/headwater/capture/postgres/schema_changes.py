@@ -62,9 +62,7 @@ class TableFollower:
         for oid, known in captured.items():
             table = now.get(oid)
             if table is None:
-                error = (
-                    f"Table {known.info.name} was dropped in the database. Remove it from the capture; its topics stay."
-                )
+                error = f"Table {known.info.name} was dropped in the database. Remove the table from the capture. Its topics stay."
                 found[oid] = TableDifference(TableChange(table=known.info, error=error), None)
                 continue
             try:
@@ -109,8 +107,8 @@ def _same_key(relation: Relation, known: CapturedPgTable) -> bool:
 
 
 def _other_key(known: CapturedPgTable, key: list[str]) -> TableChange:
-    text = f"Rows of table {known.info.name} are identified by ({', '.join(key)}) now, and were by ({', '.join(known.info.key)})."
-    advice = "The topic's key cannot change: remove the capture, delete its topics, and capture the table anew."
+    text = f"The key of table {known.info.name} changed from ({', '.join(known.info.key)}) to ({', '.join(key)})."
+    advice = "The key of a topic cannot change: remove the capture, delete its topics, and capture the table again."
     return TableChange(table=known.info, error=f"{text} {advice}")
 
 

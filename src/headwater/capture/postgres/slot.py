@@ -84,26 +84,26 @@ def begin_slot(database: PostgresDatabase, slot: str) -> str:
 def find_slot(database: PostgresDatabase, slot: str, resume: str) -> str:
     """Whether the slot still has everything behind a position; `CaptureLost`."""
     found = read_slot(database, slot)
-    again = "Start the capture with `--backfill-again`: it copies the tables anew and goes on from there."
+    again = "Start the capture with `--backfill-again`: it copies the tables again and continues from there."
     if found is None:
         raise CaptureLost(
-            f"{database.shown}: the replication slot {slot} is gone, and with it the changes behind {resume}.",
+            f"{database.shown}: The replication slot {slot} does not exist, so the changes after {resume} are lost.",
             advice=again,
         )
     if found.plugin != "pgoutput" or not found.is_here:
         raise NotCapturable(
-            f"{database.shown}: the replication slot {slot} belongs to something else (plugin {found.plugin}).",
-            advice="Give this capture another one: ?slot=…",
+            f"{database.shown}: The replication slot {slot} belongs to another program (plugin {found.plugin}).",
+            advice="Use another slot for this capture: ?slot=NAME.",
         )
     if found.wal_status == "lost":
         raise CaptureLost(
-            f"{database.shown}: the server has thrown away WAL that the slot {slot} still needed.",
-            advice=f"{again} To keep it from happening again: ALTER SYSTEM SET max_slot_wal_keep_size = -1;",
+            f"{database.shown}: The server has removed WAL that the slot {slot} needs.",
+            advice=f"{again} To prevent this in the future, run: ALTER SYSTEM SET max_slot_wal_keep_size = -1;",
         )
     if found.confirmed > lsn_of(resume):
         raise CaptureLost(
-            f"{database.shown}: the slot {slot} was moved to {end_text(found.confirmed)}, beyond {resume}, where this log ends: the log is "
-            "an older copy, or somebody else has read the slot.",
+            f"{database.shown}: The slot {slot} is at {end_text(found.confirmed)}, after the position {resume} of "
+            "this log. The log is an older copy, or another program read the slot.",
             advice=again,
         )
     return resume
@@ -120,7 +120,7 @@ def take_slot(database: PostgresDatabase, slot: str) -> None:
             ended = True
         if waited > LET_GO_TIMEOUT_S:
             raise TimedOut(
-                f"{database.shown}: the slot {slot} is read by process {found.active_pid} of the server.",
+                f"{database.shown}: Another connection reads the slot {slot} (process {found.active_pid} of the server).",
                 advice=f"Stop the other capture, or run: SELECT pg_terminate_backend({found.active_pid});",
             )
         time.sleep(_LOOK_AGAIN_S)
@@ -151,7 +151,7 @@ def drop_publication(database: PostgresDatabase, publication: str) -> None:
     """Removes the publication; none is fine. One that somebody else has made for us is theirs to drop."""
     if owner := _owner(database, publication):
         raise NotCapturable(
-            f"{database.shown}: the slot is gone, but the publication {publication} belongs to the role {owner}.",
+            f"{database.shown}: The slot was removed, but the publication {publication} belongs to the role {owner}.",
             advice=f"Run as that role: DROP PUBLICATION {quoted(publication)};",
         )
     database.ask(f"DROP PUBLICATION IF EXISTS {quoted(publication)}")
@@ -176,6 +176,6 @@ def _wait_for_writers(database: PostgresDatabase, tables: Sequence[PgTable]) -> 
         if writers and time.monotonic() > deadline:
             pid = min(pid or 0 for _, pid in writers)
             raise TimedOut(
-                f"{database.shown}: table {tables[0].topic} waits for transactions that have written to it (process {pid}).",
+                f"{database.shown}: Table {tables[0].topic} is locked by a transaction that has written to it (process {pid}).",
                 advice=f"Wait until they have ended and try again, or end them: SELECT pg_terminate_backend({pid});",
             )

@@ -178,13 +178,13 @@ def key_of(table: PgTable, given: Sequence[str] = ()) -> tuple[str, ...]:
     what = f"Table {table.topic}"
     if table.kind not in "rp":
         raise NotCapturable(
-            f"{what} is no table but a view or a foreign table.", advice="Capture the tables it is made of."
+            f"{what} is a view or a foreign table, not a table.", advice="Capture the tables that it reads."
         )
     if table.persistence != "p":
-        raise NotCapturable(f"{what} is not logged.", advice=f"Run: ALTER TABLE {table.sql} SET LOGGED;")
+        raise NotCapturable(f"{what} is an unlogged table.", advice=f"Run: ALTER TABLE {table.sql} SET LOGGED;")
     unknown = [name for name in given if name not in {column.name for column in table.columns}]
     if unknown:
-        raise NotCapturable(f"{what} has no column {unknown[0]!r}.", advice=f"It has {_names(table)}.")
+        raise NotCapturable(f"{what} has no column {unknown[0]!r}.", advice=f"Its columns are: {_names(table)}.")
     if table.identity == DEFAULT and table.primary and (not given or tuple(given) == table.primary):
         return table.primary
     if table.identity == BY_INDEX and table.identifying and (not given or tuple(given) == table.identifying):
@@ -203,13 +203,13 @@ def info_of(table: PgTable, key: tuple[str, ...], types: Types) -> SourceTable:
 
 def _without_identity(table: PgTable, given: tuple[str, ...]) -> tuple[str, ...]:
     what = f"Table {table.topic}"
-    why = "published without one, PostgreSQL would refuse the application's UPDATEs and DELETEs"
+    why = "without one, PostgreSQL would reject UPDATEs and DELETEs of applications"
     if given:
         index = f"{table.name}_{'_'.join(given)}_key"
         columns = ", ".join(map(quoted, given))
         raise NotCapturable(
-            f"{what} does not send the columns {', '.join(given)} of rows that change or go.",
-            advice=f"Run: ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or, if they are unique and never null: CREATE UNIQUE INDEX "
+            f"{what} does not send the columns {', '.join(given)} of updated and deleted rows.",
+            advice=f"Run: ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or, if the columns are unique and NOT NULL: CREATE UNIQUE INDEX "
             f"{quoted(index)} ON {table.sql} ({columns}); ALTER TABLE {table.sql} REPLICA IDENTITY USING INDEX {quoted(index)};",
         )
     if table.primary:
@@ -218,8 +218,8 @@ def _without_identity(table: PgTable, given: tuple[str, ...]) -> tuple[str, ...]
         )
     raise NotCapturable(
         f"{what} has no primary key (or a deferrable one); {why}.",
-        advice=f"Run: ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or, with a unique index over columns that are never null: ALTER TABLE "
-        f"{table.sql} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table.sql} REPLICA IDENTITY FULL; and name unique columns by `key=`.",
+        advice=f"Run: ALTER TABLE {table.sql} ADD PRIMARY KEY (…); or, with a unique index over NOT NULL columns: ALTER TABLE "
+        f"{table.sql} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table.sql} REPLICA IDENTITY FULL; and pass unique columns as `key=`.",
     )
 
 
@@ -235,7 +235,8 @@ def chosen(
     missing = [name for name in bare if name not in tables]
     if missing:
         raise NotCapturable(
-            f"There is no table {missing[0]!r}.",
-            advice=f"There are {', '.join(list(tables)[:20]) or 'none'}. Tables outside the schema public are named with it: sales.orders.",
+            f"Table {missing[0]!r} does not exist.",
+            advice=f"The tables are: {', '.join(list(tables)[:20]) or 'none'}. Outside the schema public, add the schema "
+            "to the name: sales.orders.",
         )
     return with_keys(tables, bare, keys, key_of)

@@ -68,7 +68,7 @@ class Changelog:
             return None
         identity, format_ = self._connection.execute(f"SELECT id, format FROM {self._source}").fetchone()
         if format_ > FORMAT:
-            raise FormatTooNew("The changelog was made by a newer Headwater.", advice="Update Headwater.")
+            raise FormatTooNew("The changelog was created by a newer version of Headwater.", advice="Update Headwater.")
         return str(identity)
 
     def span(self) -> range:

@@ -140,8 +140,8 @@ def read_rows(columns: Sequence[Sequence[Any]], table: SQLiteTable) -> pa.Table:
 def misfit_text(table: str, error: KeyMisfit) -> str:
     """Why a table has stopped that has a key which cannot be one."""
     return (
-        f"Table {table!r} has a row whose key column {error.column!r} is {error.literal}, which is no key of its declared type. "
-        "Correct or delete that row, and start the capture again: it copies this table anew."
+        f"Table {table!r} has a row with {error.literal} in the key column {error.column!r}, which does not "
+        "have its declared type. Correct or delete the row, and start the capture again: it copies this table again."
     )
 
 

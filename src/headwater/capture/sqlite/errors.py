@@ -13,19 +13,19 @@ _KNOWN: tuple[tuple[str, type[HeadwaterError], str, str], ...] = (
     (
         "locked",
         TimedOut,
-        "is being written by another program, which does not come to an end",
-        "Look for a transaction left open.",
+        "is locked by a long transaction of another program",
+        "End the open transaction.",
     ),
     (
         "readonly",
         NoAccess,
-        "cannot be written, and a capture puts triggers into the database",
-        "Give the user write access.",
+        "is read-only, but a capture creates triggers in the database",
+        "Grant the user write access.",
     ),
-    ("unable to open", NoAccess, "cannot be opened", "Check the rights on the file and its folder."),
-    ("not a database", Damaged, "is no SQLite database", "Name the file of one."),
-    ("malformed", Damaged, "is damaged", "Ask it: PRAGMA integrity_check; and put a copy back."),
-    ("full", DiskFull, "cannot grow: the disk is full", "Make room; the capture goes on by itself."),
+    ("unable to open", NoAccess, "cannot be opened", "Check the permissions of the file and its folder."),
+    ("not a database", Damaged, "is not an SQLite database", "Use the path of an SQLite database."),
+    ("malformed", Damaged, "is damaged", "Run PRAGMA integrity_check, and restore a backup."),
+    ("full", DiskFull, "cannot grow: the disk is full", "Free disk space. The capture then continues."),
 )
 
 
@@ -38,7 +38,9 @@ def translated(path: Path) -> Iterator[None]:
         for word, kind, what, advice in _KNOWN:
             if word in str(error):
                 raise kind(f"{path} {what}.", advice=advice) from error
-        raise StorageError(f"{path}: SQLite says {error}.", advice="Check the file: PRAGMA integrity_check.") from error
+        raise StorageError(
+            f"{path}: SQLite reports {error}.", advice="Check the file with PRAGMA integrity_check."
+        ) from error
 
 
 @contextmanager

@@ -220,16 +220,17 @@ class SQLiteSource:
             return self._last()
         if changelog.identity is None:
             raise CaptureLost(
-                f"The changelog of source {self.name!r} is gone from {self._path}.",
-                advice="Changes since then are not known. Start the capture with --backfill-again: it copies the tables anew and "
-                "removes what is gone.",
+                f"The database {self._path} no longer has the changelog of source {self.name!r}.",
+                advice="The changes since then are lost. Start the capture with --backfill-again: it copies the tables "
+                "again and removes deleted rows.",
             )
         span = changelog.span()
         if int(resume) > self._last() or span.start > int(resume) + 1:
             raise CaptureLost(
-                f"{self._path} has changes {span.start} to {self._last()} of source {self.name!r}; the log goes on behind {int(resume)}.",
-                advice="The database or the log was put back to an earlier copy. Start the capture with --backfill-again: it copies the "
-                "tables anew and removes what is gone.",
+                f"{self._path} has changes {span.start} to {self._last()} of source {self.name!r}, but the log has "
+                f"the changes up to {int(resume)}.",
+                advice="The database or the log was restored from an earlier copy. Start the capture with --backfill-again: "
+                "it copies the tables again and removes deleted rows.",
             )
         return int(resume)
 
@@ -314,11 +315,11 @@ class SQLiteSource:
 
     def _connect(self) -> sqlite3.Connection:
         if not self._path.is_file():
-            raise NotFound(f"There is no database {self._path}.", advice="Name the file of one that exists.")
+            raise NotFound(f"The database {self._path} does not exist.", advice="Use the path of an existing database.")
         if not (os.access(self._path, os.W_OK) and os.access(self._path.absolute().parent, os.W_OK)):
             raise NoAccess(
-                f"{self._path} or its folder cannot be written, and a capture puts triggers into the database.",
-                advice="Run the capture as a user who may write both the file and its folder.",
+                f"{self._path} or its folder is read-only, but a capture creates triggers in the database.",
+                advice="Run the capture as a user with write access to the file and its folder.",
             )
         url = f"file:{quote(str(self._path.absolute()))}?mode=rw"
         return sqlite3.connect(url, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)

@@ -102,7 +102,7 @@ def read_table(
         raise _missing(connection, name)
     if kinds[0][0] != "table":
         raise NotCapturable(
-            f"{name!r} is a {kinds[0][0]}, and only tables have triggers.", advice="Capture the tables behind it."
+            f"{name!r} is a {kinds[0][0]}, and a capture needs a table.", advice="Capture the tables that it reads."
         )
     _check_name(name)
     found = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
@@ -128,10 +128,9 @@ def _key(
         _check_unique(connection, table, given)
         return tuple(given)
     raise NotCapturable(
-        f"Table {table!r} has no primary key, so its rows cannot be told apart.",
-        advice=f"SQLite cannot add one: make the table anew with one (CREATE TABLE … (id INTEGER PRIMARY KEY, …); INSERT … SELECT; "
-        f"DROP; ALTER TABLE … RENAME), or name columns that are unique and never null with "
-        f"--key {table}=<column>, in Python key={{{table!r}: [<column>]}}.",
+        f"Table {table!r} has no primary key, so its rows have no identity.",
+        advice=f"SQLite cannot add a primary key to a table. Create the table again with one (CREATE TABLE … (id INTEGER PRIMARY KEY, …); INSERT … SELECT; "
+        f"DROP; ALTER TABLE … RENAME), or pass unique NOT NULL columns with --key {table}=<column> (in Python: key={{{table!r}: [<column>]}}).",
     )
 
 
@@ -142,7 +141,7 @@ def _check_unique(connection: sqlite3.Connection, table: str, key: Sequence[str]
     for column in key:
         if column not in columns:
             raise NotCapturable(
-                f"Table {table!r} has no column {column!r} to be its key.", advice=f"Its columns: {', '.join(columns)}."
+                f"Table {table!r} has no key column {column!r}.", advice=f"Its columns are: {', '.join(columns)}."
             )
     indexes = connection.execute(f"PRAGMA index_list({quoted(table)})").fetchall()
     unique = [
@@ -153,7 +152,7 @@ def _check_unique(connection: sqlite3.Connection, table: str, key: Sequence[str]
     if set(key) not in unique or not all(columns[column] for column in key):
         names = ", ".join(quoted(column) for column in key)
         raise NotCapturable(
-            f"Key {', '.join(key)} of table {table!r} is not known to be unique and never null.",
+            f"Key {', '.join(key)} of table {table!r} is not declared as unique and NOT NULL.",
             advice=f"Declare the columns NOT NULL, and run: CREATE UNIQUE INDEX {quoted(table + '_key')} ON {quoted(table)} ({names});",
         )
 
@@ -167,8 +166,8 @@ def _uniques(connection: sqlite3.Connection, table: str, key: tuple[str, ...]) -
         parts = [row for row in connection.execute(f"PRAGMA index_xinfo({quoted(index[1])})").fetchall() if row[5]]
         if any(row[2] is None for row in parts):
             raise NotCapturable(
-                f"Table {table!r} has a unique index on an expression ({index[1]}): rows that REPLACE removes for it cannot be seen.",
-                advice="Put ?replace=never behind the URL if no program writes to the table with REPLACE; or index a column.",
+                f"Table {table!r} has a unique index on an expression ({index[1]}), so a capture cannot see the rows that REPLACE removes.",
+                advice="Add ?replace=never to the URL if no program uses REPLACE on the table. Or create the index on a column.",
             )
         if {row[2] for row in parts} != set(key):
             found.append(Unique(tuple((row[2], row[4]) for row in parts)))
@@ -180,26 +179,28 @@ def _check_name(name: str) -> None:
         check_name(name, of="table")
     except InvalidName as error:
         raise NotCapturable(
-            f"Table {name!r} cannot have a topic of its name.", advice=f"{error.advice} Or leave it out with --table."
+            f"The name of table {name!r} is not a valid name of a topic.",
+            advice=f"{error.advice} Or leave out the table with --table.",
         ) from None
 
 
 def _check_columns(table: str, columns: Sequence[str]) -> None:
     if len(columns) > COLUMNS_MAX:
         raise NotCapturable(
-            f"Table {table!r} has {len(columns)} columns; {COLUMNS_MAX} can be captured.", advice="Divide the table."
+            f"Table {table!r} has {len(columns)} columns, but a capture supports at most {COLUMNS_MAX}.",
+            advice="Split the table.",
         )
     lower: dict[str, str] = {}
     for column in columns:
         if column.startswith("_") or not column.isprintable() or column.lower() in lower:
             raise NotCapturable(
-                f"Column {column!r} of table {table!r} cannot be a topic's column.",
-                advice="A name is printable, does not begin with an underscore, and differs in more than case. "
-                f"Run: ALTER TABLE {quoted(table)} RENAME COLUMN {quoted(column)} TO …; or leave the table out.",
+                f"Column {column!r} of table {table!r} has a name that a topic does not support.",
+                advice="A name must be printable, must not begin with an underscore, and must differ in more than case. "
+                "Run: ALTER TABLE {quoted(table)} RENAME COLUMN {quoted(column)} TO …; or leave out the table.",
             )
         lower[column.lower()] = column
 
 
 def _missing(connection: sqlite3.Connection, name: str) -> NotCapturable:
     known = ", ".join(table_names(connection)) or "none"
-    return NotCapturable(f"There is no table {name!r}.", advice=f"The database has: {known}.")
+    return NotCapturable(f"Table {name!r} does not exist.", advice=f"Its tables are: {known}.")
