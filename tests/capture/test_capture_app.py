@@ -49,7 +49,7 @@ def test_what_the_database_says_itself_is_not_declared(tmp_path: Path) -> None:
     app = hw.App("shop", log=tmp_path / "log")
     with pytest.raises(InvalidApp, match="says itself what schema is"):
         app.table("users", "id BIGINT", source="sqlite:///shop.db")
-    with pytest.raises(InvalidApp, match="names no database"):
+    with pytest.raises(InvalidApp, match="not the URL of a database"):
         app.table("users", source="shop.db")
     with pytest.raises(InvalidApp, match="2 tables"):
         app.table("users", source="sqlite:///shop.db?table=a,b")

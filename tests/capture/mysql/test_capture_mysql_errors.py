@@ -105,9 +105,12 @@ def test_a_table_without_a_key_is_left_out_or_refused_or_given_one(rig: Rig) -> 
     source.close()
     with pytest.raises(NotCapturable, match="ADD PRIMARY KEY"), rig.capture("bare"):
         pass
-    with pytest.raises(NotCapturable, match=r"may be null.*NOT NULL"), rig.capture("bare", key={"bare": ["b"]}):
+    with pytest.raises(NotCapturable, match=r"is nullable.*NOT NULL"), rig.capture("bare", key={"bare": ["b"]}):
         pass
-    with pytest.raises(NotCapturable, match=r"no table 'gone'.*There are"), rig.capture("gone"):
+    with (
+        pytest.raises(NotCapturable, match=r"Table 'gone' does not exist.*The tables of this user are"),
+        rig.capture("gone"),
+    ):
         pass
     with rig.capture("bare", key={"bare": ["a"]}) as capture:
         rig.run("update bare set b = 5 where a = 2")
@@ -129,7 +132,7 @@ def test_binlogs_that_are_gone_are_told_and_the_tables_copied_again(rig: Rig) ->
         for (reader,) in rig.run("select id from information_schema.processlist where command = 'Binlog Dump'"):
             rig.run(f"kill {reader}")
         rig.run(f"purge binary logs to '{last}'")
-    with pytest.raises(CaptureLost, match=r"is gone.*backfill-again"), rig.capture("t"):
+    with pytest.raises(CaptureLost, match=r"has removed binlog.*backfill-again"), rig.capture("t"):
         pass
     with rig.capture("t", backfill_again=True):
         assert rig.table("t") == [{"id": 2, "n": 2}, {"id": 3, "n": 3}]

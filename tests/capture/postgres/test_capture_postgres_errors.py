@@ -152,7 +152,7 @@ def test_no_slot_left_names_those_that_nobody_reads(shop: str) -> None:
         try:
             error = refusal(shop, "a")
             assert (
-                "replication slots are taken" in error.what
+                "replication slots are in use" in error.what
                 and "SELECT pg_drop_replication_slot('idle_0');" in error.advice
             )
             assert not connection.execute("select 1 from pg_publication").fetchall()
@@ -164,8 +164,8 @@ def test_no_slot_left_names_those_that_nobody_reads(shop: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "tables", "keys", "what", "advice"),
     [
-        ("select 1", ["b"], {}, "There is no table 'b'", "There are a."),
-        ("create view b as select * from a", ["b"], {}, "is no table", "Capture the tables"),
+        ("select 1", ["b"], {}, "Table 'b' does not exist", "The tables are: a."),
+        ("create view b as select * from a", ["b"], {}, "not a table", "Capture the tables"),
         (
             "create unlogged table b (id int primary key)",
             ["b"],
@@ -195,7 +195,7 @@ def test_no_slot_left_names_those_that_nobody_reads(shop: str) -> None:
             "does not send",
             'ALTER TABLE "public"."b" REPLICA IDENTITY FULL;',
         ),
-        ("create table b (id int)", ["b"], {"b": ("no",)}, "has no column 'no'", "It has id"),
+        ("create table b (id int)", ["b"], {"b": ("no",)}, "has no column 'no'", "Its columns are: id"),
     ],
 )
 def test_a_table_that_cannot_be_captured_says_why(

@@ -63,7 +63,7 @@ def test_a_lost_slot_is_reported_and_repaired(rig: Rig) -> None:
         "delete from a where id = 1",
         "insert into a values (3)",
     )
-    with pytest.raises(CaptureLost, match="gone"), rig.capture("a"):
+    with pytest.raises(CaptureLost, match="does not exist, so the changes after"), rig.capture("a"):
         pass
     with rig.capture("a", backfill_again=True):
         assert rig.table("a") == [{"id": 2}, {"id": 3}]
@@ -97,7 +97,7 @@ def test_a_log_that_is_behind_its_slot_is_told(rig: Rig) -> None:
     rig.run(
         "insert into a values (1)", f"select pg_replication_slot_advance('headwater_{rig.name}', pg_current_wal_lsn())"
     )
-    with pytest.raises(CaptureLost, match="beyond"), rig.capture("a"):
+    with pytest.raises(CaptureLost, match="after the position .* of this log"), rig.capture("a"):
         pass
 
 

@@ -24,7 +24,7 @@ def test_a_row_without_a_key_stops_its_table_alone(rig: Make) -> None:
     shop.run("INSERT INTO t VALUES (NULL, 'x')", "INSERT INTO t VALUES ('b', '2')", "INSERT INTO users (id) VALUES (1)")
     shop.assert_same("users")
     assert shop.state("t") == "stopped"
-    assert "'k' is NULL" in (shop.capture.progress.tables["t"].why or "")
+    assert "NULL in the key column 'k'" in (shop.capture.progress.tables["t"].why or "")
     shop.run("DELETE FROM t WHERE k IS NULL OR k = 'a'")
     shop.open()
     shop.assert_same("t", "users")
@@ -123,7 +123,7 @@ def test_a_table_without_a_key_is_refused_with_what_to_do(rig: Make) -> None:
         shop.open(tables=["t"])
     with pytest.raises(NotCapturable, match=r'CREATE UNIQUE INDEX "t_key" ON "t" \("a"\)'):
         shop.open(tables=["t"], key={"t": ["a"]})
-    with pytest.raises(NotCapturable, match="no column 'z'"):
+    with pytest.raises(NotCapturable, match="no key column 'z'"):
         shop.open(tables=["t"], key={"t": ["z"]})
     shop.run('CREATE UNIQUE INDEX "t_key" ON "t" ("a")', "INSERT INTO t VALUES (1, 'x', 'y')")
     shop.open(tables=["t"], key={"t": ["a"]})
@@ -137,7 +137,7 @@ def test_a_table_without_a_key_is_refused_with_what_to_do(rig: Make) -> None:
         ("CREATE VIEW v AS SELECT 1 AS a", "v", "is a view"),
         ("CREATE TABLE t (_id INTEGER PRIMARY KEY)", "t", "underscore"),
         ("CREATE TABLE t (id INTEGER PRIMARY KEY, committed TEXT)", "t", "'committed'"),
-        ('CREATE TABLE "a b" (id INTEGER PRIMARY KEY)', "a b", "topic of its name"),
+        ('CREATE TABLE "a b" (id INTEGER PRIMARY KEY)', "a b", "not a valid name of a topic"),
         ("CREATE TABLE t (op INTEGER PRIMARY KEY)", "t", "column of its history"),
     ],
 )

@@ -161,7 +161,8 @@ def chosen(
     if missing:
         raise NotCapturable(
             f"Table {missing[0]!r} does not exist, or this user has no access to it.",
-            advice=f"There are {', '.join(list(tables)[:20]) or 'none'}. A user sees the tables that it may read: GRANT SELECT ON ….",
+            advice=f"The tables of this user are: {', '.join(list(tables)[:20]) or 'none'}. To give access to a table, "
+            "run: GRANT SELECT ON ….",
         )
     return with_keys(tables, names, keys, key_of)
 

@@ -129,8 +129,9 @@ def _key(
         return tuple(given)
     raise NotCapturable(
         f"Table {table!r} has no primary key, so its rows have no identity.",
-        advice=f"SQLite cannot add a primary key to a table. Create the table again with one (CREATE TABLE … (id INTEGER PRIMARY KEY, …); INSERT … SELECT; "
-        f"DROP; ALTER TABLE … RENAME), or pass unique NOT NULL columns with --key {table}=<column> (in Python: key={{{table!r}: [<column>]}}).",
+        advice="SQLite cannot add a primary key to a table. Create the table again with one (CREATE TABLE … "
+        "(id INTEGER PRIMARY KEY, …); INSERT … SELECT; DROP; ALTER TABLE … RENAME). "
+        f"Or pass unique NOT NULL columns with --key {table}=<column> (in Python: key={{{table!r}: [<column>]}}).",
     )
 
 
