@@ -97,7 +97,7 @@ def test_a_log_that_is_behind_its_slot_is_told(rig: Rig) -> None:
     rig.run(
         "insert into a values (1)", f"select pg_replication_slot_advance('headwater_{rig.name}', pg_current_wal_lsn())"
     )
-    with pytest.raises(CaptureLost, match="after the position .* of this log"), rig.capture("a"):
+    with pytest.raises(CaptureLost, match=r"after the position .* of this log"), rig.capture("a"):
         pass
 
 
