@@ -1,0 +1,170 @@
+"""The index of saved searches: every version of every search that a document may still be matched with.
+
+A version holds from its time until that of the next one of the same search; of several at one time the last that came counts. Versions
+are compiled in **parts**: a change is a small part of its own, and parts of about the same size become one, so there are few. A part keeps
+versions that are over until it becomes one with another; their times leave them out.
+
+The index is derived: it can be made again of the rows that a state keeps. A process keeps the last ones that it made, and adds what is
+new; `stamp` says of which rows an index was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.model.clock import NO_TIME
+from headwater.processing.search.compiled import CompiledSearches, compile_searches
+from headwater.processing.search.documents import Documents
+from headwater.processing.search.fields import SearchFields
+from headwater.processing.search.matcher import Matcher, Matches
+from headwater.processing.search.query import decoded
+from headwater.processing.state.sorted_runs import AT, H1, H2, column, tidied
+
+NEVER = 2**63 - 1
+SINCE, GONE, QUERY = "since", "gone", "query"
+"""The columns of a version: from when it holds, whether the search is removed with it, and the query (null where it is parked)."""
+
+_Array = Any
+"""A NumPy array."""
+
+
+class Stamp(NamedTuple):
+    """Which versions an index was made of: how many there were, and a digest of them all."""
+
+    versions: int
+    digest: int
+
+
+class _Part(NamedTuple):
+    """Some versions, compiled: the matcher's searches are those with these numbers."""
+
+    matcher: Matcher
+    number: _Array
+
+
+class SearchIndex:
+    """The versions of searches, and which match."""
+
+    def __init__(self, fields: SearchFields, schema: pa.Schema) -> None:
+        """`schema` is that of versions, with `_at`, the number of each in the order in which they came."""
+        self.stamp = Stamp(0, 0)
+        self.forgotten = NO_TIME
+        self._fields = fields
+        self._versions = schema.empty_table()
+        self._until = np.zeros(0, np.int64)
+        self._parts: list[_Part] = []
+
+    def __len__(self) -> int:
+        return self._versions.num_rows
+
+    @property
+    def searches(self) -> int:
+        """How many searches there are that the last version did not remove or park."""
+        return int(np.count_nonzero(self._is_live & (self._until == NEVER)))
+
+    @property
+    def parked(self) -> int:
+        """How many searches are parked by their last version."""
+        is_parked = ~np.asarray(self._versions.column(QUERY).is_valid()) & ~column(self._versions, GONE)
+        return int(np.count_nonzero(is_parked & (self._until == NEVER)))
+
+    @property
+    def always(self) -> int:
+        """How many versions are checked with every document."""
+        return sum(part.matcher.always for part in self._parts)
+
+    def numbers(self) -> _Array:
+        """The versions that may still be needed, by their order."""
+        return np.sort(column(self._versions, AT))
+
+    def add(self, versions: pa.Table, stamp: Stamp) -> None:
+        """Adds versions that came after all others."""
+        start = len(self)
+        self.stamp = stamp
+        if not versions.num_rows:
+            return
+        self._versions = pa.concat_tables(
+            [self._versions, versions.select(self._versions.schema.names)]
+        ).combine_chunks()
+        self._until = _ends(self._versions)
+        fresh = np.arange(start, len(self))
+        fresh = fresh[self._is_live[fresh]]
+        sizes = [*(len(part.number) for part in self._parts), len(fresh)]
+        count = tidied(sizes) - 1
+        older = self._parts[len(self._parts) - count :] if count > 0 else []
+        numbers = np.concatenate([*(part.number for part in older), fresh])
+        numbers = numbers[self._until[numbers] > column(self._versions, SINCE)[numbers]]
+        self._parts = self._parts[: len(self._parts) - len(older)]
+        if len(numbers):
+            self._parts.append(_Part(Matcher(self._compiled(numbers)), numbers))
+
+    def forget(self, before: int) -> None:
+        """Forgets versions that were over at a time: no document is matched at or before it any more."""
+        is_needed = (self._until > before) & (self._until > column(self._versions, SINCE))
+        if bool(is_needed.all()) or np.count_nonzero(~is_needed) * 4 < len(is_needed):
+            return
+        self.forgotten = before
+        place = np.cumsum(is_needed) - 1
+        self._versions, self._until = self._versions.filter(pa.array(is_needed)), self._until[is_needed]
+        parts = []
+        for part in self._parts:
+            kept = is_needed[part.number]
+            numbers = place[part.number[kept]]
+            if len(numbers):
+                matcher = part.matcher if bool(kept.all()) else Matcher(self._compiled(numbers))
+                parts.append(_Part(matcher, numbers))
+        self._parts = parts
+
+    def matches(self, documents: Documents, times: _Array, *, is_equal: bool) -> Matches:
+        """Pairs of a document and a version, by the document's time; with `is_equal` a version holds at its own time."""
+        since = column(self._versions, SINCE) + (0 if is_equal else 1)
+        until = np.where(self._until == NEVER, NEVER, self._until + (0 if is_equal else 1))
+        found = []
+        for part in self._parts:
+            row, search = part.matcher.matches(documents, since[part.number], until[part.number], times)
+            found.append((row, part.number[search]))
+        row = np.concatenate([np.zeros(0, np.int64), *(row for row, _ in found)])
+        number = np.concatenate([np.zeros(0, np.int64), *(number for _, number in found)])
+        order = np.lexsort((column(self._versions, AT)[number], row))
+        return Matches(row[order], number[order])
+
+    def rows(self, number: _Array) -> pa.Table:
+        """Versions."""
+        return self._versions.take(pa.array(number))
+
+    @property
+    def _is_live(self) -> _Array:
+        return np.asarray(self._versions.column(QUERY).is_valid()) & ~column(self._versions, GONE)
+
+    def _compiled(self, numbers: _Array) -> CompiledSearches:
+        queries = self._versions.column(QUERY).take(pa.array(numbers)).to_pylist()
+        return compile_searches([decoded(query) for query in queries], self._fields)
+
+
+class IndexShelf:
+    """The indexes that a process keeps, by what they were made of."""
+
+    def __init__(self, make: Callable[[], SearchIndex], size: int = 4) -> None:
+        self._make, self._size = make, size
+        self._kept: list[SearchIndex] = []
+
+    def take(self, stamps: set[Stamp], before: int) -> SearchIndex:
+        """The newest index that was made of rows with one of these stamps and forgot nothing later than a time, or an empty one."""
+        fitting = [index for index in self._kept if index.stamp in stamps and index.forgotten <= before]
+        index = max(fitting, key=lambda each: each.stamp.versions, default=None) or self._make()
+        self._kept = [index, *(each for each in self._kept if each is not index)][: self._size]
+        return index
+
+
+def _ends(versions: pa.Table) -> _Array:
+    """Until when each version holds: the time of the next of the same search, or of one at the same time that came later."""
+    h1, h2, since, number = (column(versions, name) for name in (H1, H2, SINCE, AT))
+    order = np.lexsort((number, since, h2, h1))
+    is_same = (h1[order][1:] == h1[order][:-1]) & (h2[order][1:] == h2[order][:-1])
+    found = np.full(len(order), NEVER)
+    found[order[:-1][is_same]] = since[order[1:][is_same]]
+    return found
