@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from headwater.processing.operators.top_n import top_n as top_n
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
+    from headwater.processing.search.percolate import percolate as percolate
     from headwater.processing.source.spark_source import make_session as make_session
     from headwater.processing.source.spark_source import register as register
     from headwater.processing.spark.errors import our_error_in as our_error_in
@@ -109,6 +110,7 @@ _HOMES = {
     "open_view_store": "headwater.views.store",
     "operators": "headwater.operators",
     "our_error_in": "headwater.processing.spark.errors",
+    "percolate": "headwater.processing.search.percolate",
     "plan_view": "headwater.views.catalog",
     "register": "headwater.processing.source.spark_source",
     "remove_capture": "headwater.capture.capture",
@@ -163,6 +165,7 @@ __all__ = [
     "open_view_store",
     "operators",
     "our_error_in",
+    "percolate",
     "plan_view",
     "register",
     "remove_capture",
