@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
     from headwater.processing.search.percolate import percolate as percolate
+    from headwater.processing.search.why import why as why
     from headwater.processing.source.spark_source import make_session as make_session
     from headwater.processing.source.spark_source import register as register
     from headwater.processing.spark.errors import our_error_in as our_error_in
@@ -121,6 +122,7 @@ _HOMES = {
     "totals": "headwater.processing.operators.totals",
     "true_time": "headwater.processing.time.true_time",
     "verify_copy": "headwater.verify.verification",
+    "why": "headwater.processing.search.why",
     "windowed": "headwater.processing.operators.windowed",
 }
 __all__ = [
@@ -176,6 +178,7 @@ __all__ = [
     "totals",
     "true_time",
     "verify_copy",
+    "why",
     "windowed",
 ]
 

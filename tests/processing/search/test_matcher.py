@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.processing.search.analysis import Analyzer
-from headwater.processing.search.compiled import compile_searches
+from headwater.processing.search.compiler import compile_searches
 from headwater.processing.search.documents import Documents
 from headwater.processing.search.fields import HIGHEST, LOWEST, SearchFields
 from headwater.processing.search.grammar import parse_search

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.processing.search.cells import Shapes, cover
-from headwater.processing.search.compiled import (
+from headwater.processing.search.compiler import (
     FORMULA,
     PAIR,
     PATTERN,

@@ -196,3 +196,20 @@ def _decimal(field: str, text: str) -> Decimal:
     if not found.is_finite() or abs(found.adjusted()) > 400:
         raise InvalidInput(f"{text!r:.40} is not a number, as {field} is.", advice="Write it as 5, -2.5 or 1e6.")
     return found
+
+
+def shown_number(fields: SearchFields, field: str, number: int) -> str:
+    """A number as a value of its column."""
+    match fields.kinds[field]:
+        case "float":
+            bits = np.array([number if number >= 0 else number ^ HIGHEST], np.int64)
+            return repr(float(bits.view(np.float64)[0]))
+        case "decimal":
+            return str(Decimal(number).scaleb(-fields.scales[field]))
+        case "truth":
+            return "true" if number else "false"
+        case "date" | "time":
+            moment = _EPOCH + dt.timedelta(microseconds=number)
+            return moment.date().isoformat() if fields.kinds[field] == "date" else moment.isoformat()
+        case _:
+            return str(number)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.model.clock import NO_TIME
-from headwater.processing.search.compiled import CompiledSearches, compile_searches
+from headwater.processing.search.compiler import CompiledSearches, compile_searches
 from headwater.processing.search.documents import Documents
 from headwater.processing.search.fields import SearchFields
 from headwater.processing.search.matcher import Matcher, Matches
@@ -32,7 +32,7 @@ _Array = Any
 """A NumPy array."""
 
 
-class Stamp(NamedTuple):
+class IndexStamp(NamedTuple):
     """Which versions an index was made of: how many there were, and a digest of them all."""
 
     versions: int
@@ -51,7 +51,7 @@ class SearchIndex:
 
     def __init__(self, fields: SearchFields, schema: pa.Schema) -> None:
         """`schema` is that of versions, with `_at`, the number of each in the order in which they came."""
-        self.stamp = Stamp(0, 0)
+        self.stamp = IndexStamp(0, 0)
         self.forgotten = NO_TIME
         self._fields = fields
         self._versions = schema.empty_table()
@@ -81,7 +81,7 @@ class SearchIndex:
         """The versions that may still be needed, by their order."""
         return np.sort(column(self._versions, AT))
 
-    def add(self, versions: pa.Table, stamp: Stamp) -> None:
+    def add(self, versions: pa.Table, stamp: IndexStamp) -> None:
         """Adds versions that came after all others."""
         start = len(self)
         self.stamp = stamp
@@ -152,7 +152,7 @@ class IndexShelf:
         self._make, self._size = make, size
         self._kept: list[SearchIndex] = []
 
-    def take(self, stamps: set[Stamp], before: int) -> SearchIndex:
+    def take(self, stamps: set[IndexStamp], before: int) -> SearchIndex:
         """The newest index that was made of rows with one of these stamps and forgot nothing later than a time, or an empty one."""
         fitting = [index for index in self._kept if index.stamp in stamps and index.forgotten <= before]
         index = max(fitting, key=lambda each: each.stamp.versions, default=None) or self._make()

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headwater.processing.search.anchors import Anchors, Seen, anchors_of, presence_offsets
 from headwater.processing.search.cells import Shapes, cells_of
-from headwater.processing.search.compiled import FORMULA, PAIR, PHRASE, PLACE, STRETCH, WHERE, CompiledSearches
+from headwater.processing.search.compiler import FORMULA, PAIR, PHRASE, PLACE, STRETCH, WHERE, CompiledSearches
 from headwater.processing.search.documents import Documents, FieldWords
 from headwater.processing.search.phrases import WordPlaces, phrase_terms
 from headwater.processing.search.wildcards import pattern_hits

@@ -35,8 +35,9 @@ from headwater.processing.search.analysis import Analyzer
 from headwater.processing.search.documents import Documents
 from headwater.processing.search.fields import SearchFields
 from headwater.processing.search.grammar import parse_search
-from headwater.processing.search.index import GONE, QUERY, SINCE, IndexShelf, SearchIndex, Stamp
-from headwater.processing.search.query import encoded
+from headwater.processing.search.highlights import HIGHLIGHTS, Highlighter
+from headwater.processing.search.index import GONE, QUERY, SINCE, IndexShelf, IndexStamp, SearchIndex
+from headwater.processing.search.query import decoded, encoded
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.spark.types import to_arrow
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
@@ -47,7 +48,7 @@ Ties = Literal["table", "event"]
 SEARCH, SAID = "search", "query"
 """The columns of the table of searches: its key, and the text in the query language."""
 
-REASON = "reason"
+REASON, FOUND = "reason", "highlights"
 PIECE_BYTES_MAX = 32 << 20
 """So much text is matched at once."""
 
@@ -66,6 +67,7 @@ def percolate(
     ties: Ties = "table",
     language: str | None = None,
     places: Mapping[str, tuple[str, str]] | None = None,
+    highlights: bool = False,
     uid: str | None = None,
 ) -> DataFrame:
     """A row for each document and each search that matches it: the document's columns, then the search's own.
@@ -74,7 +76,8 @@ def percolate(
 
     `searches` is a table of the application, or a DataFrame of its changes, with the columns `search` (the key) and `query`. `text` names
     the columns whose words are searched, `language` their language. `places={"home": ("lat", "lon")}` names coordinates. At equal times
-    a change of a search comes first (`ties="table"`), or the document does (`ties="event"`).
+    a change of a search comes first (`ties="table"`), or the document does (`ties="event"`). `highlights=True` adds a column with the
+    places of what was found: field, start, end.
     """
     if ties not in ("table", "event"):
         raise InvalidInput(f"ties={ties!r} is not a rule for equal times.", advice='Use "table" or "event".')
@@ -85,7 +88,7 @@ def percolate(
         to_arrow(documents.schema), to_arrow(changes.schema), [text] if isinstance(text, str) else list(text),
         at=time_column(documents, at) if is_timed else None,
         searches_at=time_column(changes, searches_at) if is_timed else None,
-        ties=ties, language=language, places=places, in_log_order=in_log_order(changes),
+        ties=ties, language=language, places=places, highlights=highlights, in_log_order=in_log_order(changes),
     )  # fmt: skip
     partitions = state_partitions()
     copies = changes.withColumn(_COPY, F.explode(F.lit(owning_keys(partitions))))
@@ -128,20 +131,31 @@ class Percolate:
     def __init__(
         self, documents: pa.Schema, searches: pa.Schema, text: Sequence[str], *, at: str | None, searches_at: str | None,
         ties: Ties = "table", language: str | None = None, places: Mapping[str, tuple[str, str]] | None = None,
-        in_log_order: bool = True,
+        highlights: bool = False, in_log_order: bool = True,
     ) -> None:  # fmt: skip
         """Without `at` documents are matched in the order of batches."""
-        self.settings = (tuple(text), at, searches_at, ties, language, tuple(sorted((places or {}).items())))
+        self.settings = (
+            tuple(text),
+            at,
+            searches_at,
+            ties,
+            language,
+            tuple(sorted((places or {}).items())),
+            highlights,
+        )
         self._fields = SearchFields.of(documents, text, places)
         self._analyzer = Analyzer(language)
         self._own = documents.names
         self._more = [name for name in searches.names if name not in (SAID, searches_at, DELETED.name)]
-        twice = sorted(set(self._own) & set(self._more))
+        taken = {*self._own, FOUND} if highlights else set(self._own)
+        twice = sorted(taken & set(self._more))
         if twice:
             raise InvalidInput(
                 f"Both the documents and the searches have a column {twice[0]!r}.", advice="Rename one of them."
             )
-        self.schema = pa.schema([*documents, *(searches.field(name).with_nullable(True) for name in self._more)])
+        fields = [*documents, *(searches.field(name).with_nullable(True) for name in self._more)]
+        self.schema = pa.schema([*fields, pa.field(FOUND, HIGHLIGHTS)] if highlights else fields)
+        self._highlighter = Highlighter(self._fields, self._analyzer) if highlights else None
         if at is not None:
             self.keeps = self.at = at
         self._at, self._searches_at, self._is_table_first = at, searches_at, ties == "table"
@@ -262,6 +276,8 @@ class Percolate:
             given = {name: own.column(name).take(pa.array(row)) for name in self._own}
             versions = index.rows(version)
             given |= {name: versions.column(f"c{number}") for number, name in enumerate(self._more)}
+            if self._highlighter is not None:
+                given[FOUND] = _highlights(self._highlighter, own, row, versions.column(QUERY))
             found.append(pa.table(given).cast(self.schema))
         return pa.concat_tables(found)
 
@@ -274,12 +290,12 @@ class _Summary:
         rows = self._table.rows().to_pylist()
         row: dict[str, Any] = rows[0] if rows else {"batch": 0, "versions": 0, "counts": [0], "digests": [0]}
         self.batch, self.versions = row["batch"], row["versions"]
-        self.stamps = [Stamp(*each) for each in zip(row["counts"], row["digests"], strict=True)]
+        self.stamps = [IndexStamp(*each) for each in zip(row["counts"], row["digests"], strict=True)]
 
     def add(self, count: int, digest: int) -> None:
         """So many versions more."""
         self.versions += count
-        self.stamps = [*self.stamps[-STAMPS_KEPT:], Stamp(self.versions, digest)]
+        self.stamps = [*self.stamps[-STAMPS_KEPT:], IndexStamp(self.versions, digest)]
 
     def save(self, index: SearchIndex) -> None:
         """Puts it into the state."""
@@ -312,6 +328,14 @@ def _read(said: str | None, fields: SearchFields, analyzer: Analyzer) -> tuple[b
         return encoded(parse_search(said or "", fields, analyzer)), None
     except InvalidInput as error:
         return None, str(error)
+
+
+def _highlights(highlighter: Highlighter, documents: pa.Table, row: Any, queries: pa.ChunkedArray) -> pa.Array:
+    """The highlights of each match; the words of a document are looked for once, and each query is read once."""
+    words = lru_cache(8)(lambda at: highlighter.words(documents.slice(at, 1).to_pylist()[0]))
+    query = lru_cache(65_536)(decoded)
+    found = [highlighter.of(words(at), query(said)) for at, said in zip(row.tolist(), queries.to_pylist(), strict=True)]
+    return pa.array(found, HIGHLIGHTS)
 
 
 def _digest(before: int, versions: pa.Table) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.processing.search.compiled import CompiledPhrase
+from headwater.processing.search.compiler import CompiledPhrase
 from headwater.processing.state.sorted_runs import positions
 
 _Array = Any

@@ -26,6 +26,13 @@ def pattern_hits(words: pa.StringArray, patterns: Sequence[Pattern]) -> tuple[_A
     return np.concatenate([word for word, _ in found]), np.concatenate([pattern for _, pattern in found])
 
 
+def edits_between(words: pa.StringArray, word: str) -> _Array:
+    """How many edits make a word of each of some words."""
+    wanted = np.frombuffer(word.encode("utf-32-le"), np.uint32)
+    rows = [np.frombuffer(each.encode("utf-32-le"), np.uint32)[None] for each in words.to_pylist()]
+    return np.array([_distances(row, wanted)[0] for row in rows], np.int64)
+
+
 def _prefixes(words: pa.StringArray, patterns: Sequence[Pattern]) -> Iterator[tuple[_Array, _Array]]:
     """All prefixes of one length at once: what words begin with is looked up among them."""
     by_length: dict[int, dict[str, list[int]]] = {}
