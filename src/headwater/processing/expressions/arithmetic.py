@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from headwater.processing.expressions.decimals import digits_of, from_digits, rescaled
 from headwater.processing.expressions.term import Term, Values, anywhere, array_of, fallible, mapped, numbers
 from headwater.processing.expressions.type_rules import (
+    DIGITS_MAX,
     DOUBLE,
     LONG,
     is_decimal,
@@ -29,6 +30,7 @@ from headwater.processing.expressions.type_rules import (
 
 OVERFLOW = "its result overflows"
 ZERO = "it divides by zero"
+JAVA_DIGITS = 34
 
 _FLOATS: dict[str, Callable[..., Values]] = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}
 _CHECKED: dict[str, Callable[..., Values]] = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
@@ -68,7 +70,7 @@ def divided(left: Term, right: Term, *, tries: bool = False) -> Term:
             result = array_of(numbers(one) / numbers(other), DOUBLE, one, other)
         return result, anywhere(_spread(numbers(other) == 0, result), one, other)
 
-    return fallible(DOUBLE, [left, right], run, ZERO, tries=tries)
+    return fallible(DOUBLE, [left, right], run, ZERO, tries=tries, right_first=True)
 
 
 def whole_quotient(left: Term, right: Term) -> Term:
@@ -84,7 +86,7 @@ def whole_quotient(left: Term, right: Term) -> Term:
         result = array_of(quotient, LONG, one, other)
         return result, anywhere(_spread(zero | overflows, result), one, other)
 
-    return fallible(LONG, [left, right], run, "it divides by zero or overflows")
+    return fallible(LONG, [left, right], run, "it divides by zero or overflows", right_first=True)
 
 
 def _toward_zero(above: Any, below: Any) -> Any:
@@ -109,7 +111,7 @@ def remainder(left: Term, right: Term, *, positive: bool = False, tries: bool = 
         result = array_of(found, left.type, one, other)
         return result, anywhere(_spread(zero, result), one, other)
 
-    return fallible(left.type, [left, right], run, ZERO, tries=tries)
+    return fallible(left.type, [left, right], run, ZERO, tries=tries, right_first=True)
 
 
 _FRACTIONS = (pa.float32(), pa.float64())
@@ -133,7 +135,7 @@ def _signed(term: Term, kernel: Callable[..., Any], of_fractions: Callable[..., 
     if is_fraction(term.type):
         return mapped(term.type, [term], of_fractions)
     if is_decimal(term.type):
-        return mapped(term.type, [term], lambda each: from_digits(kernel(digits_of(each)), term.type, each)[0])
+        return _signed_decimal(term, kernel)
     least = np.iinfo(term.type.to_pandas_dtype()).min
 
     def run(values: Values) -> tuple[Values, Any]:
@@ -142,6 +144,29 @@ def _signed(term: Term, kernel: Callable[..., Any], of_fractions: Callable[..., 
             return array_of(kernel(found), term.type, values), anywhere(found == least, values)
 
     return fallible(term.type, [term], run, OVERFLOW)
+
+
+def _signed_decimal(term: Term, kernel: Callable[..., Any]) -> Term:
+    if term.type.precision <= JAVA_DIGITS:
+        return mapped(term.type, [term], lambda each: from_digits(kernel(digits_of(each)), term.type, each)[0])
+
+    def run(values: Values) -> tuple[Values, Any]:
+        digits = digits_of(values)
+        turned = kernel(digits)
+        return from_digits(np.where(turned == digits, digits, _rounded_by_java(turned)), term.type, values)
+
+    return fallible(term.type, [term], run, OVERFLOW)
+
+
+def _rounded_by_java(digits: Any) -> Any:
+    """What Spark gives where it changes a sign: 34 digits, rounded half to even, as Java's DECIMAL128 has them."""
+    size = abs(digits)
+    for places in range(DIGITS_MAX - JAVA_DIGITS, 0, -1):
+        by = 10**places
+        whole, rest = size // by, size % by
+        even = whole + ((2 * rest > by) | ((2 * rest == by) & (whole % 2 == 1)))
+        size = np.where(size >= 10 ** (JAVA_DIGITS + places - 1), even * by, size)
+    return np.where(digits < 0, -size, size)
 
 
 _DECIMAL_TYPES = {
@@ -162,7 +187,7 @@ def _decimals(name: str, left: Term, right: Term, *, tries: bool = False) -> Ter
         return _decimal_result(name, above, below, type_)
 
     what = ZERO if name in ("%", "pmod") else OVERFLOW if name in "+-*" else "it divides by zero or overflows"
-    return fallible(type_, [left, right], run, what, tries=tries)
+    return fallible(type_, [left, right], run, what, tries=tries, right_first=name not in "+-*")
 
 
 def _decimal_result(name: str, left: Values, right: Values, type_: pa.DataType) -> tuple[Values, Any]:

@@ -44,9 +44,9 @@ def _whole(name: str) -> Function:
 
         def run(values: Values) -> tuple[Values, Any]:
             found = round_(numbers(values).astype(np.float64))
-            fits = (found >= -(2.0**63)) & (found <= 2.0**63)
-            is_last = found == 2.0**63
-            stored = np.where(is_last, 2**63 - 1, np.where(fits & ~is_last, found, 0).astype(np.int64))
+            found = np.where(np.isnan(found), 0, found)  # as Java casts it
+            fits = (found >= -(2.0**63)) & (found < 2.0**63)
+            stored = np.where(fits, found, 0).astype(np.int64)
             return array_of(stored, LONG, values), anywhere(~fits, values)
 
         return fallible(LONG, [term], run, arithmetic.OVERFLOW)
@@ -132,8 +132,7 @@ def _rounded_integer(term: Term, places: int) -> Term:
 
 def _rounded_decimal(term: Term, places: int) -> Term:
     precision, scale = term.type.precision, term.type.scale
-    if places >= scale:
-        return term
+    places = min(places, scale)
     whole = precision - scale + 1
     type_ = (
         pa.decimal128(min(38, max(whole, -places + 1)), 0)
