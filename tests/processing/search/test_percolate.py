@@ -14,7 +14,7 @@ from headwater.model.clock import NO_TIME
 from headwater.processing.search.percolate import Percolate, owning_keys
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.state.sorted_runs import H1, H2
-from headwater.processing.state.state import partition_of
+from headwater.processing.state.state import StateStore, partition_of
 from tests.rigs.processing.operator_runs import UTC_US, run_batches, seeds
 from tests.rigs.processing.searches import SCHEMA, TEXTS, RandomSearch, random_document, random_search
 
@@ -144,3 +144,35 @@ def test_without_event_time_batches_decide(tmp_path: Path, ties: str) -> None:
     given = run_batches(operator(ties, None), random, tmp_path, batches, [NO_TIME] * 6, copied=[1])
     assert {(row["id"], row["search"], row["owner"]) for row in given} == expected
     assert len(given) == len(expected) > 20
+
+
+def test_a_condition_must_hold_too(tmp_path: Path) -> None:
+    """One that fails for a document does not hold of it; one that cannot be compiled parks its search."""
+    schema = pa.schema([("search", pa.string()), ("query", pa.string()), ("where", pa.string())])
+    documents = pa.schema([("id", pa.int64()), ("title", pa.string()), ("price", pa.int64())])
+    matching = Percolate(documents, schema, ["title"], at=None, searches_at=None)
+    rows = [
+        {"id": at, "title": title, "price": price}
+        for at, (title, price) in enumerate([("red", 2), ("red", 0), ("blue", 5), ("red", None)])
+    ]
+    searches = [
+        ("divided", "red", "10 / price > 1"), ("alone", None, "price >= 2"), ("both", "red OR blue", "price < 3"),
+        ("no", "red", "colour = 1"), ("nor", "red", "sin("),
+    ]  # fmt: skip
+    changed = pa.Table.from_pylist([dict(zip(schema.names, each, strict=True)) for each in searches], schema)
+    batch = [hashed(pa.Table.from_pylist(rows, documents), [0, 1, 2, 3]), hashed(changed, [0] * len(searches))]
+    given = run_batches(matching, Random(1), tmp_path, [batch], [NO_TIME], copied=[1])
+    assert sorted((row["search"], row["id"]) for row in given) == [
+        ("alone", 0),
+        ("alone", 2),
+        ("both", 0),
+        ("both", 1),
+        ("divided", 0),
+    ]
+    state = StateStore(
+        str(tmp_path), uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=matching.tables
+    ).load(1)
+    parked = {row["search"]: row["reason"] for row in state["parked"].rows().to_pylist()}
+    assert set(parked) == {"no", "nor"} and "colour" in parked["no"]
+    [summary] = state["summary"].rows().to_pylist()
+    assert (summary["searches"], summary["parked"], summary["always"]) == (3, 2, 1)

@@ -5,19 +5,18 @@ Fields have codes: their places among `SearchFields.kinds`. A text that searches
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from headwater.model.errors import InvalidInput
+from headwater.processing.expressions.expression import Expression, compile_condition
 from headwater.processing.search.analysis import Analyzer, columns_words
 from headwater.processing.search.fields import SearchFields, numbers_of
 
-Conditions = Mapping[str, Any]
-"""Compiled SQL conditions by their text; each has `evaluate(columns, count)`."""
-
+CONDITIONS_KEPT = 65_536
 _Array = Any
 """A NumPy array."""
 
@@ -35,11 +34,8 @@ class FieldWords(NamedTuple):
 class Documents:
     """A batch of documents."""
 
-    def __init__(
-        self, rows: pa.Table, fields: SearchFields, analyzer: Analyzer, conditions: Conditions | None = None
-    ) -> None:
+    def __init__(self, rows: pa.Table, fields: SearchFields, analyzer: Analyzer) -> None:
         self._rows, self._fields, self._analyzer = rows, fields, analyzer
-        self._conditions = conditions or {}
         self._numbers: dict[int, _Array] = {}
         self._held: dict[str, _Array] = {}
         self._names = list(fields.kinds)
@@ -63,17 +59,21 @@ class Documents:
         return np.where(is_there, latitude, np.nan), np.where(is_there, longitude, np.nan)
 
     def holds(self, sql: str) -> _Array:
-        """Whether a condition over the columns holds of each document; null is no."""
+        """Whether a condition over the columns holds of each document. Null is no, and so is a value that it fails for."""
         if sql not in self._held:
-            columns = {name: self._column(name) for name in self._conditions[sql].columns}
-            found = self._conditions[sql].evaluate(columns, len(self))
-            self._held[sql] = np.asarray(found.fill_null(False))
+            self._held[sql] = self._mask(_condition(sql, self._rows.schema), 0, len(self))
         return self._held[sql]
 
-    @cached_property
-    def bytes_of_texts(self) -> int:
-        """How much text there is."""
-        return sum(self._column(name).nbytes for name in self._fields.texts)
+    def _mask(self, condition: Expression, start: int, end: int) -> _Array:
+        """The documents from start to end of which a condition holds; one that it fails for is found by halving."""
+        columns = {name: self._column(name).slice(start, end - start) for name in condition.columns}
+        try:
+            return condition.mask(columns, end - start)
+        except InvalidInput:
+            if end - start == 1:
+                return np.zeros(1, bool)
+            middle = (start + end) // 2
+            return np.concatenate([self._mask(condition, start, middle), self._mask(condition, middle, end)])
 
     def _words(self) -> tuple[list[FieldWords], pa.StringArray, pa.StringArray]:
         kinds = self._fields.kinds
@@ -123,3 +123,9 @@ class Documents:
 
 def _only(words: FieldWords, mask: _Array) -> FieldWords:
     return words._replace(row=words.row[mask], place=words.place[mask], number=words.number[mask])
+
+
+@lru_cache(CONDITIONS_KEPT)
+def _condition(sql: str, schema: pa.Schema) -> Expression:
+    """A condition that was compiled before, when its search was read."""
+    return compile_condition(sql, schema)

@@ -28,6 +28,7 @@ from pyspark.sql.types import MapType, StringType, TimestampType
 
 from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
+from headwater.processing.expressions.expression import compile_condition
 from headwater.processing.graph.table import Table
 from headwater.processing.operators.operator import MAX_TIME, Input, Time, in_log_order, operate, state_partitions
 from headwater.processing.operators.row_order import in_fixed_order, time_column, times_of
@@ -37,7 +38,7 @@ from headwater.processing.search.fields import SearchFields
 from headwater.processing.search.grammar import parse_search
 from headwater.processing.search.highlights import HIGHLIGHTS, Highlighter
 from headwater.processing.search.index import GONE, QUERY, SINCE, IndexShelf, IndexStamp, SearchIndex
-from headwater.processing.search.query import decoded, encoded
+from headwater.processing.search.query import Where, decoded, encoded, required
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.spark.types import to_arrow
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
@@ -45,8 +46,8 @@ from headwater.processing.state.state import State, TableSpec
 from headwater.processing.time.event_time import MARK
 
 Ties = Literal["table", "event"]
-SEARCH, SAID = "search", "query"
-"""The columns of the table of searches: its key, and the text in the query language."""
+SEARCH, SAID, CONDITION = "search", "query", "where"
+"""The columns of the table of searches: its key, the text in the query language, and an SQL condition, which it need not have."""
 
 REASON, FOUND = "reason", "highlights"
 PIECE_BYTES_MAX = 32 << 20
@@ -74,7 +75,8 @@ def percolate(
 
     hw.percolate(ads, searches, text=["title", "body"], at="at")
 
-    `searches` is a table of the application, or a DataFrame of its changes, with the columns `search` (the key) and `query`. `text` names
+    `searches` is a table of the application, or a DataFrame of its changes, with the columns `search` (the key), `query`, and perhaps
+    `where`, an SQL condition over the document's columns. `text` names
     the columns whose words are searched, `language` their language. `places={"home": ("lat", "lon")}` names coordinates. At equal times
     a change of a search comes first (`ties="table"`), or the document does (`ties="event"`). `highlights=True` adds a column with the
     places of what was found: field, start, end.
@@ -146,7 +148,8 @@ class Percolate:
         self._fields = SearchFields.of(documents, text, places)
         self._analyzer = Analyzer(language)
         self._own = documents.names
-        self._more = [name for name in searches.names if name not in (SAID, searches_at, DELETED.name)]
+        self._more = [name for name in searches.names if name not in (SAID, CONDITION, searches_at, DELETED.name)]
+        self._has_conditions, self._documents = CONDITION in searches.names, documents
         taken = {*self._own, FOUND} if highlights else set(self._own)
         twice = sorted(taken & set(self._more))
         if twice:
@@ -226,9 +229,12 @@ class Percolate:
         count = rows.num_rows
         gone = rows.column(DELETED.name).fill_null(False) if self._deletes else pa.array(np.zeros(count, bool))
         since = np.full(count, summary.batch) if self._searches_at is None else times_of(rows, self._searches_at)
+        conditions = rows.column(CONDITION).to_pylist() if self._has_conditions else [None] * count
         read = [
-            (None, None) if is_gone else _read(said, self._fields, self._analyzer)
-            for said, is_gone in zip(rows.column(SAID).to_pylist(), gone.to_pylist(), strict=True)
+            (None, None) if is_gone else self._read(said, condition)
+            for said, condition, is_gone in zip(
+                rows.column(SAID).to_pylist(), conditions, gone.to_pylist(), strict=True
+            )
         ]
         more = {f"c{number}": rows.column(name) for number, name in enumerate(self._more)}
         number = pa.array(np.arange(count) + summary.versions + 1)
@@ -248,6 +254,19 @@ class Percolate:
         summary.add(count, _digest(summary.stamps[-1].digest, versions))
         reasons = pa.array([reason for _, reason in read], pa.string())
         self._park(state, rows.select([H1, H2, SEARCH, SAID]).append_column(REASON, reasons))
+
+    def _read(self, said: str | None, condition: str | None) -> tuple[bytes | None, str | None]:
+        """A query for the state, or the reason why there is none."""
+        try:
+            where = condition.strip() if condition is not None else ""
+            if not where:
+                return encoded(parse_search(said or "", self._fields, self._analyzer)), None
+            compile_condition(where, self._documents)
+            if not (said or "").strip():
+                return encoded(Where(where)), None
+            return encoded(required(parse_search(said or "", self._fields, self._analyzer), Where(where))), None
+        except InvalidInput as error:
+            return None, str(error)
 
     def _park(self, state: State, rows: pa.Table) -> None:
         """Of each search that was changed the last version counts."""
@@ -320,14 +339,6 @@ def shelf(fields: SearchFields, schema: pa.Schema) -> IndexShelf:
     if not kept:
         kept.append(IndexShelf(lambda: SearchIndex(fields, schema)))
     return kept[0]
-
-
-def _read(said: str | None, fields: SearchFields, analyzer: Analyzer) -> tuple[bytes | None, str | None]:
-    """A query for the state, or the reason why there is none."""
-    try:
-        return encoded(parse_search(said or "", fields, analyzer)), None
-    except InvalidInput as error:
-        return None, str(error)
 
 
 def _highlights(highlighter: Highlighter, documents: pa.Table, row: Any, queries: pa.ChunkedArray) -> pa.Array:
