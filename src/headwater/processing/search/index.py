@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.model.clock import NO_TIME
-from headwater.processing.search.compiler import CompiledSearches, compile_searches
+from headwater.processing.search.compiler import compile_searches
 from headwater.processing.search.documents import Documents
 from headwater.processing.search.fields import SearchFields
+from headwater.processing.search.joint import joined
 from headwater.processing.search.matcher import Matcher, Matches
 from headwater.processing.search.query import decoded
 from headwater.processing.state.sorted_runs import AT, H1, H2, column, tidied
@@ -96,11 +97,8 @@ class SearchIndex:
         sizes = [*(len(part.number) for part in self._parts), len(fresh)]
         count = tidied(sizes) - 1
         older = self._parts[len(self._parts) - count :] if count > 0 else []
-        numbers = np.concatenate([*(part.number for part in older), fresh])
-        numbers = numbers[self._until[numbers] > column(self._versions, SINCE)[numbers]]
         self._parts = self._parts[: len(self._parts) - len(older)]
-        if len(numbers):
-            self._parts.append(_Part(Matcher(self._compiled(numbers)), numbers))
+        self._parts += self._joined([*older, *self._fresh(fresh)])
 
     def forget(self, before: int) -> None:
         """Forgets versions that were over at a time: no document is matched at or before it any more."""
@@ -110,14 +108,11 @@ class SearchIndex:
         self.forgotten = before
         place = np.cumsum(is_needed) - 1
         self._versions, self._until = self._versions.filter(pa.array(is_needed)), self._until[is_needed]
-        parts = []
+        parts = list[_Part]()
         for part in self._parts:
             kept = is_needed[part.number]
-            numbers = place[part.number[kept]]
-            if len(numbers):
-                matcher = part.matcher if bool(kept.all()) else Matcher(self._compiled(numbers))
-                parts.append(_Part(matcher, numbers))
-        self._parts = parts
+            parts += [part] if bool(kept.all()) else self._kept([part], [kept])
+        self._parts = [part._replace(number=place[part.number]) for part in parts]
 
     def matches(self, documents: Documents, times: _Array, *, is_equal: bool) -> Matches:
         """Pairs of a document and a version, by the document's time; with `is_equal` a version holds at its own time."""
@@ -140,9 +135,31 @@ class SearchIndex:
     def _is_live(self) -> _Array:
         return np.asarray(self._versions.column(QUERY).is_valid()) & ~column(self._versions, GONE)
 
-    def _compiled(self, numbers: _Array) -> CompiledSearches:
+    def _fresh(self, numbers: _Array) -> list[_Part]:
+        """Versions that were not compiled before."""
+        if not len(numbers):
+            return []
         queries = self._versions.column(QUERY).take(pa.array(numbers)).to_pylist()
-        return compile_searches([decoded(query) for query in queries], self._fields)
+        return [_Part(Matcher(compile_searches([decoded(query) for query in queries], self._fields)), numbers)]
+
+    def _joined(self, parts: list[_Part]) -> list[_Part]:
+        """Parts as one, without versions that no time falls in any more."""
+        since = column(self._versions, SINCE)
+        return (
+            parts
+            if len(parts) == 1
+            else self._kept(parts, [self._until[part.number] > since[part.number] for part in parts])
+        )
+
+    def _kept(self, parts: list[_Part], kept: list[_Array]) -> list[_Part]:
+        """One part of what is kept of some; none where that is nothing."""
+        numbers = np.concatenate(
+            [np.zeros(0, np.int64), *(part.number[keep] for part, keep in zip(parts, kept, strict=True))]
+        )
+        if not len(numbers):
+            return []
+        chosen = [np.flatnonzero(keep) for keep in kept]
+        return [_Part(Matcher(joined([part.matcher.searches for part in parts], chosen)), numbers)]
 
 
 class IndexShelf:

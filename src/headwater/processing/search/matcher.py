@@ -61,17 +61,20 @@ class Matcher:
         lookup = _Lookup(self.searches, self._tables, documents)
         self._anchor(lookup)
         assert self._anchors is not None
-        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        found, count = [np.zeros(0, np.int64)], len(self.searches)
         for start, end in lookup.blocks():
-            block = _Block(lookup, start, end)
+            block, pairs = _Block(lookup, start, end), [np.zeros(0, np.int64)]
             for row, search in self._candidates(block):
                 is_due = (since[search] <= times[row]) & (times[row] < until[search])
                 row, search = row[is_due], search[is_due]
                 holds = block.holds(
                     row, self._anchors.checks[search], self._anchors.checks[search + 1], self._anchors.check_clauses
                 )
-                found.append((row[holds], search[holds]))
-        return _once(found)
+                pairs.append(row[holds] * count + search[holds])
+            block.clear()
+            found.append(_distinct(np.concatenate(pairs)))
+        every = np.concatenate(found)
+        return Matches(every // count, every % count)
 
     @cached_property
     def _tables(self) -> _Tables:
@@ -90,7 +93,7 @@ class Matcher:
         row, presence = block.row, block.presence
         hit, place = anchors.by_presence.find(presence)
         width = self.searches.presences
-        once = np.unique(row[hit] * width + presence[hit])
+        once = _distinct(row[hit] * width + presence[hit])
         hit, place = anchors.by_presence.find(once % width)
         yield from _expanded(
             once[hit] // width + block.start, anchors.by_presence.starts, place, anchors.by_presence.searches
@@ -113,15 +116,12 @@ class Matcher:
             yield from _expanded(rows, starts, np.zeros(len(rows), np.int64), anchors.always)
 
 
-def _once(found: list[tuple[_Array, _Array]]) -> Matches:
-    """All pairs, each once, in the order of documents."""
-    row = np.concatenate([row for row, _ in found])
-    search = np.concatenate([search for _, search in found])
-    order = np.lexsort((search, row))
-    row, search = row[order], search[order]
-    is_new = np.ones(len(row), bool)
-    is_new[1:] = (row[1:] != row[:-1]) | (search[1:] != search[:-1])
-    return Matches(row[is_new], search[is_new])
+def _distinct(numbers: _Array) -> _Array:
+    """Numbers in order, each once; sorting is quicker than NumPy's hashing."""
+    numbers = np.sort(numbers)
+    is_new = np.ones(len(numbers), bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
+    return numbers[is_new]
 
 
 def _expanded(row: _Array, starts: _Array, place: _Array, searches: _Array) -> Iterator[tuple[_Array, _Array]]:
@@ -179,20 +179,21 @@ class _Lookup:
         self.term = np.asarray(pc.fill_null(pc.index_in(documents.terms, value_set=tables.terms), -1)).astype(np.int64)
         word, pattern = pattern_hits(documents.written, [pattern for _, pattern in searches.patterns])
         order = np.argsort(word, kind="stable")
+        self._rows = max(16, min(BLOCK_ROWS_MAX, len(documents), TABLE_BYTES_MAX // max(1, searches.presences)))
+        self.table = np.zeros(self._rows * searches.presences + 1, bool)
         self.hits = pattern[order]
         self.hit_starts = np.searchsorted(word[order], np.arange(len(documents.written) + 1))
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """The documents, from and to."""
-        rows = max(16, min(BLOCK_ROWS_MAX, TABLE_BYTES_MAX // max(1, self.searches.presences)))
-        for start in range(0, len(self.documents), rows):
-            yield start, min(start + rows, len(self.documents))
+        for start in range(0, len(self.documents), self._rows):
+            yield start, min(start + self._rows, len(self.documents))
 
     def sample(self, seen: Seen) -> Seen:
         """What was seen before, and in some of these documents."""
         count = min(SAMPLE_ROWS, len(self.documents))
         row, presence = self.presences(0, count)
-        once = np.unique(row * self.searches.presences + presence) % max(1, self.searches.presences)
+        once = _distinct(row * self.searches.presences + presence) % max(1, self.searches.presences)
         stretches, table = seen.stretches.copy(), self.searches.stretches
         for code in np.unique(table[:, 0]).tolist():
             values, mine = np.sort(self.documents.numbers(code)[:count]), table[:, 0] == code
@@ -252,8 +253,13 @@ class _Block:
         self._tables, self._formulas = lookup.tables, lookup.searches.formulas
         self._width = lookup.searches.presences
         self.row, self.presence = lookup.presences(start, end)
-        self._has = np.zeros((end - start) * self._width + 1, bool)
-        self._has[self.row * self._width + self.presence] = True
+        self._had = self.row * self._width + self.presence
+        self._has = lookup.table
+        self._has[self._had] = True
+
+    def clear(self) -> None:
+        """Leaves the table to the next block."""
+        self._has[self._had] = False
 
     def holds(self, row: _Array, first: _Array, last: _Array, clauses: _Array) -> _Array:
         """For each document whether all of some clauses hold: those from its first to its last."""

@@ -76,10 +76,9 @@ def percolate(
     hw.percolate(ads, searches, text=["title", "body"], at="at")
 
     `searches` is a table of the application, or a DataFrame of its changes, with the columns `search` (the key), `query`, and perhaps
-    `where`, an SQL condition over the document's columns. `text` names
-    the columns whose words are searched, `language` their language. `places={"home": ("lat", "lon")}` names coordinates. At equal times
-    a change of a search comes first (`ties="table"`), or the document does (`ties="event"`). `highlights=True` adds a column with the
-    places of what was found: field, start, end.
+    `where`, an SQL condition over the document's columns. `text` names the columns whose words are searched, `language` their language,
+    `places={"home": ("lat", "lon")}` coordinates. At equal times a change of a search comes first (`ties="table"`), or the document does
+    (`ties="event"`). `highlights=True` adds a column with the places of what was found: field, start, end.
     """
     if ties not in ("table", "event"):
         raise InvalidInput(f"ties={ties!r} is not a rule for equal times.", advice='Use "table" or "event".')
