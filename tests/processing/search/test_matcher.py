@@ -84,3 +84,25 @@ def test_searches_over_texts_match_what_plain_python_says(searches: int, documen
         found = set(zip(row.tolist(), search.tolist(), strict=True))
         assert not [(wanted[number].text, at) for at, number in list(found ^ expected)[:3]]
         assert len(expected) > searches // 10
+
+
+def test_a_document_of_many_megabytes_is_matched_whole() -> None:
+    """Its last words count, and so does a phrase that it has once."""
+    fields = SearchFields.of(pa.schema([("body", pa.string())]), ["body"])
+    texts = ["needle", '"silver needle"', "gold", '"needle silver"~5', "hayst*"]
+    matcher = Matcher(compile_searches([parse_search(text, fields, Analyzer()) for text in texts], fields))
+    rows = pa.table({"body": ["haystack " * 1_000_000 + "silver needle", "gold"]})
+    always = np.full(len(texts), HIGHEST)
+    found = matcher.matches(Documents(rows, fields, Analyzer()), -always, always, np.zeros(2, np.int64))
+    assert list(zip(found.row.tolist(), found.search.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 3), (0, 4), (1, 2)]
+
+
+def test_searches_that_every_document_matches_are_bounded_in_memory() -> None:
+    """Candidates are made piece by piece."""
+    fields = SearchFields.of(pa.schema([("body", pa.string())]), ["body"])
+    matcher = Matcher(compile_searches([parse_search("*:* -absent", fields, Analyzer())] * 1_500, fields))
+    always = np.full(1_500, HIGHEST)
+    rows = pa.table({"body": ["present"] * 1_999 + ["absent"]})
+    found = matcher.matches(Documents(rows, fields, Analyzer()), -always, always, np.zeros(2_000, np.int64))
+    assert len(found.row) == 1_999 * 1_500 and found.row.max() == 1_998
+    assert matcher.always == 1_500
