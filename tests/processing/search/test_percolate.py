@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from headwater.model.clock import NO_TIME
-from headwater.processing.search.percolate import Percolate, owning_keys
+from headwater.processing.operators.operator import Time
+from headwater.processing.search.percolate import Percolate, owning_keys, shelf
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.state.sorted_runs import H1, H2
-from headwater.processing.state.state import StateStore, partition_of
+from headwater.processing.state.state import State, StateStore, partition_of
 from tests.rigs.processing.operator_runs import UTC_US, run_batches, seeds
 from tests.rigs.processing.searches import SCHEMA, TEXTS, RandomSearch, random_document, random_search
 
@@ -36,9 +38,20 @@ BROKEN = RandomSearch('"broken', lambda document: False)
 Row = dict[str, Any]
 
 
+class ForgetfulPercolate(Percolate):
+    """The operator in processes that come and go: the index is made again of what the state has."""
+
+    random = Random(0)
+
+    def process(self, state: State, inputs: Sequence[pa.Table], time: Time) -> pa.Table:
+        if self.random.random() < 0.3:
+            shelf.cache_clear()
+        return super().process(state, inputs, time)
+
+
 def operator(ties: str = "table", at: str | None = "at") -> Percolate:
     searches_at = None if at is None else "changed"
-    return Percolate(DOCUMENTS, SEARCHES, TEXTS, at=at, searches_at=searches_at, ties=ties, places=PLACES)  # type: ignore[arg-type]
+    return ForgetfulPercolate(DOCUMENTS, SEARCHES, TEXTS, at=at, searches_at=searches_at, ties=ties, places=PLACES)  # type: ignore[arg-type]
 
 
 def changes(random: Random, count: int) -> list[tuple[Row, RandomSearch]]:

@@ -71,6 +71,9 @@ class SearchFields(msgspec.Struct, frozen=True):
             kinds[name] = "place"
         return cls(kinds, {name: (pair[0], pair[1]) for name, pair in (places or {}).items()}, scales)
 
+    def __hash__(self) -> int:
+        return hash(tuple(tuple(each.items()) for each in (self.kinds, self.places, self.scales)))
+
     @property
     def texts(self) -> list[str]:
         """The columns that are analysed."""

@@ -54,6 +54,7 @@ PIECE_BYTES_MAX = 32 << 20
 """So much text is matched at once."""
 
 STAMPS_KEPT = 64
+READ_KEPT = 65_536
 _WAITING, _SEARCHES, _PARKED, _SUMMARY = "waiting", "searches", "parked", "summary"
 _SPREAD, _COPY = "_spread", "_copy"
 
@@ -254,18 +255,10 @@ class Percolate:
         reasons = pa.array([reason for _, reason in read], pa.string())
         self._park(state, rows.select([H1, H2, SEARCH, SAID]).append_column(REASON, reasons))
 
-    def _read(self, said: str | None, condition: str | None) -> tuple[bytes | None, str | None]:
-        """A query for the state, or the reason why there is none."""
-        try:
-            where = condition.strip() if condition is not None else ""
-            if not where:
-                return encoded(parse_search(said or "", self._fields, self._analyzer)), None
-            compile_condition(where, self._documents)
-            if not (said or "").strip():
-                return encoded(Where(where)), None
-            return encoded(required(parse_search(said or "", self._fields, self._analyzer), Where(where))), None
-        except InvalidInput as error:
-            return None, str(error)
+    def _read(self, said: str | None, where: str | None) -> tuple[bytes | None, str | None]:
+        language = self._analyzer.language
+        said = said if said is not None and not said.isspace() else ""
+        return _read(said, (where or "").strip(), self._fields, language, self._documents)
 
     def _park(self, state: State, rows: pa.Table) -> None:
         """Of each search that was changed the last version counts."""
@@ -327,17 +320,25 @@ class _Summary:
 
 
 @lru_cache(4)
-def _shelf(fields: str, schema: str) -> list[IndexShelf]:
-    """The indexes of an operator with such fields in this process: a list that `shelf` fills."""
-    return []
-
-
 def shelf(fields: SearchFields, schema: pa.Schema) -> IndexShelf:
     """The indexes that this process has made for such documents and searches."""
-    kept = _shelf(repr(fields), str(schema))
-    if not kept:
-        kept.append(IndexShelf(lambda: SearchIndex(fields, schema)))
-    return kept[0]
+    return IndexShelf(lambda: SearchIndex(fields, schema))
+
+
+@lru_cache(READ_KEPT)
+def _read(
+    said: str, where: str, fields: SearchFields, language: str | None, documents: pa.Schema
+) -> tuple[bytes | None, str | None]:
+    """A query for the state, or the reason why there is none. All partitions of a process need the same ones."""
+    try:
+        if where:
+            compile_condition(where, documents)
+        if where and not said:
+            return encoded(Where(where)), None
+        query = parse_search(said, fields, Analyzer(language))
+        return encoded(required(query, Where(where)) if where else query), None
+    except InvalidInput as error:
+        return None, str(error)
 
 
 def _highlights(highlighter: Highlighter, documents: pa.Table, row: Any, queries: pa.ChunkedArray) -> pa.Array:
