@@ -29,6 +29,7 @@ NEVER = 2**63 - 1
 SINCE, GONE, QUERY = "since", "gone", "query"
 """The columns of a version: from when it holds, whether the search is removed with it, and the query (null where it is parked)."""
 
+CHUNKS_MAX = 64
 _Array = Any
 """A NumPy array."""
 
@@ -47,6 +48,29 @@ class _Part(NamedTuple):
     number: _Array
 
 
+class _Columns(NamedTuple):
+    """What of versions is looked at in every batch: key, time, order, and whether there is a query, or one that is parked."""
+
+    h1: _Array
+    h2: _Array
+    since: _Array
+    order: _Array
+    is_live: _Array
+    is_parked: _Array
+
+    @classmethod
+    def of(cls, versions: pa.Table) -> _Columns:
+        has_query, is_gone = np.asarray(versions.column(QUERY).is_valid()), column(versions, GONE).astype(bool)
+        h1, h2, since, order = (column(versions, name) for name in (H1, H2, SINCE, AT))
+        return cls(h1, h2, since, order, has_query & ~is_gone, ~has_query & ~is_gone)
+
+    def before(self, more: _Columns) -> _Columns:
+        return _Columns(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+    def only(self, which: _Array) -> _Columns:
+        return _Columns(*(each[which] for each in self))
+
+
 class SearchIndex:
     """The versions of searches, and which match."""
 
@@ -56,22 +80,22 @@ class SearchIndex:
         self.forgotten = NO_TIME
         self._fields = fields
         self._versions = schema.empty_table()
+        self._columns = _Columns.of(self._versions)
         self._until = np.zeros(0, np.int64)
         self._parts: list[_Part] = []
 
     def __len__(self) -> int:
-        return self._versions.num_rows
+        return len(self._until)
 
     @property
     def searches(self) -> int:
         """How many searches there are that the last version did not remove or park."""
-        return int(np.count_nonzero(self._is_live & (self._until == NEVER)))
+        return int(np.count_nonzero(self._columns.is_live & (self._until == NEVER)))
 
     @property
     def parked(self) -> int:
         """How many searches are parked by their last version."""
-        is_parked = ~np.asarray(self._versions.column(QUERY).is_valid()) & ~column(self._versions, GONE)
-        return int(np.count_nonzero(is_parked & (self._until == NEVER)))
+        return int(np.count_nonzero(self._columns.is_parked & (self._until == NEVER)))
 
     @property
     def always(self) -> int:
@@ -80,7 +104,7 @@ class SearchIndex:
 
     def numbers(self) -> _Array:
         """The versions that may still be needed, by their order."""
-        return np.sort(column(self._versions, AT))
+        return np.sort(self._columns.order)
 
     def add(self, versions: pa.Table, stamp: IndexStamp) -> None:
         """Adds versions that came after all others."""
@@ -88,26 +112,33 @@ class SearchIndex:
         self.stamp = stamp
         if not versions.num_rows:
             return
-        self._versions = pa.concat_tables(
-            [self._versions, versions.select(self._versions.schema.names)]
-        ).combine_chunks()
-        self._until = _ends(self._versions)
-        fresh = np.arange(start, len(self))
-        fresh = fresh[self._is_live[fresh]]
-        sizes = [*(len(part.number) for part in self._parts), len(fresh)]
-        count = tidied(sizes) - 1
+        whole = pa.concat_tables([self._versions, versions.select(self._versions.schema.names)])
+        self._versions = whole.combine_chunks() if whole.column(0).num_chunks > CHUNKS_MAX else whole
+        self._columns = self._columns.before(_Columns.of(versions))
+        self._until = np.concatenate([self._until, np.full(versions.num_rows, NEVER)])
+        self._end(start)
+        fresh = np.arange(start, len(self))[self._columns.is_live[start:]]
+        count = tidied([*(len(part.number) for part in self._parts), len(fresh)]) - 1
         older = self._parts[len(self._parts) - count :] if count > 0 else []
         self._parts = self._parts[: len(self._parts) - len(older)]
         self._parts += self._joined([*older, *self._fresh(fresh)])
 
+    def _end(self, start: int) -> None:
+        """Says of the searches that have versions from `start` on until when each of their versions holds."""
+        changed = np.unique(self._columns.h1[start:])
+        place = np.minimum(np.searchsorted(changed, self._columns.h1), len(changed) - 1)
+        number = np.flatnonzero(changed[place] == self._columns.h1)
+        self._until[number] = _ends(self._columns.only(number))
+
     def forget(self, before: int) -> None:
         """Forgets versions that were over at a time: no document is matched at or before it any more."""
-        is_needed = (self._until > before) & (self._until > column(self._versions, SINCE))
+        is_needed = (self._until > before) & (self._until > self._columns.since)
         if bool(is_needed.all()) or np.count_nonzero(~is_needed) * 4 < len(is_needed):
             return
         self.forgotten = before
         place = np.cumsum(is_needed) - 1
         self._versions, self._until = self._versions.filter(pa.array(is_needed)), self._until[is_needed]
+        self._columns = self._columns.only(is_needed)
         parts = list[_Part]()
         for part in self._parts:
             kept = is_needed[part.number]
@@ -116,7 +147,7 @@ class SearchIndex:
 
     def matches(self, documents: Documents, times: _Array, *, is_equal: bool) -> Matches:
         """Pairs of a document and a version, by the document's time; with `is_equal` a version holds at its own time."""
-        since = column(self._versions, SINCE) + (0 if is_equal else 1)
+        since = self._columns.since + (0 if is_equal else 1)
         until = np.where(self._until == NEVER, NEVER, self._until + (0 if is_equal else 1))
         found = []
         for part in self._parts:
@@ -124,16 +155,12 @@ class SearchIndex:
             found.append((row, part.number[search]))
         row = np.concatenate([np.zeros(0, np.int64), *(row for row, _ in found)])
         number = np.concatenate([np.zeros(0, np.int64), *(number for _, number in found)])
-        order = np.lexsort((column(self._versions, AT)[number], row))
+        order = np.lexsort((self._columns.order[number], row))
         return Matches(row[order], number[order])
 
     def rows(self, number: _Array) -> pa.Table:
         """Versions."""
         return self._versions.take(pa.array(number))
-
-    @property
-    def _is_live(self) -> _Array:
-        return np.asarray(self._versions.column(QUERY).is_valid()) & ~column(self._versions, GONE)
 
     def _fresh(self, numbers: _Array) -> list[_Part]:
         """Versions that were not compiled before."""
@@ -144,7 +171,7 @@ class SearchIndex:
 
     def _joined(self, parts: list[_Part]) -> list[_Part]:
         """Parts as one, without versions that no time falls in any more."""
-        since = column(self._versions, SINCE)
+        since = self._columns.since
         return (
             parts
             if len(parts) == 1
@@ -177,11 +204,11 @@ class IndexShelf:
         return index
 
 
-def _ends(versions: pa.Table) -> _Array:
+def _ends(versions: _Columns) -> _Array:
     """Until when each version holds: the time of the next of the same search, or of one at the same time that came later."""
-    h1, h2, since, number = (column(versions, name) for name in (H1, H2, SINCE, AT))
-    order = np.lexsort((number, since, h2, h1))
-    is_same = (h1[order][1:] == h1[order][:-1]) & (h2[order][1:] == h2[order][:-1])
+    order = np.lexsort((versions.order, versions.since, versions.h2, versions.h1))
+    h1, h2 = versions.h1[order], versions.h2[order]
+    is_same = (h1[1:] == h1[:-1]) & (h2[1:] == h2[:-1])
     found = np.full(len(order), NEVER)
-    found[order[:-1][is_same]] = since[order[1:][is_same]]
+    found[order[:-1][is_same]] = versions.since[order[1:][is_same]]
     return found
