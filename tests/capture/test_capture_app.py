@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from headwater.model.errors import AppFailed, InvalidApp, NotCapturable
 from headwater.processing.graph.table import Table
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 
 def names(users: Table) -> DataFrame:

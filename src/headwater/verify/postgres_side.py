@@ -20,8 +20,7 @@ from headwater.model.errors import InvalidInput, NotFound
 from headwater.sinks.postgres import PostgresSink
 from headwater.sinks.sink import Shape
 from headwater.verify.digest import CHUNK_DIGITS, NAN_BITS, Sums
-from headwater.verify.side import Follows, Look, Places, chosen, nullable
-from headwater.verify.sink_side import SinkSide
+from headwater.verify.side import Follows, Look, Places, SinkSide, chosen, nullable
 
 _CHUNK_BYTES = 8 << 20
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from headwater.model.errors import Fenced, InvalidInput, NotFound, Unsupported
+from headwater.model.errors import Fenced, InvalidInput, NotFound
 from headwater.views.changes import Delta
 from headwater.views.definition import ViewDefinition
 
@@ -122,24 +122,6 @@ class ViewStore(Protocol):
         """Frees everything."""
 
 
-def open_view_store(url: str, *, read_only: bool = False) -> ViewStore:
-    """The store at a URL: `sqlite:///` and then a path, absolute or not, or `postgresql://user@host/database`."""
-    scheme, found, rest = str(url).partition("://")
-    if found and scheme == "sqlite":
-        from headwater.views.sqlite import SqliteStore
-
-        return SqliteStore(_sqlite_path(url, rest), read_only=read_only)
-    if found and scheme in ("postgresql", "postgres"):
-        from headwater.views.postgres import PostgresStore
-
-        return PostgresStore(url, read_only=read_only)
-    shown = scheme if found else str(url)[:60]
-    raise Unsupported(
-        f"{shown!r} is not a kind of view store.",
-        advice="Use sqlite:///./data/views.db or postgresql://user@host/database.",
-    )
-
-
 def table_name(definition: ViewDefinition) -> str:
     """The table of a generation; a view's own name cannot have the `@`."""
     return f"{definition.name}@{definition.generation}"
@@ -215,13 +197,3 @@ def _too_large(limits: Limits) -> InvalidInput:
         f"The result is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",
         advice="Select less (LIMIT, WHERE, GROUP BY), or raise rows_max.",
     )
-
-
-def _sqlite_path(url: str, rest: str) -> str:
-    path = rest.partition("?")[0]
-    if not path.startswith("/") or path == "/":
-        raise InvalidInput(
-            f"The URL {url!r} has no path.",
-            advice="Write the path after sqlite:///, such as sqlite:///./data/views.db.",
-        )
-    return path[1:]

@@ -15,6 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.databases.keys import key_texts
 from headwater.log.arrow.rows import to_batch
 from headwater.log.log import Log, open_log
 from headwater.log.port.topic import check_name
@@ -23,8 +24,8 @@ from headwater.model.errors import EventsMissed, InvalidInput, NotFound, Unsuppo
 from headwater.views.catalog import ViewCatalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
-from headwater.views.keys import key_text
-from headwater.views.store import Limits, ViewSelection, ViewStore, open_view_store
+from headwater.views.store import Limits, ViewSelection, ViewStore
+from headwater.views.store_url import open_view_store
 from headwater.views.subscription import Subscription
 from headwater.views.token import Token, is_token, parse_token
 from headwater.views.top_n import ranked_keys
@@ -234,3 +235,15 @@ def _selected(rows: pa.Table, selection: ViewSelection, definition: ViewDefiniti
         ranked = ranked_keys(rows, selection.order)
         rows = rows.take(pc.index_in(ranked, value_set=rows.column(KEY).combine_chunks()))
     return rows if selection.limit is None else rows.slice(0, selection.limit)
+
+
+def key_text(definition: ViewDefinition, key: Mapping[str, Any]) -> str:
+    """The text of one key that a user gave by its columns' values; `headwater.databases.keys` says how it is made."""
+    if set(key) != set(definition.key) or not definition.key:
+        wanted = ", ".join(definition.key) or "empty, because its rows are append-only"
+        raise InvalidInput(
+            f"The key of view {definition.name!r} is {wanted}; got {', '.join(key) or 'nothing'}.",
+            advice="Pass each key column once, such as get(page='/').",
+        )
+    fields = [definition.schema.field(column).with_nullable(True) for column in definition.key]
+    return key_texts(to_batch([dict(key)], pa.schema(fields)), definition.key)[0].as_py()

@@ -31,7 +31,7 @@ from headwater.processing.stages.status import AppStatus, Rate, StageStatus, wri
 from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from tests.rigs.commands import COMMAND, Command, refused
 from tests.rigs.processes import assert_all_gone, java_of, processes_of
 

@@ -23,7 +23,8 @@ from headwater.processing.graph.graph import Graph, StageNode
 from headwater.views.catalog import ViewCatalog, ViewPlan, plan_view
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import ViewStore, open_view_store
+from headwater.views.store import ViewStore
+from headwater.views.store_url import open_view_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,4 +1,4 @@
-"""The contract of closing: what was freed says so, and what was stored is there for the next."""
+"""The contract of a closed log: its handles refuse to work, and what was stored is still there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USES: dict[str, Callable[[Log], Any]] = {
 }
 
 
-class ClosingContract(LogCase):
+class ClosedLogContract(LogCase):
     """What holds for closed handles, and for errors in general."""
 
     @pytest.mark.parametrize("use", USES.values(), ids=USES)
