@@ -38,7 +38,7 @@ from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.model.extras import check_spark
 from headwater.model.schema import SchemaLike
-from headwater.model.url import inside
+from headwater.model.url import inside, without_password
 from headwater.processing.graph.graph import (
     CHANGES,
     Graph,
@@ -104,6 +104,13 @@ class App:
         self._functions: dict[Callable[..., Any], StageNode] = {}
         self._running: AppRun | None = None
         self.views = Views(self)
+
+    def __repr__(self) -> str:
+        state = "not running" if self._running is None else "running"
+        return (
+            f"App(name={self.name!r}, log={without_password(self._url)!r}, "
+            f"topics={list(self._graph.topics)}, stages={list(self._graph.stages)}, {state})"
+        )
 
     @property
     def name(self) -> str:
@@ -483,6 +490,9 @@ class Views:
 
     def __init__(self, app: App) -> None:
         self._app = app
+
+    def __repr__(self) -> str:
+        return f"Views(app={self._app.name!r}, names={list(self)})"
 
     def __iter__(self) -> Iterator[str]:
         return (stage.name for stage in self._app.graph.stages.values() if stage.kind == "view")

@@ -62,6 +62,10 @@ class View:
         self._log = log
         self._owns_log = owns_log
 
+    def __repr__(self) -> str:
+        log = None if self._log is None else self._log.url
+        return f"View(name={self.name!r}, store={self._store.url!r}, log={log!r})"
+
     @property
     def definition(self) -> ViewDefinition:
         """What the view is now."""
