@@ -183,7 +183,7 @@ def elsewhere(clicks: DataFrame) -> DataFrame:
 def test_a_setting_that_a_topic_has_not_is_told_where_it_is_given() -> None:
     """Not when the topic is made, which may be much later, and in words of ours."""
     app = hw.App("shop")
-    said = r"test_app.py:\d+: a topic has no setting 'nmae'. It has key, time, .*retention"
+    said = r"test_app.py:\d+: a topic has no setting 'nmae'. Its settings are: key, time, .*retention"
     for declare_one in (
         lambda: app.topic("clicks", SCHEMA, nmae="x"),
         lambda: app.table("users", SCHEMA, key="user_id", nmae="x"),
@@ -360,7 +360,7 @@ def test_one_process_at_a_time_runs_an_application(place: Place) -> None:
     app = declare(place.app())
     app.start()
     try:
-        with pytest.raises(AppRunning, match="running already"):
+        with pytest.raises(AppRunning, match="already running"):
             declare(place.app()).start()
     finally:
         app.stop()

@@ -47,7 +47,7 @@ def declared(folder: Path, spark: SparkSession | None = None) -> hw.App:
 def test_what_the_database_says_itself_is_not_declared(tmp_path: Path) -> None:
     """Nothing is opened or made before the application runs."""
     app = hw.App("shop", log=tmp_path / "log")
-    with pytest.raises(InvalidApp, match="says itself what schema is"):
+    with pytest.raises(InvalidApp, match="from a database, which defines schema"):
         app.table("users", "id BIGINT", source="sqlite:///shop.db")
     with pytest.raises(InvalidApp, match="not the URL of a database"):
         app.table("users", source="shop.db")

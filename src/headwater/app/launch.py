@@ -167,11 +167,11 @@ class Launch:
             lock.close()
             here = holder == f"process {os.getpid()}"
             raise AppRunning(
-                f"Application {self._graph.name!r} is running already ({'in this program' if here else holder}), "
+                f"Application {self._graph.name!r} is already running ({'in this program' if here else holder}), "
                 f"with its state in {state}.",
-                advice="Call stop() of the App that was started."
+                advice="Call stop() on the App that runs."
                 if here
-                else "Stop that one first, or give this one another state=.",
+                else "Stop the other one first, or pass another state= to this one.",
             )
         lock.truncate(0)
         lock.write_at(0, [f"process {os.getpid()}".encode()])
@@ -384,9 +384,9 @@ def _followed(topic: Topic, view: StageNode, analysed: StageAnalysis) -> pa.Sche
         return shared_schema(topic.schema, define_view(view.name, analysed.schema, key=view.key, mode=view.mode))
     except SchemaConflict as error:
         raise InvalidApp(
-            f"{view.place} is read by other stages, and its topic {topic.name!r} cannot hold the rows of its new code: "
+            f"{view.place} is read by other stages, but its topic {topic.name!r} cannot hold the rows of its new code: "
             f"{error.what}",
-            advice="Give the column another name, or the view; its readers then begin with the new one.",
+            advice="Rename the column or the view. After that, the readers start with the new one.",
         ) from None
 
 
@@ -407,6 +407,6 @@ def check_partitions(count: Any) -> int:
     """How many partitions the state of an operator may have; `InvalidApp`."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= STATE_PARTITIONS_MAX:
         raise InvalidApp(
-            f"state_partitions={count!r} is no number of partitions.", advice=f"Use 1 to {STATE_PARTITIONS_MAX}."
+            f"state_partitions={count!r} is not a number of partitions.", advice=f"Use 1 to {STATE_PARTITIONS_MAX}."
         )
     return count

@@ -36,7 +36,7 @@ def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
     known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
     for name, start in given.items():
         if start not in known:
-            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+            raise InvalidApp(f"Stage {name!r} cannot start from {start!r}.", advice="Use marker, earliest or latest.")
     return {name: known[start] for name, start in given.items()}
 
 
@@ -44,19 +44,19 @@ def check_restart(stage: StageNode, analysed: StageAnalysis, restart: Restart) -
     """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
     if analysed.stateful and restart != "earliest":
         raise InvalidApp(
-            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
-            advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
+            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which was lost with its checkpoint.",
+            advice=f"Start from its first events: --accept-new-checkpoint {stage.name}=earliest.",
         )
     if stage.capture is not None and restart == "latest":
         raise InvalidApp(
-            f"{stage.place} would leave out what came meanwhile, and its target would hold halves of transactions.",
-            advice=f"Begin where it was, or with everything: --accept-new-checkpoint {stage.name}=marker or =earliest.",
+            f"{stage.place} would skip changes, and its target would hold parts of transactions.",
+            advice=f"Continue where it was, or start from its first events: --accept-new-checkpoint {stage.name}=marker or =earliest.",
         )
     replaces = stage.kind == "view" or (stage.kind == "sink" and is_target(stage.to))
     if not analysed.stateful and restart == "earliest" and not replaces:
         raise InvalidApp(
-            f"{stage.place} would write everything again that it has written before.",
-            advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+            f"{stage.place} would write its earlier results a second time.",
+            advice=f"Continue after its last batch: --accept-new-checkpoint {stage.name}=marker.",
         )
 
 
@@ -114,8 +114,8 @@ def begin_again(
     finally:
         if ledger is not None:
             _close(ledger)
-    behind = f"behind what it wrote last ({last})"
-    return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
+    place = f"after its last batch ({last})" if restart == "marker" else f"at the {restart} events of its inputs"
+    return f"{stage.place} starts with a new checkpoint {place}."
 
 
 def beginnings(starts: Path, *, disk: Disk | None = None) -> dict[str, str]:
@@ -171,10 +171,10 @@ def _close(ledger: FileSink | Sink) -> None:
 def _no_marker(stage: StageNode, *, by_task: bool) -> InvalidApp:
     if by_task:
         return InvalidApp(
-            f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
-            advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+            f"{stage.place} writes to Kafka task by task. It is unknown which tasks of its last batch were written.",
+            advice=f"Restore the checkpoint. To skip the events since then, use --accept-new-checkpoint {stage.name}=latest.",
         )
     return InvalidApp(
-        f"{stage.place} has written nothing yet, so there is no marker to go on from.",
-        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave it out.",
+        f"{stage.place} has not written a batch yet, so it has no marker to continue from.",
+        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave out the option.",
     )

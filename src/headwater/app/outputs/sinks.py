@@ -56,12 +56,15 @@ def partitioned(to: str, columns: str | Sequence[str], *, where: str) -> str:
         return to
     if not is_folder(to) and not to.startswith("delta://"):
         raise InvalidApp(
-            f"{where}: {to.partition('?')[0]} has no folders to put values of {names[0]!r} into.",
-            advice="partition_by= is for files in a folder, and for delta:///.",
+            f"{where}: {to.partition('?')[0]} cannot be partitioned by {names[0]!r}, because it is not a folder.",
+            advice="Use partition_by= only with files in a folder and with delta:///.",
         )
     wrong = [name for name in names if not name or "," in name]
     if wrong:
-        raise InvalidApp(f"{where}: partition_by cannot name {wrong[0]!r}.", advice="Rename the column.")
+        raise InvalidApp(
+            f"{where}: {wrong[0]!r} in partition_by is not a column that files can be partitioned by.",
+            advice="Rename the column.",
+        )
     return f"{to}{'&' if '?' in to else '?'}partition_by={quote(','.join(names), safe=',')}"
 
 
@@ -70,12 +73,12 @@ def check_partitioned(stage: StageNode, columns: Sequence[str], partition_by: Se
     missing = [name for name in partition_by if name not in columns]
     if missing:
         raise InvalidApp(
-            f"{stage.place}: there is no column {missing[0]!r} to partition by.",
-            advice=f"The columns are {', '.join(columns)}.",
+            f"{stage.place}: column {missing[0]!r} of partition_by does not exist.",
+            advice=f"The columns are: {', '.join(columns)}.",
         )
     if partition_by and not set(columns) - set(partition_by):
         raise InvalidApp(
-            f"{stage.place}: all columns would be names of folders, and none is left for the files.",
+            f"{stage.place}: partition_by names all columns, so no column is left for the files.",
             advice="Partition by fewer columns.",
         )
 
@@ -105,13 +108,13 @@ def shape_of(stage: StageNode, schema: pa.Schema, *, key: str | None, view: Stag
     if not chosen or missing:
         said = f"has no column {missing[0]!r}" if missing else "has no key"
         raise InvalidApp(
-            f"{stage.place}: {topic!r} {said}, and a target has one row for each key.",
-            advice=f"Name it with key=…; the columns are {', '.join(columns.names)}.",
+            f"{stage.place}: {topic!r} {said}, but a target has one row for each key.",
+            advice=f"Pass the key with key=…. The columns are: {', '.join(columns.names)}.",
         )
     nested = [name for name in chosen if pa.types.is_nested(columns.field(name).type)]
     if nested:
         raise InvalidApp(
-            f"{stage.place}: the key {nested[0]!r} has columns of its own.", advice="Choose a plain column."
+            f"{stage.place}: the key {nested[0]!r} is a nested column.", advice="Use a column that is not nested."
         )
     return Shape(view.name if view is not None else topic, columns, tuple(chosen))
 

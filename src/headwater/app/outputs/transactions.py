@@ -49,27 +49,27 @@ def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int |
     _check_target(stage)
     if "://" in log and not log.startswith("file://"):
         raise InvalidApp(
-            f"{stage.place}: on {log.partition('://')[0]}:// a transaction becomes visible partition by partition, so no sink can apply it "
-            "whole.",
-            advice="Capture into a log in a folder, or leave transactions=True out.",
+            f"{stage.place}: on {log.partition('://')[0]}:// a transaction becomes visible partition by partition. A sink cannot "
+            "apply it as a whole.",
+            advice="Capture into a log in a folder, or leave out transactions=True.",
         )
     if events_max is not None:
         raise InvalidApp(
-            f"{stage.place}: events_max={events_max} would cut transactions.",
-            advice="Leave it out: a batch has all transactions that wait.",
+            f"{stage.place}: events_max={events_max} would split transactions.",
+            advice="Leave out events_max. A batch has all transactions that are available.",
         )
     if stage.key:
         raise InvalidApp(
-            f"{stage.place}: key={stage.key[0]!r} cannot be for all its tables.",
-            advice="Leave it out: each table has the key of its source.",
+            f"{stage.place}: key={stage.key[0]!r} cannot apply to all tables of the sink.",
+            advice="Leave out key. Each table has the key of its source.",
         )
     sources = [_source_of(graph, stage, topic) for topic in stage.inputs]
     other = next((number for number, source in enumerate(sources) if source != sources[0]), None)
     if other is not None:
         raise InvalidApp(
-            f"{stage.place}: {stage.inputs[0]!r} and {stage.inputs[other]!r} come from different databases, which have no transactions "
-            "together.",
-            advice="Declare a sink for the tables of each database.",
+            f"{stage.place}: {stage.inputs[0]!r} and {stage.inputs[other]!r} come from different databases, which do not share "
+            "transactions.",
+            advice="Declare one sink for the tables of each database.",
         )
     return msgspec.structs.replace(stage, capture=STAGE + sources[0].database, settings={}) if sources else stage
 
@@ -149,13 +149,13 @@ def _check_target(stage: StageNode) -> None:
     shown = without_password(stage.to).partition("?")[0]
     if scheme not in TARGETS:
         raise InvalidApp(
-            f"{stage.place}: {shown} takes no transactions over several tables.",
-            advice=f"transactions=True is for {', '.join(f'{known}://' for known in TARGETS[:3])}.",
+            f"{stage.place}: {shown} does not support transactions over several tables.",
+            advice=f"Use transactions=True only with {', '.join(f'{known}://' for known in TARGETS[:3])}.",
         )
     if "table=" in rest.partition("?")[2]:
         raise InvalidApp(
-            f"{stage.place}: the target names one table, and transactions go to all tables of the source.",
-            advice="Leave ?table= out: each table is called as its topic is.",
+            f"{stage.place}: the target names one table, but transactions change all tables of the source.",
+            advice="Leave out ?table=. Each table gets the name of its topic.",
         )
 
 
@@ -164,14 +164,14 @@ def _source_of(graph: Graph, stage: StageNode, topic: str) -> SourceUrl:
     node = graph.topics.get(topic)
     if node is None or node.source is None:
         raise InvalidApp(
-            f"{stage.place}: {topic!r} is no captured table, and only databases have transactions to be applied.",
-            advice=f"Declare it with its source: app.table({topic!r}, source=…); or leave transactions=True out.",
+            f"{stage.place}: {topic!r} is not a captured table. Only captured tables have transactions.",
+            advice=f"Declare it with app.table({topic!r}, source=…), or leave out transactions=True.",
         )
     source = msgspec.structs.replace(parse_source_url(node.source), tables=())
     if source.scheme not in SOURCES:
         raise InvalidApp(
-            f"{stage.place}: {topic!r} is captured by {source.scheme}://, which does not tell of every transaction all that it changed.",
-            advice=f"transactions=True is for captures of {', '.join(f'{known}://' for known in SOURCES)}.",
+            f"{stage.place}: {topic!r} is captured by {source.scheme}://, which does not report all changes of a transaction.",
+            advice=f"Use transactions=True only with captures of {', '.join(f'{known}://' for known in SOURCES)}.",
         )
     return source
 

@@ -51,7 +51,7 @@ class ViewStages:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._building: dict[str, ViewMaintainer] = {}
         self.notes: list[str] = []
-        """Why views are built anew."""
+        """Why views are rebuilt."""
 
     def plan(self, stage: StageNode, analysed: StageAnalysis) -> ViewPlan:
         """Which generation of its view a stage maintains."""
@@ -100,9 +100,7 @@ class ViewStages:
         for stage in supervisor.stages:
             name = stage.plan.stage.name
             if name in self._building and stage.is_caught_up:
-                attempt(
-                    f"View {name!r}, which was built anew, could not replace the old one", partial(self._swap, name)
-                )
+                attempt(f"View {name!r} was rebuilt, but could not replace the old one", partial(self._swap, name))
 
     def sweep(self) -> None:
         """Removes what is left of generations that are neither seen nor built."""
@@ -120,11 +118,11 @@ class ViewStages:
             self._store = open_view_store(self._store_url)
         maintainer = ViewMaintainer(self._log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
-            note = f"{plan.why} The old one is read until the new one has caught up."
+            note = f"{plan.why} Queries read the old view until the new one has caught up."
             if maintainer.apart:
                 note += (
-                    f" Topic {stage.name}.changes stays with the old one, because it cannot hold the new rows: {maintainer.apart} "
-                    f"The changes of the new one are in {plan.definition.changes}."
+                    f" Topic {stage.name}.changes cannot hold the new rows, so it stays with the old view: {maintainer.apart} "
+                    f"The changes of the new view are in {plan.definition.changes}."
                 )
             self.notes += [note] if note not in self.notes else []
             self._building[stage.name] = maintainer
