@@ -278,7 +278,7 @@ def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> N
         with changed.views["counted"] as view:
             seen(lambda: live.total(view), lambda found: found == 2 * counted)
         told = changed.status()
-        assert told is not None and "built anew" in told.notes[0]
+        assert told is not None and "must be rebuilt" in told.notes[0]
     finally:
         changed.stop()
 

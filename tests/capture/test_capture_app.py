@@ -98,7 +98,7 @@ def test_a_running_application_follows_the_database(
         status = app.status()
         assert status is not None
         assert status.stages[0].state == "failed"
-        assert "There is no table 'orders'" in (status.stages[0].error or "")
+        assert "Table 'orders' does not exist" in (status.stages[0].error or "")
     finally:
         app.stop()
     assert database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'headwater:shop:changes'").fetchone() == (

@@ -97,7 +97,7 @@ def test_partitions_that_cannot_be_are_refused_before_anything_starts(tmp_path: 
             app.run(available_now=True)
     with pytest.raises(InvalidApp, match="not a folder"):
         app.sink("sales", to="redis://localhost/0", partition_by="country", name="other")
-    with pytest.raises(InvalidInput, match="not understood"):
+    with pytest.raises(InvalidInput, match="is not valid"):
         FileSink("./out?partition=day", stage="s")
     log.close()
 
