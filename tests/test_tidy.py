@@ -94,7 +94,7 @@ KNOTS = [
 ]
 
 SAYS_NOTHING = {"utils", "util", "common", "base", "helpers", "helper", "manager", "misc"}
-# Whoever fills a container of the module changes what every other caller sees.
+# A function that fills a container of the module changes what every other caller sees.
 EMPTY_CONTAINERS = {"[]", "{}", "list()", "dict()", "set()", "defaultdict(list)", "defaultdict(dict)", "deque()"}
 NOT_OUR_WORDS = {"message", "messages", "msg", "record", "records"}
 OPTIONAL = ["pyspark", "duckdb", "pandas", "polars", "confluent_kafka", "sqlglot", "typer", "rich"]
@@ -140,7 +140,7 @@ def test_no_addresses_of_one_machine() -> None:
 
 
 def test_no_addresses_of_registries() -> None:
-    """Where packages come from is decided by the configuration of whoever installs them."""
+    """The configuration of the machine decides where packages come from."""
     hosts = r"pypi\.org|pythonhosted|repo1?\.maven|repo\.maven|registry\.npmjs|index-url\s*[=h]|find-links\s*[=/]"
     assert not found(hosts)
 
@@ -194,7 +194,7 @@ def test_no_public_class_name_twice() -> None:
 
 
 def test_no_private_member_of_another_module() -> None:
-    """What others need is public, and says so. Without types a name is all that there is to see: a name of the same module is its own."""
+    """What others need is public, and says so. The check sees names, not types: a name that the module makes itself counts as its own."""
     own = {file: set(private_names(tree(file))) for file in SOURCE}
     ours = set[str]().union(*own.values())
     offenders = {
@@ -277,7 +277,7 @@ def subclasses(word: str, below: Mapping[str, set[str]]) -> set[str]:
 
 
 def test_no_import_cycles() -> None:
-    """A knot of modules is read as one. Imports inside of functions and those for types count."""
+    """Modules that import each other are read as one. Imports inside of functions and those for types count."""
     assert cycles(imports()) == sorted(KNOTS)
 
 
@@ -350,7 +350,7 @@ def test_import_is_light() -> None:
 
 
 def declared() -> dict[str, list[str]]:
-    """Give the packages of pyproject.toml by where they are asked for."""
+    """Give the packages of pyproject.toml by the list that requires them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = {
         "core": project["project"]["dependencies"],

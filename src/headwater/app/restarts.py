@@ -1,7 +1,7 @@
-"""A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
+"""A restart: a stage that lost its checkpoint starts a new one, at a place that the user chose.
 
-Where it begins is on disk in a file before the checkpoint is removed, and that it is removed is on disk before the last marker is
-forgotten: whoever is killed on the way, also by a power loss, chooses again.
+The place is on disk before the checkpoint is removed. The removal is on disk before the last marker is forgotten. So after a kill or a
+power loss on the way the user chooses again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from headwater.processing.stages.analysis import StageAnalysis
 
 Restart = Literal["marker", "earliest", "latest"]
-"""Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
+"""Where a stage starts that lost its checkpoint: after its last batch, or at one end of its inputs."""
 
 
 def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
-    """Where stages are to begin, checked; `InvalidApp`."""
+    """The chosen places, checked; `InvalidApp`."""
     known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
     for name, start in given.items():
         if start not in known:
@@ -41,7 +41,7 @@ def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
 
 
 def check_restart(stage: StageNode, analysed: StageAnalysis, restart: Restart) -> None:
-    """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
+    """Refuses a place that would give other results. The state of a query is lost with its checkpoint, so only a full replay is right."""
     if analysed.stateful and restart != "earliest":
         raise InvalidApp(
             f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which was lost with its checkpoint.",
@@ -61,9 +61,9 @@ def check_restart(stage: StageNode, analysed: StageAnalysis, restart: Restart) -
 
 
 def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) -> None:
-    """Refuses a checkpoint by which a stage has not written what it wrote last; `CheckpointConflict`.
+    """Refuses a checkpoint that does not belong to the last batch of a stage; `CheckpointConflict`.
 
-    Nothing is opened for it: an application that was started by mistake, with another folder `state`, takes nothing from the one that runs.
+    The check opens nothing: an application that was started by mistake, with another folder `state`, fences nothing of the one that runs.
     """
     from headwater.processing.checkpoint.marker import query_of
     from headwater.processing.sink.staging import can_stage
@@ -93,7 +93,7 @@ def begin_again(
     starts: Path,
     disk: Disk | None = None,
 ) -> str:
-    """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
+    """Forgets the checkpoint and the last marker of a stage, and returns a note. The file `starts` records where it starts."""
     disk = disk or RealDisk()
     ledger = ledger_of(stage, name)
     try:
@@ -119,7 +119,7 @@ def begin_again(
 
 
 def beginnings(starts: Path, *, disk: Disk | None = None) -> dict[str, str]:
-    """Where the inputs of a stage begin that was begun again; nothing for one that was not."""
+    """Where the inputs of a restarted stage start; empty for another stage."""
     try:
         found: dict[str, str] = json.loads(read_file(disk or RealDisk(), str(starts)))
     except FileNotFoundError:
@@ -135,14 +135,14 @@ def _make_folder(disk: Disk, folder: Path) -> None:
 
 
 def _remove_checkpoint(disk: Disk, checkpoint: Path) -> None:
-    """A checkpoint that a power loss brings back would be gone on with, by a query whose last marker is forgotten."""
+    """Also on disk: a power loss could restore the checkpoint, and the query would continue from it without its last marker."""
     disk.remove_folder(str(checkpoint))
     with suppress(FileNotFoundError):
         disk.sync_folder(str(checkpoint.parent))
 
 
 def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:
-    """Where each input begins. The ends of this moment are told as offsets: a first batch that is run again must not begin elsewhere."""
+    """Where each input starts. "latest" becomes the offsets of this moment, so that a repeated first batch starts at the same place."""
     from headwater.processing.checkpoint.beginning import places_text
     from headwater.processing.checkpoint.offsets import places_of
 

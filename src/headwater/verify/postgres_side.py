@@ -40,7 +40,7 @@ class PostgresSide(SinkSide):
     def shape(self) -> Shape | None:
         name = self._sink.address.options.get("table")
         if name is None:
-            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {self.url} does not name a table.", advice="Add ?table=NAME to the URL.")
         self._sink.attach(Shape(name, pa.schema([]), ()))
         with self._sink.reading() as connection:
             columns = self._sink.columns_in(connection)

@@ -36,7 +36,7 @@ class TableSide(SinkSide, ABC):
     def _named(self) -> str:
         name = self._sink.address.options.get("table")
         if name is None and self._shape is None:
-            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {self.url} does not name a table.", advice="Add ?table=NAME to the URL.")
         return name or self._shape.name  # type: ignore[union-attr]
 
     @contextmanager

@@ -1,7 +1,7 @@
 """A view as its readers see it: by key, in SQL, as it was, and live.
 
-Rows come from the store; what was (`as_of`) is folded from the topic of changes, and changes are followed there. Without a log
-a view can be read and asked, not followed. Thread-safety: as many threads as you like; a subscription belongs to one.
+Rows come from the store. Earlier rows (`as_of`) and subscriptions come from the topic of changes in the log. Without a log a view
+can be read and queried, but not subscribed to. Thread-safety: any number of threads; a subscription belongs to one.
 """
 
 from __future__ import annotations

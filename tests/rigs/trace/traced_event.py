@@ -1,6 +1,6 @@
 """Sends events one by one, has a view count them, and waits for each change at a subscriber; each event but the first is a round.
 
-A reader stands for the stage that would read the topic on Spark: what it counts is what the stage's query would give.
+A reader takes the place of the stage that would read the topic on Spark: its counts are those of the stage's query.
 """
 
 import sys

@@ -4,13 +4,13 @@ One query reads the topics of all tables to ends at which transactions are whole
 batch is one transaction of the target, over all its tables and the ledger. Several transactions of the source may be applied as one,
 never a part of one.
 
-Each key's newest row is read from compacted topics. Compaction removes a row for the sake of a later one, which may lie behind the ends
-of a batch; so a batch is applied as long as its ends are new. One that was planned by a run that died is planned anew, and one
-that compaction overtook while it was read, too. Nothing of it was written: the ledger knows.
+Each key's newest row is read from compacted topics. Compaction removes a row when there is a later one, which may be after the ends
+of a batch. So a batch is applied only while its ends are new. A batch that a killed run planned is planned again, and so is one
+that compaction overtook while it was read. Neither wrote anything, as the ledger shows.
 
-A column that a table gets while the application runs is made in the target by the first batch that may have values of it.
+If a table gets a column while the application runs, the first batch that may have values of it adds the column to the target.
 
-A row that the target refuses stops the stage: without it the rest would be no state that the source ever had.
+A row that the target refuses stops the stage. Without the row the target would have a state that the source never had.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from headwater.processing.sink.batch_tables import BatchTables
 
 SOURCES = ("sqlite", "postgresql", "mariadb", "mysql")
-"""Captures that tell of every transaction all that it changed, and in commit order."""
+"""Captures that report all changes of each transaction, in commit order."""
 
 
 def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int | None) -> StageNode:
-    """A sink that was declared with `transactions`, as a stage that applies them whole; `InvalidApp` where that cannot be."""
+    """A sink that was declared with `transactions`, as a stage that applies them whole; `InvalidApp` where that is impossible."""
     _check_target(stage)
     if "://" in log and not log.startswith("file://"):
         raise InvalidApp(
@@ -75,7 +75,7 @@ def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int |
 
 
 class TransactionWriter:
-    """Writes the batches of a stage to the tables of its target; `begin` makes what writes those of one run of its query."""
+    """Writes the batches of a stage to the tables of its target; `begin` gives the writer for one run of the query."""
 
     def __init__(self, log: Log, stage: StageNode, *, name: str, checkpoint: str, folder: Path) -> None:
         self._log = log
@@ -83,11 +83,11 @@ class TransactionWriter:
         self._name = name
         self._checkpoint = checkpoint
         self._folder = folder
-        # Here, so that an address that cannot be is told before anything starts.
+        # Here, so that a wrong address is an error before anything starts.
         self._sink: Sink = open_sink(stage.to, stage=name)
 
     def begin(self) -> Callable[[DataFrame, int], None]:
-        """Opens the sink anew, and returns what `foreachBatch` calls."""
+        """Opens the sink again, and returns the function for `foreachBatch`."""
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.sink.batch_tables import BatchTables
         from headwater.processing.source.capture_transactions import check_not_overtaken, forget_old_plan
@@ -127,7 +127,7 @@ class TransactionWriter:
 
     @contextmanager
     def _rows(self, shape: Shape, leaving: BatchTables, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
-        """What a batch has of a table: little is read here, more by Spark's tasks, which pick each key's newest row."""
+        """The rows of a table in a batch. Few are read here; many by Spark's tasks, which pick each key's newest row."""
         from headwater.processing.sink.frame_writer import FETCH_EVENTS_MAX
         from headwater.processing.source.capture_transactions import span_of
 

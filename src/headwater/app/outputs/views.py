@@ -1,8 +1,8 @@
-"""The views of an application that runs: each maintained by its query, and swapped once a new generation has caught up.
+"""The views of an application that runs: each is maintained by its query, and swapped after a new generation has caught up.
 
-Batches come from the thread of their query, the swap from the one that looks after the stages; a maintainer is for one thread at a time,
-so both hold the lock of their view. Of generations that are neither seen nor built the checkpoint, the state and the place to begin are
-removed: after the swap, and at the next start where somebody was killed on the way.
+The thread of a query applies its batches, and the thread that supervises the stages swaps. A maintainer works for one thread at a time,
+so both hold the lock of their view. After the swap the checkpoint, the state and the start of older generations are removed. The next
+start removes what a killed process left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headwater.processing.stages.supervisor import Supervisor
 
 Attempt = Callable[[str, Callable[[], object]], None]
-"""Does something now or later; the text says what it means when it fails."""
+"""Does something now or later; the text says what has failed, if it fails."""
 
 
 class ViewStages:
@@ -69,9 +69,9 @@ class ViewStages:
     def writer(
         self, stage: StageNode, plan: ViewPlan, checkpoint: str, *, check: Callable[[], None]
     ) -> Callable[[], WriteBatch]:
-        """What maintains the view, made anew for each run of its query; the first one here, so that what it refuses is told early.
+        """The writer of a view's batches. Each run of the query gets a new one; the first is made here, so its errors come early.
 
-        Where `check` refuses the checkpoint none is made: whoever maintains the view goes on, and the stage is told when it is started.
+        If `check` refuses the checkpoint, none is made. Another process may go on maintaining the view, and the stage fails when it starts.
         """
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.spark.driver_rows import rows_of
@@ -96,14 +96,14 @@ class ViewStages:
         return maintaining
 
     def look(self, supervisor: Supervisor, attempt: Attempt) -> None:
-        """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
+        """Called often while stages run: a rebuilt view replaces the old one after it has caught up."""
         for stage in supervisor.stages:
             name = stage.plan.stage.name
             if name in self._building and stage.is_caught_up:
                 attempt(f"View {name!r} was rebuilt, but could not replace the old one", partial(self._swap, name))
 
     def sweep(self) -> None:
-        """Removes what is left of generations that are neither seen nor built."""
+        """Removes what is left of generations that are neither current nor being built."""
         for stage in self._graph.stages.values():
             if stage.kind == "view":
                 self._remove_old(stage.name)
@@ -129,7 +129,7 @@ class ViewStages:
         return maintainer
 
     def _swap(self, name: str) -> None:
-        """Not while a batch is applied; the next look comes soon."""
+        """Swaps, unless a batch is being applied; then the next call of `look` does."""
         lock = self._locks[name]
         if not lock.acquire(blocking=False):
             return
