@@ -142,7 +142,7 @@ def _remove_checkpoint(disk: Disk, checkpoint: Path) -> None:
 
 
 def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:
-    """Where each input starts. "latest" becomes the offsets of this moment, so that a repeated first batch starts at the same place."""
+    """Where each input begins. The ends of this moment are told as offsets: a first batch that is run again must not begin elsewhere."""
     from headwater.processing.checkpoint.beginning import places_text
     from headwater.processing.checkpoint.offsets import places_of
 
