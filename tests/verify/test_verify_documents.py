@@ -172,7 +172,7 @@ def test_a_collection_that_is_not_there_is_told(mongodb: MongoServer) -> None:
     """And one that is not named."""
     documents = MongoDocuments(mongodb.url)
     for url, kind, words in (
-        (documents.url, InvalidInput, "names no collection"),
+        (documents.url, InvalidInput, "has no collection"),
         (f"{documents.url}?table=gone", NotFound, "no collection 'gone'"),
     ):
         side = side_of(url)
