@@ -126,7 +126,7 @@ class _Compiler:
         """The error for what the language does not have."""
         return Unsupported(
             f"The expression {shown(self._text)} uses {what}, which is not available here.",
-            advice="docs/expressions.md lists what is available; compute the rest in Spark before.",
+            advice="The page docs/expressions.md lists what is available. Compute the rest in Spark first.",
         )
 
     def wrong(self, why: str) -> InvalidInput:

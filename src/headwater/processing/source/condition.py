@@ -54,7 +54,7 @@ def parse_condition(text: str, columns: tuple[pa.Field, ...]) -> Condition:
     wrong = next(tree.find_all(*no_row), None)
     if wrong is not None or not isinstance(tree, sql.Expression):
         shown = (wrong or tree).sql("spark")
-        raise _refused(text, f"{shown!r} is no condition on one row")
+        raise _refused(text, f"{shown!r} is not a condition on one row")
     known = {field.name: field for field in columns}
     names = {name.lower(): name for name in known}
     found: dict[str, None] = {}
@@ -62,7 +62,7 @@ def parse_condition(text: str, columns: tuple[pa.Field, ...]) -> Condition:
         name = column.parts[0].name
         if name.lower() not in names:
             raise InvalidInput(
-                f"Option filter={text!r} names the column {name!r}, which is not there.",
+                f"Option filter={text!r} names the column {name!r}, which does not exist.",
                 advice=f"Its columns are {', '.join(known)}.",
             )
         found[names[name.lower()]] = None
@@ -138,8 +138,8 @@ def _check_answer(text: str, condition: Condition, called: set[str], columns: pa
         changing = called & ({name for (name,) in unstable.fetchall()} | _PRESENT)
         if changing:
             raise InvalidInput(
-                f"Option filter={text!r} calls {min(changing)}, which gives another answer each time.",
-                advice="A lost task is read again and must give the same rows: filter by such a thing in Spark itself.",
+                f"Option filter={text!r} calls {min(changing)}, which gives a different answer each time.",
+                advice="A repeated task must give the same rows. Filter in Spark instead.",
             )
         rows = columns.empty_table() if condition.columns else pa.Table.from_batches([_numbered(0)])
         answer = _answer(connection, condition, rows)
@@ -160,6 +160,6 @@ def _place(error: Any) -> str:
 
 def _refused(text: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"Option filter={text!r} is no condition: {why}.",
-        advice="Write what would stand in a WHERE clause of Spark SQL, such as \"amount > 10 AND page LIKE '/shop/%'\".",
+        f"Option filter={text!r} is not a condition: {why}.",
+        advice="Write a WHERE clause of Spark SQL, such as \"amount > 10 AND page LIKE '/shop/%'\".",
     )
