@@ -426,7 +426,8 @@ def _check_late(
         )
     if stage.late in ("topic", "correct") and not uses_time:
         raise InvalidApp(
-            f"{stage.place} has late={stage.late!r}, but no event can be too late for it: it has no window, join or operator by event time.",
+            f"{stage.place} has late={stage.late!r}, but no event can be too late for it: "
+            "it has no window, join or operator by event time.",
             advice="Leave late= out, or give its inputs an event time (time=) and group by a window of it.",
         )
     if stage.late == "correct" and (operators or stage.mode != "update"):
