@@ -142,7 +142,7 @@ def test_a_query_keeps_its_columns_while_the_schema_moves_on_and_a_restart_says_
     assert "column note STRING was added" in said and "column n was INT and is BIGINT" in said
     topics.log.append("t", [{"n": 1 << 40}])
     last = stream.latestOffset(end, ALL)
-    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is BIGINT by now.*Start the query again"):
+    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is now BIGINT.*Start the query again"):
         topics.rows(stream, stream.partitions(end, last))
 
 
