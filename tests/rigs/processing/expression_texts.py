@@ -109,7 +109,9 @@ TEMPLATES: dict[str, list[str]] = {
         "year({day})", "quarter({day})", "month({moment})", "day({day})", "dayofmonth({day})", "dayofweek({day})", "weekday({day})",
         "dayofyear({day})", "weekofyear({day})", "hour({moment})", "minute({moment})", "second({moment})", "hour(tn)", "second(tn)",
         "extract(WEEK FROM {day})", "extract(HOUR FROM {moment})", "extract(DOW FROM {day})", "datediff({day}, {day})",
-        "date_diff({day}, {day})", "unix_seconds({moment})", "unix_millis({moment})", "unix_micros({moment})", "unix_date({day})",
+        "date_diff({day}, {day})", "timestampdiff(HOUR, {moment}, {moment})", "datediff(DAY, {day}, {day})",
+        "date_diff(WEEK, {moment}, {day})", "timestampdiff(MILLISECOND, {day}, {moment})", "unix_seconds({moment})",
+        "unix_millis({moment})", "unix_micros({moment})", "unix_date({day})",
     ],
     "fraction": [
         "{fraction} + {number}", "{number} - {fraction}", "{fraction} * {fraction}", "{fraction} / {number}", "{integer} / {integer}",

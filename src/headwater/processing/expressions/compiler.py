@@ -348,6 +348,9 @@ class _Compiler:
         return text.trimmed(self, name, self.term(node.this), None if characters is None else self.term(characters))
 
     def _function(self, node: sql.Anonymous) -> Term:
+        if str(node.this).lower() in times.DIFFERENCES and len(node.expressions) == 3:
+            unit, start, end = node.expressions
+            return times.difference(self, unit.name.lower(), self.term(start), self.term(end))
         return self.call(str(node.this).lower(), node.expressions)
 
     def call(self, name: str, nodes: Sequence[Any]) -> Term:
