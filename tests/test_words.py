@@ -25,6 +25,7 @@ DONE = [
     "databases",
     "formats",
     "model",
+    "processing",
     "query",
     "server",
     "sinks",

@@ -23,9 +23,9 @@ from headwater.log.log import Log
 from headwater.log.port.stage import Positions
 from headwater.model.errors import NotCapturable, TimedOut
 from headwater.model.marker import Marker
-from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import committed, ends_of, forget_plan, planned, planned_at_us
 from headwater.processing.checkpoint.offsets import At, places_of
+from headwater.processing.checkpoint.query_start import beginning, places_text
 from headwater.processing.source.options import columns_text
 
 PLANNING_US = 10_000_000
@@ -129,7 +129,7 @@ def check_not_overtaken(log: Log, checkpoint: str, epoch: int) -> None:
             raise TimedOut(
                 f"Compaction came by partition {number} of topic {topic!r} while batch {epoch} was read, so what its rows were at offset "
                 f"{end} is not certain any more.",
-                advice="Nothing was written; the batch is planned anew.",
+                advice="Nothing was written; Headwater plans the batch again.",
             )
 
 
@@ -149,6 +149,6 @@ def _are_live(marker: Marker | None, topics: Sequence[str]) -> bool:
         if topic in tables and tables[topic].state == "stopped":
             raise NotCapturable(
                 f"The capture of {topic!r} has stopped, so it is no longer what its database holds: {tables[topic].why}",
-                advice="Mend that, and start the application again: the table is copied anew.",
+                advice="Repair the capture, and start the application again: it then copies the table again.",
             )
     return all(topic in tables and tables[topic].state == "live" for topic in topics)

@@ -21,7 +21,7 @@ from headwater.processing.source.combiner import Combiner
 from headwater.processing.source.operator_input import from_option
 from headwater.processing.source.options import Options, Use, read_options
 from headwater.processing.source.pushdown import PushedFilter
-from headwater.processing.source.reading import (
+from headwater.processing.source.range_reader import (
     OffsetRange,
     OffsetRanges,
     RowSelection,
@@ -122,7 +122,7 @@ class Load:
                 )
                 raise SchemaConflict(
                     f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
-                    advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",
+                    advice="Leave out .schema(…) to use the topic's schema. To read fewer columns, use the option columns.",
                 )
         return self.subscription
 

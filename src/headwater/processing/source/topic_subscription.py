@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -17,15 +18,24 @@ from headwater.log.arrow.events import output_schema
 from headwater.log.log import Log
 from headwater.log.port.store import Bounds
 from headwater.log.port.topic import Topic
-from headwater.model.clock import time_us
+from headwater.model.clock import NO_TIME, time_us
 from headwater.model.ddl import type_to_ddl
-from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, SchemaMoved, TopicNotFound
+from headwater.model.errors import (
+    EventsMissed,
+    HeadwaterError,
+    InvalidInput,
+    PositionLost,
+    SchemaConflict,
+    SchemaMoved,
+    TopicNotFound,
+)
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.checkpoint.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, TopicVersion
 from headwater.processing.source.condition import Condition, parse_condition
 from headwater.processing.source.options import Options
+from headwater.processing.spark.log_cache import log_for_writing
 from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, may_be_null
-from headwater.processing.time.watermark import reached_at, tell_empty, watermark_at
+from headwater.processing.time.watermark import reached_at, watermark_at
 
 LOG_COLUMNS = ("_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted")
 """What every event has beside its topic's own columns; in a DataFrame on request."""
@@ -56,7 +66,7 @@ class TopicSubscription:
         if not topics:
             raise TopicNotFound(
                 f"Option subscribePattern={self._options.pattern!r} matches no topic of {self._log.url} yet.",
-                advice=f"Topics there: {', '.join(self._log.topics()[:10]) or 'none yet'}. Create one first, or give the schema "
+                advice=f"Topics of the log: {', '.join(self._log.topics()[:10]) or 'none yet'}. Create one first, or give the schema "
                 "with .schema(…).",
             )
         first = self._columns(topics[0])
@@ -137,7 +147,7 @@ class TopicSubscription:
         return topics
 
     def check_as_planned(self) -> None:
-        """Refuses to go on where the topic has other columns than the query was planned by.
+        """Refuses to go on where the topic no longer has the columns that the query was planned with.
 
         To be asked behind `bounds`: whatever is in them then has the columns that are seen here.
         """
@@ -145,8 +155,8 @@ class TopicSubscription:
         moved = [topic for topic in self.topics() if planned not in (None, str(topic.schema_id))]
         if moved:
             raise SchemaMoved(
-                f"Topic {moved[0].name!r} has other columns than the query was planned by: {to_ddl(moved[0].schema)}.",
-                advice="Plan it again.",
+                f"Topic {moved[0].name!r} no longer has the columns that the query was planned with: {to_ddl(moved[0].schema)}.",
+                advice="Start the query again.",
             )
 
     def check_kept(self, at: At, offset: int, bound: Bounds) -> int:
@@ -186,7 +196,7 @@ class TopicSubscription:
                 if self._options.fails_on_loss:
                     raise TopicNotFound(
                         f"Topic {name!r} was deleted, and this query has read it before.",
-                        advice="Set failOnDataLoss=false to go on without it, or start the query with a new checkpoint.",
+                        advice="Set failOnDataLoss=false to continue without it, or start the query with a new checkpoint.",
                     ) from None
         return topics
 
@@ -224,7 +234,7 @@ class TopicSubscription:
         if offset > bound.end:
             raise InvalidInput(
                 f"Option {option}: offset {offset} is not in partition {at[1]} of topic {at[0]!r}.",
-                advice=f"{bound.described()}; -1 stands for its end.",
+                advice=f"{bound.described()}; -1 means its end.",
             )
         return offset
 
@@ -261,7 +271,7 @@ def missed(at: At, offset: int, first: int) -> EventsMissed:
     """The error for events that retention removed before they were read."""
     return EventsMissed(
         f"Events {offset} to {first - 1} of partition {at[1]} of topic {at[0]!r} were removed by retention before they were read.",
-        advice="Set failOnDataLoss=false to go on with the first event there is, and give the topic a longer retention.",
+        advice="Set failOnDataLoss=false to continue with the first event that is left, and give the topic a longer retention.",
         first=offset,
         last=first - 1,
     )
@@ -270,9 +280,9 @@ def missed(at: At, offset: int, first: int) -> EventsMissed:
 def taken_back(at: At, offset: int, lost: int) -> PositionLost:
     """The error for an offset that the log no longer has, or has given to another event."""
     return PositionLost(
-        f"Offset {offset} of partition {at[1]} of topic {at[0]!r}, up to which this query has read, was taken back: the machine "
-        f"stopped uncleanly, or the log was restored from a backup, and went on from offset {lost}.",
-        advice="What the query made of those events is void: start it with a new checkpoint, and repair what it wrote.",
+        f"Offset {offset} of partition {at[1]} of topic {at[0]!r}, up to which this query has read, was lost: the machine "
+        f"stopped uncleanly, or the log was restored from a backup, and continued from offset {lost}.",
+        advice="The query's results from those events are void. Start it with a new checkpoint, and repair what it wrote.",
     )
 
 
@@ -302,3 +312,13 @@ def _moved_on(topic: Topic, before: int) -> str:
         f"The schema of topic {topic.name!r} has moved on since this query ran last: {'; '.join(changes) or to_ddl(new)}. "
         "The query reads with the new one from here on."
     )
+
+
+def tell_empty(url: str, at: At, until: int) -> int | None:
+    """Gives an empty partition a heartbeat. Where the log cannot be written to, what it passes is counted as late by the query alone."""
+    with suppress(HeadwaterError, OSError):
+        store = log_for_writing(url).store
+        store.heartbeat(*at, time=until, appended_before=NO_TIME)
+        told = store.reached(*at, offset=0)
+        return told if told >= until else None
+    return NO_TIME
