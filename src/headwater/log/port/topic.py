@@ -38,10 +38,16 @@ class TopicSettings(TypedDict, total=False):
     buffer_bytes: int
 
 
+PARTITIONS = 4
+SEGMENT_BYTES = 64 << 20
+EVENT_BYTES_MAX = 8 << 20
+FUTURE_MAX = "1 day"
+TOMBSTONES = "1 day"
+BUFFER_BYTES = 64 << 20
+
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
 TOMBSTONES_US = 86_400_000_000
-BUFFER_BYTES = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
