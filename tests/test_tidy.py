@@ -76,11 +76,6 @@ FOR_ONE_SUBCLASS = {
     "KafkaStages._check_writable",
     "KafkaStages._parcel",
     "KafkaStages._settled",
-    "LocalCopies._catalog",
-    "LocalCopies._check_writable",
-    "LocalCopies._settle",
-    "LocalStages._append_atomically",
-    "LocalStages._check_writable",
     "MemoryStages.write_atomically",
 }
 KNOTS = [

@@ -19,17 +19,13 @@ A gap without events at the beginning of a partition that holds none moves its f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.disk.disk import Disk
-from headwater.log.disk.gate import Gate
-from headwater.log.file.commit import CommitLog, State
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
@@ -46,55 +42,21 @@ from headwater.log.port.write import Write, check_place
 from headwater.model.clock import Clock
 
 
-class LocalCopies(ABC):
-    """The part of a local log that mirrors and backups need; the rest of it is `LocalStore`."""
+class Copies:
+    """Events of other logs, at the offsets that they have there, in the partitions of one local log."""
 
-    gate: Gate
-    handles: Handles
-    _disk: Disk
-    _clock: Clock
-    _commits: CommitLog
-
-    @abstractmethod
-    def _check_writable(self) -> None:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _catalog(self) -> Any:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """What the rest of the log gives."""
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that holds it."""
-        return self._disk
-
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
-        with self.gate.staying(), self._catalog():
-            yield
-
-    @contextmanager
-    def between_transactions(self) -> Iterator[State]:
-        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
-        with self.gate, self._commits.locked():
-            self._settle()
-            yield self._commits.state()
+    def __init__(self, handles: Handles, *, clock: Clock) -> None:
+        self._handles = handles
+        self._clock = clock
 
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
-        with self.gate:
-            self._check_writable()
-            partition = self.handles.usable_partition(write.topic.name, write.partition)
-            check_same_topic(partition, write.topic.id)
-            fence = self.handles.fence(write.stamp.producer)
-            _place(
-                self._disk, partition, write, offsets, end, epoch=fence.epoch if fence else None, now_us=self._clock()
-            )
-            self.handles.signal(write.topic.name)
+        """Stores events as the whole of what lies from `write.at` to `end` (see `port.store`)."""
+        partition = self._handles.usable_partition(write.topic.name, write.partition)
+        check_same_topic(partition, write.topic.id)
+        fence = self._handles.fence(write.stamp.producer)
+        epoch, now_us = fence.epoch if fence else None, self._clock()
+        _place(self._handles.disk, partition, write, offsets, end, epoch=epoch, now_us=now_us)
+        self._handles.signal(write.topic.name)
 
 
 def _place(

@@ -36,8 +36,8 @@ from headwater.log.disk.gate import Gate
 from headwater.log.disk.parallel_calls import SideBySide
 from headwater.log.disk.text import read_text, write_text
 from headwater.log.disk.wait import PollingWaiter, file_waiter
-from headwater.log.file.commit import CommitLog, StagePart, create_commits, create_state
-from headwater.log.file.copies import LocalCopies
+from headwater.log.file.commit import CommitLog, StagePart, State, create_commits, create_state
+from headwater.log.file.copies import Copies
 from headwater.log.file.groups import FileGroup, GroupFiles
 from headwater.log.file.handles import GONE, Handles
 from headwater.log.file.partition.cursor import LocalCursor, offset_at, partition_chunks, reached
@@ -53,9 +53,9 @@ from headwater.log.file.recovery import (
     recover_log,
 )
 from headwater.log.file.segments.archive import check_archive
-from headwater.log.file.segments.frame import Payload, payloads_of
+from headwater.log.file.segments.frame import payloads_of
 from headwater.log.file.split import split_topic
-from headwater.log.file.stages import LocalStages, StageFiles
+from headwater.log.file.stages import StageFiles
 from headwater.log.file.transactions import Transactions, check_same_topic
 from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.log.file.upkeep.overload import Gauge
@@ -64,9 +64,10 @@ from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.lateness import Heartbeat, reached_by
 from headwater.log.port.lease_engine import QueueOpening
+from headwater.log.port.stage import StageCommit, StageState
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import Topic, no_foreign_topics, topic_to_json
-from headwater.log.port.write import Write, repartitioned
+from headwater.log.port.write import Write
 from headwater.log.queue.floor import Acked, acked_in_folder
 from headwater.log.queue.window_engine import WindowEngine
 from headwater.log.queue.window_store import (
@@ -84,12 +85,13 @@ from headwater.model.errors import (
     StorageError,
     TopicExists,
 )
+from headwater.model.marker import Marker
 
 PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
 
-class LocalStore(LocalStages, LocalCopies):
+class LocalStore:
     """One local log opened by one process."""
 
     def __init__(self, folder: str, *, disk: Disk | None = None, clock: Clock, create: bool, read_only: bool) -> None:
@@ -190,36 +192,7 @@ class LocalStore(LocalStages, LocalCopies):
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self.gate:
             self._check_writable()
-            return self._append_atomically(writes, offsets)
-
-    def _append_atomically(
-        self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = (), *, stage: StagePart | None = None
-    ) -> list[range]:
-        ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
-        merged: dict[tuple[str, int, str, int], list[Payload]] = {}
-        placed: dict[str, int] = {}
-        for number in ordered:
-            write = writes[number]
-            name, generation = write.topic.name, write.topic.generation
-            if placed.setdefault(name, generation) != generation:  # it was split between two of them
-                raise repartitioned(self.handles.refresh(name))
-            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(payloads_of(write))
-        buffered = [
-            payloads
-            for (name, number, *_), payloads in merged.items()
-            if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
-        ]
-        starts = self._transactions.append(merged, offsets, stage)
-        for payloads in buffered:
-            self._gauge.count_buffered(payloads)
-        for name in sorted(placed):
-            self.handles.signal(name)
-        ranges: dict[int, range] = {}
-        for number in ordered:
-            place = (writes[number].topic.name, writes[number].partition)
-            ranges[number] = range(starts[place], starts[place] + writes[number].count)
-            starts[place] = ranges[number].stop
-        return [ranges[number] for number in range(len(writes))]
+            return self._transactions.append(writes, offsets)
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         with self.gate:
@@ -272,6 +245,61 @@ class LocalStore(LocalStages, LocalCopies):
         if not self._is_real:
             return PollingWaiter()
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
+
+    # Stages
+
+    def stages(self) -> list[str]:
+        with self.gate:
+            return self._stages.names()
+
+    def take_stage(self, name: str) -> int:
+        with self.gate:
+            self._check_writable()
+            return self._stages.stage(name, create=True).take()
+
+    def held_stage(self, name: str) -> int | None:
+        """None: opening a stage costs little."""
+        return None
+
+    def stage_state(self, name: str) -> StageState:
+        with self.gate:
+            return self._stages.stage(name, create=False).state()
+
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
+        with self.gate:
+            self._check_writable()
+            stage = self._stages.stage(name, create=True)
+
+            def append(part: StagePart) -> list[range]:
+                return self._transactions.append(writes, stage=part)
+
+            return stage.commit(number, marker, writes, gaps=gaps, append=append)
+
+    # Copies
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that holds it."""
+        return self._disk
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        with self.gate:
+            self._check_writable()
+            self._copies.place(write, offsets, end=end)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
+        with self.gate.staying(), self._catalog():
+            yield
+
+    @contextmanager
+    def between_transactions(self) -> Iterator[State]:
+        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
+        with self.gate, self._transactions.standing_still() as state:
+            yield state
 
     # Everything else
 
@@ -387,10 +415,6 @@ class LocalStore(LocalStages, LocalCopies):
         )
         self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
         self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
-        threads = self._together if self._is_real else None
-        self._transactions = Transactions(
-            self._commits, self.handles, self._groups, self._stages, clock=self._clock, threads=threads
-        )
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -400,6 +424,16 @@ class LocalStore(LocalStages, LocalCopies):
             has_thread=self._is_real and self._writable,
         )
         self._gauge = Gauge(self._disk, self._counters, self._upkeep.expire)
+        self._transactions = Transactions(
+            self._commits,
+            self.handles,
+            self._groups,
+            self._stages,
+            gauge=self._gauge,
+            clock=self._clock,
+            threads=self._together if self._is_real else None,
+        )
+        self._copies = Copies(self.handles, clock=self._clock)
         self._incarnation = self._commits.state().incarnation
         if self._writable and self._commits.state().failed:
             with suppress(StorageError), self._catalog():
