@@ -76,12 +76,10 @@ FOR_ONE_SUBCLASS = {
     "KafkaStages._check_writable",
     "KafkaStages._parcel",
     "KafkaStages._settled",
-    "MemoryStages.write_atomically",
 }
 KNOTS = [
     # A cluster holds the writer and the fetchers that all handles of a process share, and these ask it for clients.
     ["headwater.log.kafka.cluster", "headwater.log.kafka.reader", "headwater.log.kafka.writer"],
-    ["headwater.log.memory.cursor", "headwater.log.memory.store"],
     # A simulated process works through its disk, which knows its processes: they lose what they have written when it loses power.
     ["headwater.testing.simulation.disk", "headwater.testing.simulation.process"],
     # `open_store` stands beside the protocol that it gives, and loads the store that a URL names when it is asked for.
