@@ -71,15 +71,8 @@ PRIVATE_OF_OURS = {
     "src/headwater/log/transaction.py: consumer._has",
     "src/headwater/log/transaction.py: consumer._parts",
 }
-FOR_ONE_SUBCLASS = {
-    "KafkaStages._check_open",
-    "KafkaStages._check_writable",
-    "KafkaStages._parcel",
-    "KafkaStages._settled",
-}
+FOR_ONE_SUBCLASS = set[str]()
 KNOTS = [
-    # A cluster holds the writer and the fetchers that all handles of a process share, and these ask it for clients.
-    ["headwater.log.kafka.cluster", "headwater.log.kafka.reader", "headwater.log.kafka.writer"],
     # A simulated process works through its disk, which knows its processes: they lose what they have written when it loses power.
     ["headwater.testing.simulation.disk", "headwater.testing.simulation.process"],
     # `open_store` stands beside the protocol that it gives, and loads the store that a URL names when it is asked for.

@@ -29,10 +29,11 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headwater.log.kafka.brokers import LEADER_S
 from headwater.log.kafka.catalog import FOREIGN
-from headwater.log.kafka.cluster import LEADER_S, keep_for_ever
+from headwater.log.kafka.cluster import Cluster, keep_for_ever
 from headwater.log.kafka.errors import passing
 from headwater.log.kafka.writer import Consumed
 from headwater.log.port.assignment import Place
@@ -58,9 +59,6 @@ from headwater.model.errors import (
     Unreachable,
     Unsupported,
 )
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 SESSION_S = 10.0
 """How long the brokers wait for a sign of life of a member's process before they take it for dead."""
