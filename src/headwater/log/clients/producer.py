@@ -32,8 +32,17 @@ import pyarrow as pa
 
 from headwater.log.arrow.placement import Placement, place
 from headwater.log.clients.appender import place_again
-from headwater.log.clients.batch import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt, untraced
-from headwater.log.clients.batch_columns import to_rows, to_rows_one_by_one
+from headwater.log.clients.batch import (
+    NO_THREAD,
+    STORED_BEFORE,
+    Batch,
+    Outcome,
+    Plan,
+    Receipt,
+    to_rows,
+    to_rows_one_by_one,
+    untraced,
+)
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.threads import Background
 from headwater.log.port.store import WriteStore

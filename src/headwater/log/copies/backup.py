@@ -51,7 +51,7 @@ from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.recovery import read_incarnations
 from headwater.log.file.segments.frame import damaged
-from headwater.log.file.segments.sealed import Sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.store import LocalStore
 from headwater.log.port.store import Bounds, Store

@@ -38,7 +38,7 @@ CHECKED_OFFSETS = 256
 _FIRST_PIECE_EVENTS = 1_024
 
 
-class Piece(msgspec.Struct, frozen=True):
+class CopyPiece(msgspec.Struct, frozen=True):
     """Events on their way to the copy, up to `end`; with their `offsets` where those have gaps."""
 
     write: Write
@@ -116,7 +116,7 @@ class CopiedTopic:
         """Whether what is left of a partition makes one piece."""
         return end - self.ends[number] <= self._piece_events
 
-    def next_piece(self, number: int, end: int) -> Piece:
+    def next_piece(self, number: int, end: int) -> CopyPiece:
         """The next piece of a partition below `end`, ready for the target."""
         start = self.ends[number]
         cursor = self._cursors.get(number)
@@ -136,16 +136,16 @@ class CopiedTopic:
         offsets = np.concatenate([np.zeros(0, np.int64), *(chunk.all_offsets() for chunk in chunks)])
         return self._piece(number, batch, appended, cursor.offset, offsets)
 
-    def _piece(self, number: int, batch: pa.RecordBatch, appended: Any, end: int, offsets: Any) -> Piece:
+    def _piece(self, number: int, batch: pa.RecordBatch, appended: Any, end: int, offsets: Any) -> CopyPiece:
         start, stamp = self.ends[number], self._stamp
         if self._target.capabilities.takes_offsets:
             # A partition that was split off has its parent's sequences, and goes on behind them.
             below = sum(fence for _, fence in self._topic.ancestors(number))
             stamp = msgspec.structs.replace(stamp, sequence_first=below + start, sequence_last=below + end - 1)
         write = Write(self._topic, number, batch, stamp=stamp, at=start, appended=appended)
-        return Piece(write, end, None if 0 < batch.num_rows == end - start else offsets)
+        return CopyPiece(write, end, None if 0 < batch.num_rows == end - start else offsets)
 
-    def _beginning(self, number: int, offset: int) -> Piece:
+    def _beginning(self, number: int, offset: int) -> CopyPiece:
         """A piece without events, by which a partition that holds none begins at an offset."""
         batch, appended = _joined([], self._topic.schema)
         return self._piece(number, batch, appended, offset, np.zeros(0, np.int64))

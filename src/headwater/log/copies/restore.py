@@ -31,7 +31,7 @@ from headwater.log.disk.text import write_text
 from headwater.log.file.commit import create_commits, create_state
 from headwater.log.file.partition.head import create_head
 from headwater.log.file.recovery import INCARNATIONS_MAX
-from headwater.log.file.segments.sealed import sealed_name
+from headwater.log.file.segments.sealed_segment import sealed_name
 from headwater.log.file.segments.segment import segment_name
 from headwater.log.port.topic import check_name, topic_from_json
 from headwater.model.clock import Clock, system_clock

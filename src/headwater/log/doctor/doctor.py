@@ -39,7 +39,7 @@ from headwater.log.file.recovery import (
     recover_partition,
 )
 from headwater.log.file.segments.index import load_index
-from headwater.log.file.segments.sealed import Sealed, encode_sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Sealed, encode_sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.stages import stage_checks, stage_names
 from headwater.log.file.upkeep.seal import write_sealed

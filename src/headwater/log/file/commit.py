@@ -68,7 +68,7 @@ _RECORD_WITH_MARKER_MAGIC = b"HWC3"
 _RECORD = struct.Struct("<4sIQII")
 
 
-class State(msgspec.Struct, frozen=True, gc=False):
+class CommitState(msgspec.Struct, frozen=True, gc=False):
     """What the processes of one log share beside the heads. `pending` is the record's place plus one, or 0.
 
     `sync` says how the sync of the last record ended: 0 where nobody can say or nothing is pending, `SYNC_DONE` while that which is
@@ -132,7 +132,7 @@ class CommitLog:
         self._mutex = threading.RLock()
         self._depth = 0
         self._file: File | None = None
-        self._known: tuple[tuple[Any, ...], State] | None = None
+        self._known: tuple[tuple[Any, ...], CommitState] | None = None
         self._state = SlotFile(
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=_STATE_FORMAT, shapes=(_STATE,), writable=writable
         )
@@ -153,18 +153,18 @@ class CommitLog:
                 if self._depth == 0:
                     self._lock.unlock()
 
-    def state(self) -> State:
+    def state(self) -> CommitState:
         """The shared state as it was at one moment."""
         values, known = self._state.read(0), self._known
         if known is None or known[0] is not values:
-            known = self._known = (values, State(*values))
+            known = self._known = (values, CommitState(*values))
         return known[1]
 
     def is_torn(self) -> bool:
         """Whether a whole state is left although the one that counts is damaged: so a power loss leaves it."""
         return bool(self._state.read_all(0))
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: CommitState) -> None:
         """Changes the shared state; the caller holds the lock."""
         self._state.write(0, *msgspec.structs.astuple(state))
 
@@ -239,7 +239,7 @@ class CommitLog:
             publish(decision)
             self._finish(len(record), record)
 
-    def pending_parts(self, state: State) -> Sequence[Part]:
+    def pending_parts(self, state: CommitState) -> Sequence[Part]:
         """The partitions a pending transaction is publishing; readers use their ends from before it."""
         if not state.pending:
             return ()
@@ -269,7 +269,7 @@ class CommitLog:
     def recovered(self, *, boot_id: str, incarnation: int, floor: int) -> None:
         """Begins again after a recovery; the boot id comes last, since it says that all is done."""
         create_commits(self._disk, self._folder, floor=floor)
-        state = State(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
+        state = CommitState(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
         self._state.write_after_power_loss(0, *msgspec.structs.astuple(state))
         self._state.sync()
         self._disk.reach("recovery: begun again")
@@ -303,7 +303,7 @@ class CommitLog:
         self._file = self._disk.open(f"{self._folder}/commits", "write")
         return self._file
 
-    def _in_step(self, size: int) -> State:
+    def _in_step(self, size: int) -> CommitState:
         """The state, which is brought in step with the file where that was replaced by one who died before the state said so.
 
         The caller holds the lock, and has settled everything. The file's name may not be on disk yet.

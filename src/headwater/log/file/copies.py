@@ -1,6 +1,6 @@
 """Gaps: events of a copy at the offsets that they had in a log from which others, between them or before them, were removed.
 
-Frames are dense, so such events are not appended. They become a sealed segment of their own as compaction makes it (see `sealed`),
+Frames are dense, so such events are not appended. They become a sealed segment of their own as compaction makes it (see `sealed_segment`),
 which stands for all offsets from the partition's end to the place where the next segment begins. The steps, under the locks
 `seal`, append and sync, in an active segment that holds nothing (it is closed first if it does):
 1. `written.rolling` becomes the base of the next segment;
@@ -30,7 +30,7 @@ from headwater.log.file.handles import Handles
 from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.partition.partition import Partition
-from headwater.log.file.segments.sealed import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed
+from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed
 from headwater.log.file.segments.segment import ProducerSequence, SegmentHeader, index_name, segment_name
 from headwater.log.file.transactions import check_same_topic
 from headwater.log.file.upkeep.compaction import tombstones_of

@@ -17,8 +17,7 @@ from headwater.log.disk.disk import Disk, File
 from headwater.log.disk.fence import Fence, open_fence
 from headwater.log.disk.text import read_text
 from headwater.log.file.partition.head import Head
-from headwater.log.file.partition.partition import Partition
-from headwater.log.file.partition.partition_files import ALL
+from headwater.log.file.partition.partition import ALL, Partition
 from headwater.log.port.topic import Topic, topic_from_json
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound, StorageError, TopicNotFound

@@ -33,18 +33,17 @@ from typing import Any
 from headwater.log.disk.disk import Disk, RealDisk
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.gate import Gate
-from headwater.log.disk.parallel_calls import SideBySide
 from headwater.log.disk.text import read_text, write_text
+from headwater.log.disk.threads import SideBySide
 from headwater.log.disk.wait import PollingWaiter, file_waiter
-from headwater.log.file.commit import CommitLog, StagePart, State, create_commits, create_state
+from headwater.log.file.commit import CommitLog, CommitState, StagePart, create_commits, create_state
 from headwater.log.file.copies import Copies
 from headwater.log.file.groups import FileGroup, GroupFiles
 from headwater.log.file.handles import GONE, Handles
 from headwater.log.file.partition.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.partition.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.file.partition.heartbeats import read_heartbeats, tell_time
-from headwater.log.file.partition.partition import Partition, synced
-from headwater.log.file.partition.partition_files import create_partition
+from headwater.log.file.partition.partition import Partition, create_partition, synced
 from headwater.log.file.recovery import (
     last_boot_id,
     read_incarnations,
@@ -296,7 +295,7 @@ class LocalStore:
             yield
 
     @contextmanager
-    def between_transactions(self) -> Iterator[State]:
+    def between_transactions(self) -> Iterator[CommitState]:
         """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
         with self.gate, self._transactions.standing_still() as state:
             yield state

@@ -21,13 +21,12 @@ from contextlib import contextmanager
 from functools import partial
 
 from headwater.log.disk.gate import Held, hold, leave
-from headwater.log.disk.parallel_calls import SideBySide
-from headwater.log.file.commit import CommitLog, Decision, Part, StagePart, State
+from headwater.log.disk.threads import SideBySide
+from headwater.log.file.commit import CommitLog, CommitState, Decision, Part, StagePart
 from headwater.log.file.groups import GroupFiles
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.head import sync_head
-from headwater.log.file.partition.partition import Partition
-from headwater.log.file.partition.partition_files import poison_past_damage, publish_past_damage
+from headwater.log.file.partition.partition import Partition, poison_past_damage, publish_past_damage
 from headwater.log.file.segments.frame import Payload, payloads_of
 from headwater.log.file.stages import StageFiles
 from headwater.log.file.upkeep.overload import Gauge
@@ -118,7 +117,7 @@ class Transactions:
         return found
 
     @contextmanager
-    def standing_still(self) -> Iterator[State]:
+    def standing_still(self) -> Iterator[CommitState]:
         """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
         with self._commits.locked():
             self.settle()

@@ -161,7 +161,7 @@ class _Settled(Exception):
     """Somebody else has finished a topic that was begun, or removed it."""
 
 
-class Sequences:
+class ProducerSequences:
     """The last sequence numbers of named producers, as records of the compacted topic `__headwater.producers`.
 
     They are written in the transaction that stores the events they count, so neither is there without the other. A key is the

@@ -32,7 +32,7 @@ from headwater.log.kafka.brokers import BEGINNING, END, read_address
 from headwater.log.kafka.catalog import (
     INTERNAL,
     Catalog,
-    Sequences,
+    ProducerSequences,
     alter_topic,
     foreign_topic,
     make_topic,
@@ -97,7 +97,7 @@ class KafkaStore:
         self._read_only = read_only
         self._cluster = join(msgspec.structs.replace(address, prefix=""))
         self._catalog = Catalog(self._cluster, self._prefix)
-        self._sequences = Sequences(self._cluster, self._prefix)
+        self._sequences = ProducerSequences(self._cluster, self._prefix)
         self._stages = KafkaStages(self._cluster, self._prefix)
         self._queues = QueueRecords(self._cluster, self._prefix)
         self._groups = KafkaGroups(self._cluster, self._prefix, check_writable=self._check_writable)

@@ -30,7 +30,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headwater.log.disk.disk import RealDisk
-from headwater.log.file.segments.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
+from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import flags_of, physical_schema
