@@ -133,11 +133,17 @@ class CommitLog:
         self._depth = 0
         self._file: File | None = None
         self._known: tuple[tuple[Any, ...], CommitState] | None = None
+        self._publish: Publish
+        self._poison: Poison
         self._state = SlotFile(
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=_STATE_FORMAT, shapes=(_STATE,), writable=writable
         )
         self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
         self._check_file(self._read(0, _FILE.size))
+
+    def publish_by(self, publish: Publish, poison: Poison) -> None:
+        """Who makes a decided transaction visible, and who closes its partitions: known before the first of them is settled."""
+        self._publish, self._poison = publish, poison
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -176,14 +182,14 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, transaction=number))
             return number
 
-    def commit(self, decision: Decision, *, publish: Publish, poison: Poison) -> None:
+    def commit(self, decision: Decision) -> None:
         """Decides a transaction whose frames are written and synced, and publishes it.
 
-        `poison` closes its partitions when nobody can say whether the record is on disk. What fails behind the record is left
+        Its partitions are closed when nobody can say whether the record is on disk. What fails behind the record is left
         to whoever holds one of the locks next, as if this process had died: the transaction has happened.
         """
         with self.locked():
-            self.settle(publish=publish, poison=poison)
+            self.settle()
             file = self._commits()
             size = file.size()
             state = self._in_step(size)
@@ -202,17 +208,17 @@ class CommitLog:
                 self.set_state(state)
                 raise
             except StorageError as error:
-                poison(decision)
+                self._poison(decision)
                 self.set_state(msgspec.structs.replace(state, sync=SYNC_FAILED))
                 raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
             with suppress(StorageError, FileNotFoundError):
                 self._say_synced()
-                publish(decision)
+                self._publish(decision)
                 self._finish(len(record), record)
             self._disk.reach("commit: done")
 
-    def settle(self, *, publish: Publish, poison: Poison) -> None:
+    def settle(self) -> None:
         """Finishes or forgets what a dead process left pending. Cheap when nothing is."""
         if not self.state().pending:
             return
@@ -231,12 +237,12 @@ class CommitLog:
                     file.write_at(state.pending - 1, [record])  # a sync that failed before has left its pages clean
                     file.sync()
                 except StorageError:
-                    poison(decision)
+                    self._poison(decision)
                     self.set_state(msgspec.structs.replace(state, pending=0, sync=SYNC_FAILED))
                     raise
                 self._say_synced()
             self._disk.reach("settle: before publish")
-            publish(decision)
+            self._publish(decision)
             self._finish(len(record), record)
 
     def pending_parts(self, state: CommitState) -> Sequence[Part]:

@@ -32,7 +32,6 @@ from headwater.log.file.partition.head import Mark
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed
 from headwater.log.file.segments.segment import ProducerSequence, SegmentHeader, index_name, segment_name
-from headwater.log.file.transactions import check_same_topic
 from headwater.log.file.upkeep.compaction import tombstones_of
 from headwater.log.file.upkeep.keeper import holding
 from headwater.log.file.upkeep.retention import give_up
@@ -52,7 +51,7 @@ class Copies:
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
         """Stores events as the whole of what lies from `write.at` to `end` (see `port.store`)."""
         partition = self._handles.usable_partition(write.topic.name, write.partition)
-        check_same_topic(partition, write.topic.id)
+        partition.check_topic(write.topic.id)
         fence = self._handles.fence(write.stamp.producer)
         epoch, now_us = fence.epoch if fence else None, self._clock()
         _place(self._handles.disk, partition, write, offsets, end, epoch=epoch, now_us=now_us)

@@ -55,7 +55,7 @@ from headwater.log.file.segments.archive import check_archive
 from headwater.log.file.segments.frame import payloads_of
 from headwater.log.file.split import split_topic
 from headwater.log.file.stages import StageFiles
-from headwater.log.file.transactions import Transactions, check_same_topic
+from headwater.log.file.transactions import Transactions
 from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.log.file.upkeep.overload import Gauge
 from headwater.log.file.upkeep.upkeep import Upkeep
@@ -116,11 +116,11 @@ class LocalStore:
 
     def topic(self, name: str) -> Topic:
         with self.gate:
-            return self._upkeep.looked_after(self.handles.topic(name))
+            return self._looked_after(self.handles.topic(name))
 
     def refresh(self, name: str) -> Topic:
         with self.gate:
-            return self._upkeep.looked_after(self.handles.refresh(name))
+            return self._looked_after(self.handles.refresh(name))
 
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
@@ -151,7 +151,7 @@ class LocalStore:
             except StorageError:
                 self._disk.remove_folder(fresh)
                 raise
-            return self._upkeep.looked_after(self.handles.refresh(topic.name))
+            return self._looked_after(self.handles.refresh(topic.name))
 
     def adopt(self, topic: Topic) -> Topic:
         raise no_foreign_topics(self.url)
@@ -162,11 +162,11 @@ class LocalStore:
             check_archive(topic)
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
             self.handles.signal(name)
-            return self._upkeep.looked_after(self.handles.refresh(name))
+            return self._looked_after(self.handles.refresh(name))
 
     def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
         with self.gate, self._catalog():
-            return self._upkeep.looked_after(split_topic(self.handles, name, partitions, at=at))
+            return self._looked_after(split_topic(self.handles, name, partitions, at=at))
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
@@ -407,13 +407,15 @@ class LocalStore:
             clock=self._clock,
             counters=self._counters,
             writable=self._writable,
-            settle=self._settle,
+            settle=self._commits.settle,
             rolled=self._rolled,
             mend=self._mend,
             closed=self._closed_partitions,
         )
-        self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
-        self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
+        self._groups = GroupFiles(
+            self._disk, self.folder, gate=self.gate, settle=self._commits.settle, writable=self._writable
+        )
+        self._stages = StageFiles(self._disk, self.folder, settle=self._commits.settle, writable=self._writable)
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -494,11 +496,14 @@ class LocalStore:
     def _partitions(self, names: Sequence[str]) -> list[Partition]:
         return [partition for name in names for partition in self.handles.partitions(name)]
 
+    def _looked_after(self, topic: Topic) -> Topic:
+        """The topic itself, tidied regularly from now on if it is to be kept small."""
+        if topic.is_kept_small:
+            self._upkeep.tidy_regularly()
+        return topic
+
     def _rolled(self) -> None:
         self._upkeep.seal_later()
-
-    def _settle(self) -> None:
-        self._transactions.settle()
 
     def _mend(self, partition: Partition) -> None:
         """Takes a poisoned partition back into use, after the commit log: a record in it may still speak of its frames."""
@@ -540,10 +545,12 @@ class LocalStore:
     def _appended(self, write: Write) -> tuple[Partition, Appended] | HeadwaterError:
         try:
             partition = self.handles.usable_partition(write.topic.name, write.partition)
-            check_same_topic(partition, write.topic.id)
+            partition.check_topic(write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(payloads_of(write))
             epoch, generation = fence.epoch if fence else None, write.topic.generation
+            if not partition.topic.is_limited:
+                return partition, partition.append(payloads, generation=generation, epoch=epoch)
             return partition, self._gauge.append(partition, payloads, generation=generation, epoch=epoch)
         except HeadwaterError as error:
             return error

@@ -63,6 +63,7 @@ class Transactions:
         self._clock = clock
         self._threads = threads
         self._tried_bytes = 0
+        commits.publish_by(self._publish, self._poison)
 
     def append(
         self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = (), *, stage: StagePart | None = None
@@ -120,12 +121,8 @@ class Transactions:
     def standing_still(self) -> Iterator[CommitState]:
         """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
         with self._commits.locked():
-            self.settle()
+            self._commits.settle()
             yield self._commits.state()
-
-    def settle(self) -> None:
-        """Finishes or forgets what a dead process left pending."""
-        self._commits.settle(publish=self._publish, poison=self._poison)
 
     def replace_failed_commits(self) -> None:
         """A commit record's sync failed: nobody can append to its partitions until this has succeeded.
@@ -146,7 +143,7 @@ class Transactions:
         partitions = []
         for name, number, topic_id, _ in payloads:
             partition = self._handles.usable_partition(name, number)
-            check_same_topic(partition, topic_id)
+            partition.check_topic(topic_id)
             partitions.append(partition)
         self._begin_again_if_long()
         transaction = self._commits.next_transaction(self._clock())
@@ -169,7 +166,7 @@ class Transactions:
                 hold(held, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
             decision = Decision(transaction, parts, offsets, stage)
-            self._commits.commit(decision, publish=self._publish, poison=self._poison)
+            self._commits.commit(decision)
         finally:
             try:
                 leave(held)
@@ -219,7 +216,7 @@ class Transactions:
         if not self._commits.is_long(tried_bytes=self._tried_bytes):
             return
         with self._commits.locked():
-            self.settle()
+            self._commits.settle()
             try:
                 self._begin_again()
                 self._tried_bytes = 0
@@ -234,12 +231,3 @@ class Transactions:
         self._groups.sync(decisions)
         self._stages.sync(decisions)
         self._commits.begin_again(floor=self._commits.state().transaction)
-
-
-def check_same_topic(partition: Partition, topic_id: str) -> None:
-    """Refuses events made for a topic that was deleted and created again since."""
-    if partition.topic.id != topic_id:
-        raise TopicNotFound(
-            f"Topic {partition.topic.name!r} was deleted and created again.",
-            advice="Nothing was stored; append again, by the new topic's schema.",
-        )

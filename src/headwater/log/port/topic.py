@@ -128,6 +128,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         return is_asked_for or limits != (None, None)
 
     @property
+    def is_limited(self) -> bool:
+        """Whether an append looks at the room that is left. Elsewhere a full disk is the only limit, and refuses."""
+        return self.bytes_max is not None or self.overload != "block"
+
+    @property
     def schema_id(self) -> int:
         """The number of the present schema."""
         return len(self.schemas) - 1
