@@ -46,8 +46,8 @@ from headwater.log.copies.mirror import check_apart
 from headwater.log.copies.vault import Vault, file_pieces, is_folder, open_vault
 from headwater.log.disk.fence import Fence
 from headwater.log.disk.text import read_text
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import GONE
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.recovery import read_incarnations
 from headwater.log.file.segments.frame import damaged

@@ -27,8 +27,8 @@ from headwater.log.doctor.archive import archive_checks
 from headwater.log.doctor.groups import group_checks
 from headwater.log.doctor.queues import queue_checks
 from headwater.log.file.commit import CommitLog, create_commits, create_state
+from headwater.log.file.cursor import segments
 from headwater.log.file.groups import group_names
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Head, Mark
 from headwater.log.file.recovery import (
     check_recovered,

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.disk.disk import Disk
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed

@@ -38,9 +38,9 @@ from headwater.log.disk.threads import SideBySide
 from headwater.log.disk.wait import PollingWaiter, file_waiter
 from headwater.log.file.commit import CommitLog, CommitState, StagePart, create_commits, create_state
 from headwater.log.file.copies import Copies
+from headwater.log.file.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.groups import FileGroup, GroupFiles
 from headwater.log.file.handles import GONE, Handles
-from headwater.log.file.partition.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.partition.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.file.partition.heartbeats import read_heartbeats, tell_time
 from headwater.log.file.partition.partition import Partition, create_partition, synced

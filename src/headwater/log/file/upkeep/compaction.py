@@ -31,8 +31,8 @@ import pyarrow.compute as pc
 
 from headwater.log.arrow.placement import comparable_keys
 from headwater.log.disk.disk import Disk
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.sealed_segment import Compacted, Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.file.upkeep.seal import seal_partition, write_sealed

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 
 from headwater.log.disk.gate import Gate
+from headwater.log.file.cursor import ancestors_chunks
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import ancestors_chunks
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.upkeep.compaction import DIRTY_SHARE_MIN, compact_partition, keys_of, remove_covered
 from headwater.log.file.upkeep.keeper import Keeper, holding
