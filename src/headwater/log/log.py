@@ -132,9 +132,7 @@ def _scheme_of(url: object) -> tuple[str, str]:
             advice = 'Name the brokers: "kafka://host:9092".'
         raise InvalidInput(f"{url!r} names no log.", advice=advice)
     if scheme not in ("file", "memory", "kafka"):
-        raise Unsupported(
-            f"There is no log of the kind {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://."
-        )
+        raise Unsupported(f"Unknown kind of log: {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://.")
     return scheme, rest
 
 
@@ -319,7 +317,7 @@ class Log:
         if time_to > now + known.future_us:
             raise InvalidInput(
                 f"A heartbeat for topic {topic!r} lies further ahead than its future_max allows.",
-                advice="Use a time that has come.",
+                advice="Use an earlier time.",
             )
         before = now + 1 - duration_us(idle)
         return sum(
@@ -332,7 +330,7 @@ class Log:
         """In each partition the first offset at or after a time; the end where there is none."""
         at = time_us(time)
         if by not in ("time", "appended"):
-            raise InvalidInput(f"There is no time of the kind {by!r}.", advice='Use "time" or "appended".')
+            raise InvalidInput(f"Unknown kind of time: {by!r}.", advice='Use "time" or "appended".')
         return {
             number: self._store.offset_at(topic, number, time=at, by=by)
             for number in range(self.topic(topic).partitions)
@@ -383,7 +381,7 @@ class Log:
         """
         names: list[object] = list(topic) if isinstance(topic, (list, tuple)) else [topic]
         if not names:
-            raise InvalidInput("A reader of no topics would wait for ever.", advice="Name one topic, or several.")
+            raise InvalidInput("A reader needs at least one topic.", advice="Name one topic, or several.")
         found = [self.topic(check_name(name)).name for name in names]
         return Reader(self._store, found, start=start, columns=columns, missed=missed)
 
@@ -411,11 +409,13 @@ class Log:
             )
         if commit not in ("auto", "manual") or missed not in ("raise", "skip"):
             raise InvalidInput(
-                f"commit={commit!r} and missed={missed!r} are no way to consume.",
+                f"commit={commit!r} or missed={missed!r} is not valid.",
                 advice='Use commit="auto" or "manual", missed="raise" or "skip".',
             )
         if not poll_interval_s_max > 0:
-            raise InvalidInput(f"poll_interval_s_max={poll_interval_s_max!r} makes no sense.", advice="Use seconds.")
+            raise InvalidInput(
+                f"poll_interval_s_max={poll_interval_s_max!r} is not valid.", advice="Use a number of seconds above 0."
+            )
         return Consumer(
             self._store,
             [self.topic(check_name(name)).name for name in names],

@@ -46,7 +46,7 @@ class Transaction:
         self._check_not_over()
         if not isinstance(consumer, Consumer):
             raise InvalidInput(
-                f"{consumer!r:.80} is no consumer.",
+                f"{consumer!r:.80} is not a consumer.",
                 advice='Give the consumer that log.consumer("…", group="…") opened.',
             )
         consumed = ConsumedPart(consumer)

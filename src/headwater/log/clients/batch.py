@@ -128,7 +128,10 @@ class Batch:
         if self.outcome is None:
             self.send(timeout_s)
         if self.outcome is None:
-            raise TimedOut(f"The batch was not written in {timeout_s} s.", advice="Ask again; it is still on its way.")
+            raise TimedOut(
+                f"The batch was not written within {timeout_s} s.",
+                advice="Call result() again; the batch is still on its way.",
+            )
         self.places = self.outcome.places(self.topic.name)
         return self.places
 
@@ -189,7 +192,7 @@ def to_rows(batch: Batch, topic: Topic) -> pa.RecordBatch:
     if topic.has_schema:
         if topic.key is None and None in batch.values:
             raise InvalidInput(
-                f"Topic {topic.name!r} has no key, so nothing in it can be deleted by one.",
+                f"Topic {topic.name!r} has no key, so events cannot be deleted by key.",
                 advice="Send the row's columns; create the topic with key=… for deletions.",
             )
         rows = [

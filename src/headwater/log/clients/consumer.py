@@ -232,9 +232,11 @@ class Consumer:
         """Commits what is done; gives when to stop waiting."""
         self._check_open()
         if not is_count(events_max):
-            raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
+            raise InvalidInput(f"events_max={events_max!r} is not valid.", advice="Use 1 or more.")
         if not isinstance(timeout_s, (int, float)):
-            raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")
+            raise InvalidInput(
+                f"timeout_s={timeout_s!r} is not valid.", advice="Use a number of seconds; 0 does not wait."
+            )
         self._turn += 1
         self._shares.go_back()
         if self._auto:

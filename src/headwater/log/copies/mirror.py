@@ -233,7 +233,7 @@ def chosen_topics(source: Store, topics: Sequence[str] | None, pattern: str | No
     if topics is None:
         return None
     if isinstance(topics, str) or not topics:
-        raise InvalidInput(f"topics={topics!r} is no list of topics.", advice='Use topics=["orders"].')
+        raise InvalidInput(f"topics={topics!r} is not a list of topics.", advice='Use topics=["orders"].')
     return [source.refresh(check_name(name)).name for name in topics]
 
 

@@ -173,7 +173,7 @@ class CopiedTopic:
         if held.splits != topic.splits[: held.generation] or held.partitions != partitions:
             raise Diverged(
                 f"Topic {topic.name!r} has {topic.partitions} partitions in {self._source.url}, and {held.partitions} in "
-                f"{self._target.url}, which was not split where its log was.",
+                f"{self._target.url}, which was not split at the same offsets.",
                 advice=_DIVERGED_ADVICE,
             )
         for what in ("key", "time", "has_schema"):
@@ -185,7 +185,7 @@ class CopiedTopic:
                 )
         if held.schemas != topic.schemas[: len(held.schemas)]:
             raise Diverged(
-                f"Topic {topic.name!r} has other schema versions in {self._target.url}.", advice=_DIVERGED_ADVICE
+                f"Topic {topic.name!r} has different schema versions in {self._target.url}.", advice=_DIVERGED_ADVICE
             )
 
     def _check_equal(self, topic: Topic, firsts: Mapping[int, int]) -> None:
@@ -195,8 +195,8 @@ class CopiedTopic:
             bound: Bounds = bounds[topic.name, number]
             if end > bound.end:
                 raise Diverged(
-                    f"Partition {number} of topic {topic.name!r} ends at {bound.end} in {self._source.url}, and the copy in "
-                    f"{self._target.url} at {end} already.",
+                    f"Partition {number} of topic {topic.name!r} ends at {bound.end} in {self._source.url}, but the copy in "
+                    f"{self._target.url} already ends at {end}.",
                     advice=_DIVERGED_ADVICE,
                 )
             if firsts[number] < bound.first and self._is_empty(number):

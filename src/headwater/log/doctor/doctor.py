@@ -87,7 +87,7 @@ def examine(
     disk = disk or RealDisk()
     folder = folder.removeprefix("file://").rstrip("/")
     if not disk.exists(f"{folder}/headwater"):
-        raise LogNotFound(f"There is no log in {folder}.", advice="Check the path.")
+        raise LogNotFound(f"No log exists in {folder}.", advice="Check the path.")
     examination = _Examination(disk, folder, repair=repair, on_progress=on_progress)
     examination.run()
     return examination.report
@@ -356,7 +356,7 @@ class _Examination:
                 self._add(
                     f"{folder}/{name}",
                     what,
-                    advice="It does no harm, and goes when the topic is tidied next.",
+                    advice="It does no harm, and is removed when the topic is next tidied.",
                     severity="warning",
                     repaired=self._repair,
                 )

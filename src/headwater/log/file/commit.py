@@ -426,5 +426,5 @@ def _chain(record: bytes) -> int:
 def _failed(folder: str) -> Poisoned:
     return Poisoned(
         f"A commit record could not be synced in {folder}.",
-        advice="Whether that transaction happened is decided when the log is opened again: check the disk, then do so.",
+        advice="Check the disk, then open the log again: that decides whether the transaction happened.",
     )

@@ -104,7 +104,7 @@ class GroupFiles:
 
     def _not_found(self, name: str) -> GroupNotFound:
         known = ", ".join(self.names()[:10]) or "none yet"
-        return GroupNotFound(f"There is no group {name!r} in this log.", advice=f"Groups here: {known}.")
+        return GroupNotFound(f"Group {name!r} does not exist in this log.", advice=f"Groups here: {known}.")
 
     def check(self, offsets: Iterable[OffsetPart]) -> None:
         """Refuses a transaction whose offsets are not its member's to commit; the caller holds the groups' locks."""

@@ -172,7 +172,7 @@ def check_recovered(closed: Mapping[tuple[str, int], Unrecovered]) -> None:
         raise Damaged(
             f"{len(closed)} partitions or topics could not be recovered after the machine stopped, and are closed; the first is "
             f"{first}: {entry.why}",
-            advice="Mend the cause, then run `headwater doctor --repair`: nothing acknowledged is lost by it.",
+            advice="Fix the cause, then run `headwater doctor --repair`. Nothing acknowledged is lost.",
         )
 
 

@@ -277,8 +277,8 @@ def _mend_number(disk: Disk, stage: str) -> None:
 
 def _refuse_to_guess(stage: str) -> None:
     raise Damaged(
-        f"A marker in {stage}/marker is not whole: nobody can say which batch the stage wrote last.",
-        advice="Find out from its output, remove the stage's folder, and start it with a new checkpoint from there.",
+        f"A marker in {stage}/marker is not whole, so the last batch of the stage is unknown.",
+        advice="Find the last batch in the stage's output, remove the stage's folder, and start it with a new checkpoint from there.",
     )
 
 

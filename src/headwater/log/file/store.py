@@ -391,7 +391,7 @@ class LocalStore:
         except FileNotFoundError:
             if not create:
                 raise LogNotFound(
-                    f"There is no log in {self.folder}.", advice="Check the path, or open it with create=True."
+                    f"No log exists in {self.folder}.", advice="Check the path, or open it with create=True."
                 ) from None
             self._create_log()
         for name in ("catalog.lock", "state", "commits", "commit.lock", "topics", "producers"):
@@ -449,7 +449,7 @@ class LocalStore:
             return
         if not self._writable:
             raise NoAccess(
-                f"The machine was restarted since {self.folder} was last used, and the log has to be put in order first.",
+                f"The machine was restarted since {self.folder} was last used, and the log must be recovered first.",
                 advice="Open it once without read_only=True, as a user who may write to it.",
             )
         with self._catalog():

@@ -108,7 +108,7 @@ class Transactions:
             if after is before or (after.sequence, after.pending) == (before.sequence, before.pending):
                 break
         else:
-            raise StorageError("No consistent view of the log's heads could be had.", advice="Try again.")
+            raise StorageError("No consistent view of the log's heads could be read.", advice="Try again.")
         if masks:
             ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
             for part in masks:

@@ -82,7 +82,7 @@ def read_address(rest: str) -> Address:
     brokers = brokers.rstrip("/")
     if not brokers or "/" in brokers or "@" in brokers:
         raise InvalidInput(
-            f"kafka://{brokers.rpartition('@')[2]} names no brokers.",
+            f"The address kafka://{brokers.rpartition('@')[2]} names no brokers.",
             advice="Write kafka://host:9092, or kafka://host1:9092,host2:9092?prefix=app.&security.protocol=SSL.",
         )
     options: list[tuple[str, str]] = []
@@ -96,7 +96,7 @@ def read_address(rest: str) -> Address:
             prefix = value
             continue
         if name in _OURS:
-            raise InvalidInput(f"The option {name} is not yours to set.", advice="Leave it out of the URL.")
+            raise InvalidInput(f"Headwater sets the option {name} itself.", advice="Leave it out of the URL.")
         if value.startswith("env:"):
             if value[4:] not in os.environ:
                 raise InvalidInput(

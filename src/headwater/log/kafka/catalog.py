@@ -94,7 +94,7 @@ class Catalog:
                         self._transactor = None
                     backoff.sleep()
         raise Unreachable(
-            f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
+            f"Other processes keep changing the catalog of {self._cluster.address.url}.", advice="Try again later."
         )
 
     def finish(self, name: str, make: Callable[[Topic], None]) -> None:
@@ -271,7 +271,7 @@ def topic_settings(topic: Topic) -> dict[str, str]:
         )
     if topic.retain != "all":
         raise Unsupported(
-            f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not look at what was done.",
+            f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not know what queues have acknowledged.",
             advice="Use retention=.",
         )
     room = min(2 * topic.event_bytes_max + (1 << 20), 90_000_000)

@@ -165,7 +165,7 @@ class KafkaGroup:
         }
         if described.state == self._cluster.kafka.ConsumerGroupState.DEAD or not (members or partitions):
             known = ", ".join(self._groups.names()[:10]) or "none yet"
-            raise GroupNotFound(f"There is no group {self.name!r} in this log.", advice=f"Groups here: {known}.")
+            raise GroupNotFound(f"Group {self.name!r} does not exist in this log.", advice=f"Groups here: {known}.")
         for member in members:
             for place in member.partitions:
                 partitions[place] = (member.member, partitions.get(place, (None, Committed()))[1])
@@ -496,7 +496,7 @@ def _generation(metadata: bytes) -> int:
     magic, generation = _METADATA.unpack_from(metadata)
     if magic != _METADATA_MAGIC:
         raise Unsupported(
-            f"This version of librdkafka describes a member of a group in a way of its own ({magic!r}).",
+            f"This version of librdkafka describes the members of groups in an unknown format ({magic!r}).",
             advice="Install the version of confluent-kafka that Headwater's requirements name.",
         )
     return int(generation)

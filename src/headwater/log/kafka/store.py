@@ -462,7 +462,7 @@ class KafkaStore:
 
     def _physical(self, name: str) -> str:
         if name.startswith(INTERNAL):
-            raise InvalidName(f"{name!r} is a name for the log itself.", advice="Choose another one.")
+            raise InvalidName(f"{name!r} is reserved for the log.", advice="Choose another one.")
         return self._prefix + name
 
     def _handed(self, write: Write) -> Future[Any]:
@@ -490,7 +490,9 @@ class KafkaStore:
         stamp, topic_id = write.stamp, write.topic.id
         last = self._sequences.last(stamp.producer, topic_id, write.partition)
         if last is not None and stamp.sequence_first <= last:
-            raise SequenceGap(f"A batch came after sequence {last} was stored.", advice="Use one id a producer.")
+            raise SequenceGap(
+                f"A batch came after sequence {last} was stored.", advice="Use a separate id for each producer."
+            )
         transactor = self._producers.get((stamp.producer, stamp.epoch))
         if transactor is None:
             raise Fenced("Another producer with the same id took over.", advice="Close this one.")
@@ -542,7 +544,7 @@ class KafkaStore:
 
     def _not_found(self, name: str) -> TopicNotFound:
         known = ", ".join(self.topics()[:10]) or "none yet"
-        return TopicNotFound(f"There is no topic {name!r} in {self.url}.", advice=f"Topics here: {known}.")
+        return TopicNotFound(f"Topic {name!r} does not exist in {self.url}.", advice=f"Topics here: {known}.")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -139,7 +139,7 @@ class Writer:
                 raise
             raise TimedOut(
                 f"A transaction took longer than {TRANSACTION_S:g} s, and {self._brokers.address.url} rolled it back.",
-                advice="Nothing of it is stored; do it again.",
+                advice="Nothing of it is stored. Repeat the transaction.",
             ) from None
         self._idle.put(transactor)
         return offsets
@@ -402,14 +402,14 @@ def _flush(producer: Any, brokers: Brokers) -> bool:
 def _unknown_fate(brokers: Brokers, topic: str) -> Unreachable:
     return Unreachable(
         f"{brokers.address.url} did not confirm a write to {topic!r} in time; it may or may not be stored.",
-        advice="Check that the brokers run; a producer with an id and sequence= may simply send again.",
+        advice="Check that the brokers run; a producer with an id and sequence= can safely send again.",
     )
 
 
 def _unknown() -> Fenced:
     return Fenced(
-        "The brokers did not say what became of the last transaction here, so nothing more is written.",
-        advice="Open the producer or the stage again: that finds out what is stored.",
+        "The outcome of the last transaction is unknown, so nothing more is written.",
+        advice="Open the producer or the stage again, which finds out what is stored.",
     )
 
 

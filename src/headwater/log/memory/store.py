@@ -77,7 +77,7 @@ class MemoryStore:
         self._check_open()
         if name not in self._topics:
             known = ", ".join(self.topics()[:10]) or "none yet"
-            raise TopicNotFound(f"There is no topic {name!r} in {self.url}.", advice=f"Topics here: {known}.")
+            raise TopicNotFound(f"Topic {name!r} does not exist in {self.url}.", advice=f"Topics here: {known}.")
         return self._topics[name]
 
     def refresh(self, name: str) -> Topic:
@@ -345,7 +345,7 @@ class MemoryStore:
             self._check_open()
             if not create and name not in self.groups():
                 known = ", ".join(self.groups()[:10]) or "none yet"
-                raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
+                raise GroupNotFound(f"Group {name!r} does not exist in {self.url}.", advice=f"Groups here: {known}.")
             if name not in self._groups:
                 self._groups[name] = MemoryGroup(name, self._changed)
             return self._groups[name]
@@ -373,7 +373,7 @@ class MemoryStore:
             if stamp.sequence_first <= last:
                 if stamp.sequence_last != last:
                     raise SequenceGap(
-                        f"A batch came after sequence {last} was stored.", advice="Use one id a producer."
+                        f"A batch came after sequence {last} was stored.", advice="Use a separate id for each producer."
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
@@ -453,10 +453,12 @@ class MemoryStore:
                 return
             if topic.overload == "block":
                 self._counters["blocked"] += 1
-                raise TopicFull(f"There is no room in topic {topic.name!r}.", advice="It is tried again for a while.")
+                raise TopicFull(
+                    f"No room is left in topic {topic.name!r}.", advice="The append is retried for a while."
+                )
         self._counters["rejected"] += events
         raise Overloaded(
-            f"There is no room in topic {topic.name!r}.",
+            f"No room is left in topic {topic.name!r}.",
             advice="Nothing was stored. Append less, or give the topic more room.",
         )
 

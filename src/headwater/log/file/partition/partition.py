@@ -195,7 +195,7 @@ class Partition:
         if self.topic.id != topic_id:
             raise TopicNotFound(
                 f"Topic {self.topic.name!r} was deleted and created again.",
-                advice="Nothing was stored; append again, by the new topic's schema.",
+                advice="Nothing was stored. Append again with the new topic's schema.",
             )
 
     def check_generation(self, generation: int) -> None:
@@ -733,5 +733,5 @@ def lost(path: str, what: str) -> Damaged:
     """The refusal to write to a segment of which something is gone."""
     return Damaged(
         f"{path} is damaged: {what}.",
-        advice="Nothing was written to it. Restore the partition from a mirror or a backup; `headwater doctor` says what is lost.",
+        advice="Nothing was written to it. Restore the partition from a mirror or a backup; `headwater doctor` reports what is lost.",
     )
