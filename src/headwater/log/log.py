@@ -630,7 +630,7 @@ class Log:
 
         return back_up(self._store, os.fspath(to), clock=self._clock, on_progress=on_progress)
 
-    # Everything else
+    # Upkeep
 
     def seal(self, topic: str) -> int:
         """Turns closed segments into standard Arrow files now; it happens by itself a while after they are closed."""
@@ -639,6 +639,8 @@ class Log:
     def tidy(self, topic: str) -> int:
         """Removes now what the topic's settings no longer keep, which happens by itself every minute; returns how many events."""
         return self._store.tidy(self.topic(topic).name)
+
+    # The handle
 
     @property
     def store(self) -> Store:

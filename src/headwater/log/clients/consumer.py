@@ -368,7 +368,7 @@ class Consumer:
     def _batches(self, chunks: list[Chunk]) -> list[pa.RecordBatch]:
         return [to_batch_of(chunk, output_schema(chunk.topic, self._columns)) for chunk in chunks]
 
-    # Small things
+    # Subscription and state
 
     def _subscribed(self) -> dict[str, Subscribed]:
         """The topics as they are; their files are read again once in a while, since partitions may be added."""

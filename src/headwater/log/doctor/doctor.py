@@ -377,7 +377,7 @@ class _Examination:
                 repaired=self._repair,
             )
 
-    # Small things
+    # Findings
 
     def _check(self, path: str, look: Callable[[], object], *, mend: Callable[[], object] | None = None) -> None:
         """Looks at one file; adds a finding when that fails, and mends it if it may."""

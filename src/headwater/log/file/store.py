@@ -300,7 +300,7 @@ class LocalStore:
         with self.gate, self._transactions.standing_still() as state:
             yield state
 
-    # Everything else
+    # Upkeep
 
     def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
         with self.gate:
@@ -316,6 +316,8 @@ class LocalStore:
             self._check_writable()
             return self._upkeep.tidy(name, dirty_share_min=dirty_share_min)
 
+    # Unclean stops
+
     def incarnation(self) -> int:
         return self._incarnation
 
@@ -326,6 +328,8 @@ class LocalStore:
             if entry["incarnation"] > incarnation and f"{name}/{partition}" in entry["ends"]
         ]
         return min(ends, default=None)
+
+    # Queues
 
     def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self.gate:
@@ -344,6 +348,8 @@ class LocalStore:
             self._check_writable()
             delete_local_queue(self._disk, f"{self.folder}/queues", group, topic)
 
+    # Groups
+
     def groups(self) -> list[str]:
         with self.gate:
             return self._groups.names()
@@ -353,6 +359,8 @@ class LocalStore:
             if create:
                 self._check_writable()
             return self._groups.group(name, create=create)
+
+    # The handle
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
@@ -491,7 +499,7 @@ class LocalStore:
         self._commits.close()
         self._catalog_file.close()
 
-    # Small things
+    # What its parts are handed, and helpers of the above
 
     def _partitions(self, names: Sequence[str]) -> list[Partition]:
         return [partition for name in names for partition in self.handles.partitions(name)]

@@ -69,6 +69,8 @@ class MemoryStore:
         self._counters: Counter[str] = Counter()
         self._closed = False
 
+    # Topics
+
     def topics(self) -> list[str]:
         self._check_open()
         return sorted(self._topics)
@@ -127,6 +129,8 @@ class MemoryStore:
             for number in range(topic.partitions):
                 del self._partitions[name, number]
 
+    # Writing
+
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
         outcomes: list[range | Exception] = []
         with self._changed:
@@ -183,6 +187,8 @@ class MemoryStore:
             while partition.chunks and not any(chunk.batch.num_rows for chunk in partition.chunks):
                 self._give_up_oldest(partition)
             self._changed.notify_all()
+
+    # Reading
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self._changed:
@@ -247,6 +253,8 @@ class MemoryStore:
     def waiter(self, names: Sequence[str]) -> Waiter:
         return MemoryWaiter(self._changed)
 
+    # Stages
+
     def stages(self) -> list[str]:
         return sorted(self._states)
 
@@ -276,6 +284,8 @@ class MemoryStore:
             self._states[name] = StageState(number, marker, positions)
             return StageCommit(marker, written=True, positions=positions)
 
+    # Upkeep
+
     def seal(self, name: str) -> int:
         self.topic(name)
         return 0
@@ -296,6 +306,8 @@ class MemoryStore:
         """Nobody knows when compaction came by: it may have."""
         return self.topic(name).compact
 
+    # Producers, and unclean stops, which it does not survive
+
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_open()
         producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()
@@ -313,6 +325,8 @@ class MemoryStore:
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         return None
+
+    # Queues
 
     def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self._changed:
@@ -336,6 +350,8 @@ class MemoryStore:
             found.delete()
             del self._queues[group, topic]
 
+    # Groups
+
     def groups(self) -> list[str]:
         self._check_open()
         return sorted(name for name, group in self._groups.items() if not group.is_deleted)
@@ -350,11 +366,15 @@ class MemoryStore:
                 self._groups[name] = MemoryGroup(name, self._changed)
             return self._groups[name]
 
+    # The handle
+
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
     def close(self) -> None:
         self._closed = True
+
+    # Helpers of the above
 
     def _check_owners(self, offsets: Sequence[OffsetPart]) -> None:
         for part in offsets:
