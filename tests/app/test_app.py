@@ -329,7 +329,7 @@ def test_a_changed_view_is_built_anew_beside_the_old_one(place: Place) -> None:
     second = place.app()
     second.view(second.topic("clicks"), key="page", name="pages")(per_page_twice)
     last = second.run(available_now=True)
-    assert "built anew" in last.notes[0] and "code" in last.notes[0]
+    assert "must be rebuilt" in last.notes[0] and "code" in last.notes[0]
     with second.views["pages"] as view:
         assert {row["count"] for row in view.rows().to_pylist()} == {16}
 
