@@ -1,4 +1,4 @@
-"""Alerts for new flats: people save searches, change them and remove them, and each new ad finds the searches that match it.
+"""Alerts for new flats: people save searches and change them, and each new ad finds the searches that match it.
 
 headwater run examples/property_alerts/app.py
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import sqlglot
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -41,6 +42,19 @@ def test_every_function_is_tried() -> None:
     texts = [*CHOICES, *(text for of_kind in TEMPLATES.values() for text in of_kind)]
     words = {word.lower() for text in texts for word in re.findall(r"(\w+)\(", text)}
     assert set(FUNCTIONS) <= words
+
+
+@pytest.mark.parametrize("dialect", ["spark", "databricks"])
+def test_a_tree_of_sqlglot_means_what_its_text_means(dialect: str) -> None:
+    """Though sqlglot may write other functions for it."""
+    random = Random(3)
+    rows = random_rows(random, ROWS)
+    for text in each_template(random):
+        from_text, from_tree = (
+            compile_expression(text, SCHEMA),
+            compile_expression(sqlglot.parse_one(text, dialect=dialect), SCHEMA),
+        )
+        assert evaluated(from_text, rows) == evaluated(from_tree, rows), (text, from_tree.sql)
 
 
 @pytest.mark.slow

@@ -69,13 +69,13 @@ def test_without_a_key_all_rows_belong_together(bids: DataFrame) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"over": "0 seconds", "n": "count"}, "holds nothing"),
-        ({"over": "5 seconds", "every": "0 seconds", "n": "count"}, "holds nothing"),
+        ({"over": "0 seconds", "n": "count"}, "is empty"),
+        ({"over": "5 seconds", "every": "0 seconds", "n": "count"}, "is empty"),
         ({"over": "5 seconds", "every": "6 seconds", "n": "count"}, "rows would be lost"),
-        ({"over": "5 seconds", "gap": "6 seconds", "n": "count"}, "a length, or a gap"),
-        ({"n": "count"}, "Which windows"),
+        ({"over": "5 seconds", "gap": "6 seconds", "n": "count"}, "exclude each other"),
+        ({"n": "count"}, "both missing"),
         ({"gap": "0 seconds", "n": "count"}, "is none"),
-        ({"gap": "5 seconds", "every": "1 second", "n": "count"}, "not every so often"),
+        ({"gap": "5 seconds", "every": "1 second", "n": "count"}, "every= does not apply"),
         ({"over": "5 seconds"}, "No aggregate"),
         ({"over": "5 seconds", "n": ("distinct", "who")}, "no aggregate 'distinct' here"),
         ({"over": "5 seconds", "n": ("sum", "cost")}, "sum of which column"),
@@ -93,12 +93,12 @@ def test_what_makes_no_sense_is_refused(bids: DataFrame, settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"over": "0 seconds"}, "holds nothing"),
+        ({"over": "0 seconds"}, "is empty"),
         ({"over": "5 seconds", "every": "6 seconds"}, "rows would be lost"),
         ({"over": "5 seconds", "key": "who"}, "when its rows change"),
         ({"by": "who", "ties": True}, "for windows"),
         ({"by": "who", "every": "5 seconds"}, "for windows"),
-        ({}, "of which key"),
+        ({}, "by= is missing"),
         ({"over": "5 seconds", "by": "whom"}, "no column 'whom'"),
     ],
 )

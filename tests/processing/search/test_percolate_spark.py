@@ -27,7 +27,7 @@ def alerts(ads: DataFrame, searches: Table) -> DataFrame:
 
 
 def make() -> hw.App:
-    app = hw.App("alerts", state_partitions=3)
+    app = hw.App("alerts", state_partitions=3, idle="1 hour")
     ads = app.topic("ads", schema=ADS, key="id", time="at", lateness=f"{LATENESS_S} seconds", partitions=2)
     searches = app.table(
         "searches",

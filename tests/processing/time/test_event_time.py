@@ -126,7 +126,7 @@ def test_what_is_late_is_a_column(spark: SparkSession, tmp_path: Path) -> None:
         some = part.option("columns", "id,_late").load().collect()
         late, _ = told(log, "clicks")
         assert {row.id for row in some if row._late} == late & {row.id for row in some}
-        with pytest.raises(Exception, match="lateness='soon' is no duration"):
+        with pytest.raises(Exception, match="lateness='soon' is not a duration"):
             read.option("lateness", "soon").load()
 
 
@@ -227,7 +227,7 @@ def test_an_application_does_not_wait_for_an_idle_partition(spark: SparkSession,
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"late": "later"}, "is not known"),
+        ({"late": "later"}, "is not a policy"),
         ({"late": "correct"}, "belong together"),
         ({"corrections": "1 minute"}, "belong together"),
         ({"late": "drop", "corrections": "1 minute"}, "belong together"),

@@ -109,12 +109,15 @@ TEMPLATES: dict[str, list[str]] = {
         "year({day})", "quarter({day})", "month({moment})", "day({day})", "dayofmonth({day})", "dayofweek({day})", "weekday({day})",
         "dayofyear({day})", "weekofyear({day})", "hour({moment})", "minute({moment})", "second({moment})", "hour(tn)", "second(tn)",
         "extract(WEEK FROM {day})", "extract(HOUR FROM {moment})", "extract(DOW FROM {day})", "datediff({day}, {day})",
-        "date_diff({day}, {day})", "unix_seconds({moment})", "unix_millis({moment})", "unix_micros({moment})", "unix_date({day})",
+        "date_diff({day}, {day})", "timestampdiff(HOUR, {moment}, {moment})", "datediff(DAY, {day}, {day})",
+        "date_diff(WEEK, {moment}, {day})", "timestampdiff(MILLISECOND, {day}, {moment})", "unix_seconds({moment})",
+        "unix_millis({moment})", "unix_micros({moment})", "unix_date({day})",
     ],
     "fraction": [
         "{fraction} + {number}", "{number} - {fraction}", "{fraction} * {fraction}", "{fraction} / {number}", "{integer} / {integer}",
         "{fraction} % {fraction}", "- {fraction}", "abs({fraction})", "sqrt({number})", "sign({number})", "signum({fraction})",
-        "CAST({number} AS DOUBLE)", "CAST({number} AS FLOAT)", "CAST(digits AS DOUBLE)", "try_cast(digits AS FLOAT)", "round({fraction})",
+        "CAST({number} AS DOUBLE)", "CAST({number} AS FLOAT)", "CAST(digits AS DOUBLE)", "try_cast(digits AS FLOAT)",
+        "round({fraction})", "round(f64, 2)", "round({short}, 3)",
         "CAST({moment} AS DOUBLE)", "pmod({fraction}, {number})", "try_divide({integer}, {integer})", "try_divide({fraction}, {number})",
         "CAST({condition} AS DOUBLE)",
     ],
@@ -122,7 +125,8 @@ TEMPLATES: dict[str, list[str]] = {
         "{decimal} + {decimal}", "{decimal} - {exact}", "{exact} * {decimal}", "{decimal} / {exact}", "{decimal} % {exact}",
         "- {decimal}", "abs({decimal})", "CAST({exact} AS DECIMAL(20, 4))", "CAST({exact} AS DECIMAL(9, 2))",
         "CAST({exact} AS DECIMAL(38, 10))", "CAST(digits AS DECIMAL(10, 2))", "try_cast(digits AS DECIMAL(38, 3))",
-        "CAST({integer} AS DECIMAL(12, 1))", "round({decimal}, 1)", "round({decimal})", "round({decimal}, -1)", "floor({decimal})",
+        "CAST({integer} AS DECIMAL(12, 1))", "CAST({short} AS DECIMAL(20, 5))", "round({decimal}, 1)", "round({decimal})",
+        "round({decimal}, -1)", "floor({decimal})",
         "ceil({decimal})", "extract(SECOND FROM {moment})", "try_divide({decimal}, {exact})", "pmod({decimal}, {exact})",
         "try_cast({exact} AS DECIMAL(4, 2))", "CAST({condition} AS DECIMAL(3, 2))",
     ],
@@ -200,6 +204,14 @@ LEAVES: dict[str, list[str]] = {
     "condition": ["z", "true", "false", "CAST(NULL AS BOOLEAN)"],
     "day": ["dt", "DATE '2020-02-29'", "DATE '1969-12-31'"],
     "moment": ["ts", "TIMESTAMP '2020-01-31 10:20:30.5'", "CAST('1969-12-31 23:59:59.999999' AS TIMESTAMP)"],
+    "short": [
+        "CAST(d5 AS DOUBLE)",
+        "CAST(n32 AS DOUBLE) / 1000",
+        "CAST(n16 AS DOUBLE) / 7",
+        "1.0005D",
+        "-2.5e-4",
+        "0.0D",
+    ],
     "small": ["n8", "1", "-1", "0", "13", "100"],
 }
 JOINED = {"number": ["integer", "fraction", "decimal"], "exact": ["integer", "decimal"]}
@@ -209,7 +221,7 @@ KINDS = list(TEMPLATES)
 def random_text(random: Random, kind: str, depth: int) -> str:
     """A random expression of a kind."""
     kind = random.choice(JOINED.get(kind, [kind]))
-    if depth == 0 or kind == "small":
+    if depth == 0 or kind in ("small", "short"):
         return random.choice(LEAVES[kind])
     template = random.choice(TEMPLATES[kind]) if random.random() < 0.85 else random.choice(CHOICES)
     return filled(random, template.replace("{?}", f"{{{kind}}}"), depth)

@@ -38,10 +38,16 @@ class TopicSettings(TypedDict, total=False):
     buffer_bytes: int
 
 
+PARTITIONS = 4
+SEGMENT_BYTES = 64 << 20
+EVENT_BYTES_MAX = 8 << 20
+FUTURE_MAX = "1 day"
+TOMBSTONES = "1 day"
+BUFFER_BYTES = 64 << 20
+
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
 TOMBSTONES_US = 86_400_000_000
-BUFFER_BYTES = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -122,6 +128,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         return is_asked_for or limits != (None, None)
 
     @property
+    def is_limited(self) -> bool:
+        """Whether an append looks at the room that is left. Elsewhere a full disk is the only limit, and refuses."""
+        return self.bytes_max is not None or self.overload != "block"
+
+    @property
     def schema_id(self) -> int:
         """The number of the present schema."""
         return len(self.schemas) - 1
@@ -158,13 +169,13 @@ def check_topic(topic: Topic) -> Topic:
         )
     if topic.compact and topic.key is None:
         raise InvalidInput(
-            f"Topic {topic.name!r} has no key, so there is no last event per key to keep.",
+            f"Topic {topic.name!r} has no key, so it cannot keep the last event of each key.",
             advice="Create it with key=…, or without compact.",
         )
     durations = {"lateness": topic.lateness_us, "future_max": topic.future_us, "tombstones": topic.tombstones_us}
     for name, duration in durations.items():
         if duration < 0:
-            raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
+            raise InvalidInput(f"A {name} of {duration} µs is not valid.", advice="Use a duration of zero or more.")
     if topic.overload not in get_args(Overload) or (topic.compact and topic.overload == "drop_oldest"):
         raise InvalidInput(
             f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
@@ -189,10 +200,10 @@ def check_topic(topic: Topic) -> Topic:
         )
     if not _is_whole(topic.event_bytes_max, 1, 1 << 30):
         raise InvalidInput(
-            f"event_bytes_max={topic.event_bytes_max!r} is no good limit.", advice="Use a number of bytes up to 1 GiB."
+            f"event_bytes_max={topic.event_bytes_max!r} is out of range.", advice="Use a number of bytes up to 1 GiB."
         )
     if not _is_whole(topic.segment_bytes, 4096, 1 << 40):
-        raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is no good size.", advice="Use 4096 or more.")
+        raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is out of range.", advice="Use 4096 or more.")
     return topic
 
 

@@ -60,6 +60,18 @@ def _integers(name: str, left: Values, right: Values) -> tuple[Values, Any]:
     return array_of(result, left.type, left, right), anywhere(failed, left, right)
 
 
+def _is_safe(divisor: Term) -> bool:
+    """Whether nothing can fail with it as divisor: a constant other than 0, and than -1, by which the least integer overflows."""
+    value = None if divisor.value is None else divisor.value.as_py()
+    return value is not None and value not in (0, -1)
+
+
+def _dividing(type_: pa.DataType, left: Term, right: Term, run: Any, what: str, *, tries: bool = False) -> Term:
+    if _is_safe(right):
+        return mapped(type_, [left, right], lambda one, other: run(one, other)[0])
+    return fallible(type_, [left, right], run, what, tries=tries, right_first=True)
+
+
 def divided(left: Term, right: Term, *, tries: bool = False) -> Term:
     """`left / right`, of two DOUBLE or two decimals."""
     if is_decimal(left.type):
@@ -70,7 +82,7 @@ def divided(left: Term, right: Term, *, tries: bool = False) -> Term:
             result = array_of(numbers(one) / numbers(other), DOUBLE, one, other)
         return result, anywhere(_spread(numbers(other) == 0, result), one, other)
 
-    return fallible(DOUBLE, [left, right], run, ZERO, tries=tries, right_first=True)
+    return _dividing(DOUBLE, left, right, run, ZERO, tries=tries)
 
 
 def whole_quotient(left: Term, right: Term) -> Term:
@@ -86,7 +98,7 @@ def whole_quotient(left: Term, right: Term) -> Term:
         result = array_of(quotient, LONG, one, other)
         return result, anywhere(_spread(zero | overflows, result), one, other)
 
-    return fallible(LONG, [left, right], run, "it divides by zero or overflows", right_first=True)
+    return _dividing(LONG, left, right, run, "it divides by zero or overflows")
 
 
 def _toward_zero(above: Any, below: Any) -> Any:
@@ -111,7 +123,7 @@ def remainder(left: Term, right: Term, *, positive: bool = False, tries: bool = 
         result = array_of(found, left.type, one, other)
         return result, anywhere(_spread(zero, result), one, other)
 
-    return fallible(left.type, [left, right], run, ZERO, tries=tries, right_first=True)
+    return _dividing(left.type, left, right, run, ZERO, tries=tries)
 
 
 _FRACTIONS = (pa.float32(), pa.float64())

@@ -1,6 +1,7 @@
 """Casts between types as Spark makes them in ANSI mode: a value that does not fit, and a text that is not one of the type, fail.
 
-DOUBLE and FLOAT to STRING and to DECIMAL are not here: Spark takes the digits that Java prints, which differ between versions of Java.
+DOUBLE to STRING is not here, nor FLOAT to STRING and DECIMAL: Spark takes the digits that Java prints, and before version 19 Java prints
+more of them than the number needs. For DOUBLE to DECIMAL that matters from 2^53 on only, where the result is the one of newer versions.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def _of_number(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa
         return _fraction_to_integer
     if is_decimal(source):
         return _decimal_to_decimal if is_decimal(target) else _decimal_to_integer
+    if source == DOUBLE:
+        return _double_to_decimal
     return _integer_to_decimal if source in INTEGERS else None
 
 
@@ -138,6 +141,15 @@ def _decimal_to_integer(values: Values, type_: pa.DataType) -> tuple[Values, Any
     limits = np.iinfo(type_.to_pandas_dtype())
     fits = np.asarray((whole >= limits.min) & (whole <= limits.max), bool)
     return array_of(np.where(fits, whole, 0).astype(np.int64), type_, values), anywhere(~fits, values)
+
+
+def _double_to_decimal(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
+    found = numbers(values)
+    is_finite = np.isfinite(found)
+    texts = pc.cast(array_of(np.where(is_finite, found, 0.0), DOUBLE, values), STRING)
+    result, failed = FROM_TEXT["decimal"](texts, type_)
+    # NaN and infinities are null, in ANSI mode too.
+    return result if is_finite.all() else pc.if_else(pa.array(is_finite), result, pa.scalar(None, type_)), failed
 
 
 def _decimal_to_fraction(values: Values, type_: pa.DataType) -> tuple[Values, Any]:

@@ -126,7 +126,7 @@ class _Compiler:
         """The error for what the language does not have."""
         return Unsupported(
             f"The expression {shown(self._text)} uses {what}, which is not available here.",
-            advice="docs/expressions.md lists what is available; compute the rest in Spark before.",
+            advice="The page docs/expressions.md lists what is available. Compute the rest in Spark first.",
         )
 
     def wrong(self, why: str) -> InvalidInput:
@@ -348,6 +348,9 @@ class _Compiler:
         return text.trimmed(self, name, self.term(node.this), None if characters is None else self.term(characters))
 
     def _function(self, node: sql.Anonymous) -> Term:
+        if str(node.this).lower() in times.DIFFERENCES and len(node.expressions) == 3:
+            unit, start, end = node.expressions
+            return times.difference(self, unit.name.lower(), self.term(start), self.term(end))
         return self.call(str(node.this).lower(), node.expressions)
 
     def call(self, name: str, nodes: Sequence[Any]) -> Term:

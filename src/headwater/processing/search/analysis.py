@@ -45,7 +45,7 @@ class Analyzer:
     def __init__(self, language: str | None = None) -> None:
         if language is not None and language not in LANGUAGES:
             raise InvalidInput(
-                f"There are no stems for the language {language!r:.40}.",
+                f"Stems for the language {language!r:.40} are not available.",
                 advice=f"Languages are {', '.join(LANGUAGES)}. Leave language= out to match words as they are written.",
             )
         self.language = language

@@ -63,7 +63,7 @@ class SearchFields(msgspec.Struct, frozen=True):
         for name in text:
             if kinds.get(name) != "name":
                 raise InvalidInput(
-                    f"There is no STRING column {name!r} to search.", advice=f"Columns are {', '.join(schema.names)}."
+                    f"The documents have no STRING column {name!r}.", advice=f"Columns are {', '.join(schema.names)}."
                 )
             kinds[name] = "text"
         for name, columns in (places or {}).items():
