@@ -5,6 +5,7 @@ The mix is that of the benchmark: 60 % conjunctions, 15 % phrases, 10 % with OR 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -127,13 +128,14 @@ def matches_by_hand(searches: list[ZipfSearch], documents: pa.Table) -> set[tupl
         for word in text:
             having.setdefault(word, set()).add(at)
     columns = {name: documents[name].to_pylist() for name in ("price", "rooms", "area")}
-    found = set()
+    words, found = sorted(having), set()
     for number, search in enumerate(searches):
         needed = [having.get(word_of(rank), set()) for rank in (*search.must, *search.phrase)]
         if search.should:
             needed.append(set().union(*(having.get(word_of(rank), set()) for rank in search.should)))
         if search.prefix:
-            needed.append(set().union(*(some for word, some in having.items() if word.startswith(search.prefix))))
+            low, high = bisect_left(words, search.prefix), bisect_left(words, search.prefix + "~")
+            needed.append(set().union(*(having[word] for word in words[low:high])))
         fitting = set.intersection(*sorted(needed, key=len))
         for rank in search.must_not:
             fitting = fitting - having.get(word_of(rank), set())
