@@ -1,0 +1,150 @@
+"""The rig of the patterns' figures: bids of any number, and each pattern by ours, by Flink and by Esper.
+
+Each run is checked: a side that does not find as many matches as the loops of `oracle` has no rate. Flink's timed job writes its matches
+to a sink that drops them, so its count comes from a job before the first timed one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+import headwater as hw
+from bench.patterns import oracle
+from bench.patterns.bids import TOPIC, Bids
+from bench.patterns.esper_side import PEER as ESPER
+from bench.patterns.esper_side import EsperSide
+from bench.patterns.flink_side import PEER as FLINK
+from bench.patterns.flink_side import FlinkSide
+from bench.patterns.queries import AVERAGE, RISING, Query, Rule
+from bench.stage import StageRig
+from headwater.testing.servers import ServerError
+
+RULES_TOPIC = "rules"
+Peer = TypeVar("Peer", FlinkSide, EsperSide)
+_RULES_SCHEMA = "rule STRING NOT NULL, pattern STRING NOT NULL, since TIMESTAMP NOT NULL"
+_BEFORE_ALL_BIDS = datetime(2024, 1, 1, tzinfo=UTC)
+_LOOPS = {RISING: oracle.rising, AVERAGE: oracle.average}
+
+
+def detected(bids: DataFrame, text: str) -> DataFrame:
+    """Our side of a pattern."""
+    return hw.detect(bids, text)
+
+
+def detected_by_rules(bids: DataFrame, rules: object, key: str) -> DataFrame:
+    """Our side of rules, which are rows of a table."""
+    return hw.detect(bids, key=key, rules=rules)
+
+
+class WrongCount(RuntimeError):
+    """A side found another number of matches than the loops."""
+
+
+class PatternRig(StageRig):
+    """What patterns are measured with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bids: dict[int, Bids] = {}
+        self._matches: dict[tuple[Query, str, Bids], int] = {}
+
+    def bids(self, count: int) -> Bids:
+        """So many bids; the rig keeps them for the next figure."""
+        if count not in self._bids:
+            self._bids[count] = Bids(self.folder / f"bids-{count}", count)
+        return self._bids[count]
+
+    def ours(self, query: Query, key: str, bids: Bids) -> float:
+        """Bids a second that ours finds a pattern in."""
+
+        def detect(bids: DataFrame) -> DataFrame:
+            return detected(bids, query.text(key))
+
+        with self.stage(bids.url, detect, topics=[TOPIC]) as run:
+            found = run()
+        _check("ours", found.rows, self._expected(query, key, bids))
+        return len(bids) / found.seconds
+
+    def by_flink(self, query: Query, key: str, bids: Bids) -> float:
+        """The same of Flink. `check_flink` looks at what it finds."""
+        assert self.flink is not None
+        return len(bids) / self.flink.run(query.sql(key), bids)
+
+    def check_flink(self, query: Query, key: str, bids: Bids) -> None:
+        """Raises `WrongCount` when Flink does not find the right number of matches."""
+        assert self.flink is not None
+        _check(FLINK, self.flink.matches(query.sql(key), bids), self._expected(query, key, bids))
+
+    def by_esper(self, query: Query, key: str, bids: Bids) -> float:
+        """The same of Esper."""
+        assert self.esper is not None
+        seconds, matches = self.esper.run([query.statement(key)], bids)
+        _check(ESPER, matches, self._expected(query, key, bids))
+        return len(bids) / seconds
+
+    def ours_by_rules(self, rules: Sequence[Rule], key: str, bids: Bids) -> float:
+        """Bids a second that ours holds against all rules."""
+
+        def detect(bids: DataFrame, rules: object) -> DataFrame:
+            return detected_by_rules(bids, rules, key)
+
+        _append_rules(bids.url, rules)
+        with self.stage(bids.url, detect, topics=[TOPIC], tables=[RULES_TOPIC]) as run:
+            found = run()
+        _check("ours", found.rows, oracle.rules(bids.table, key, rules))
+        return len(bids) / found.seconds
+
+    def by_esper_rules(self, rules: Sequence[Rule], key: str, bids: Bids) -> float:
+        """The same of Esper, with a statement for each rule."""
+        assert self.esper is not None
+        seconds, matches = self.esper.run([rule.query.statement(key) for rule in rules], bids)
+        _check(ESPER, matches, oracle.rules(bids.table, key, rules))
+        return len(bids) / seconds
+
+    @cached_property
+    def flink(self) -> FlinkSide | None:
+        """Flink; prints the reason when it cannot be had."""
+        return self._side(FLINK, lambda: FlinkSide(self.folder))
+
+    @cached_property
+    def esper(self) -> EsperSide | None:
+        """Esper; prints the reason when it cannot be had."""
+        return self._side(ESPER, lambda: EsperSide(self.folder))
+
+    def _side(self, peer: str, start: Callable[[], Peer]) -> Peer | None:
+        try:
+            return self._stack.enter_context(start())
+        except ServerError as error:
+            print(f"{peer} is left out: {error}", file=sys.stderr)
+            return None
+
+    def _expected(self, query: Query, key: str, bids: Bids) -> int:
+        asked = query, key, bids
+        if asked not in self._matches:
+            loop = _LOOPS.get(query)
+            table = bids.table
+            self._matches[asked] = oracle.counted(table, key, loop) if loop else oracle.small_large(table, key)
+        return self._matches[asked]
+
+
+def _append_rules(url: str, rules: Sequence[Rule]) -> None:
+    """The rules as rows of a table in the log of the bids, all of them before the first bid."""
+    with hw.open_log(url) as log:
+        if RULES_TOPIC not in log.topics():
+            log.create_topic(RULES_TOPIC, _RULES_SCHEMA, key="rule", time="since", compact=True, partitions=4)
+            names = [f"rule-{number}" for number in range(len(rules))]
+            texts = [rule.query.rule() for rule in rules]
+            since = pa.array([_BEFORE_ALL_BIDS] * len(rules), pa.timestamp("us", "UTC"))
+            log.append(RULES_TOPIC, pa.table({"rule": names, "pattern": texts, "since": since}))
+
+
+def _check(side: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise WrongCount(f"{side} found {found:,} matches, and there are {expected:,}")
