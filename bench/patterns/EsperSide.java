@@ -133,5 +133,6 @@ public final class EsperSide {
             answers.println(answer);
             answers.flush();
         }
+        System.exit(0); // threads of the library would keep the process alive
     }
 }

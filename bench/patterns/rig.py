@@ -28,7 +28,7 @@ from headwater.testing.servers import ServerError
 
 RULES_TOPIC = "rules"
 Peer = TypeVar("Peer", FlinkSide, EsperSide)
-_RULES_SCHEMA = "rule STRING NOT NULL, pattern STRING NOT NULL, since TIMESTAMP NOT NULL"
+_RULES_SCHEMA = "rule STRING NOT NULL, pattern STRING NOT NULL, changed_at TIMESTAMP NOT NULL"
 _BEFORE_ALL_BIDS = datetime(2024, 1, 1, tzinfo=UTC)
 _LOOPS = {RISING: oracle.rising, AVERAGE: oracle.average}
 
@@ -138,11 +138,11 @@ def _append_rules(url: str, rules: Sequence[Rule]) -> None:
     """The rules as rows of a table in the log of the bids, all of them before the first bid."""
     with hw.open_log(url) as log:
         if RULES_TOPIC not in log.topics():
-            log.create_topic(RULES_TOPIC, _RULES_SCHEMA, key="rule", time="since", compact=True, partitions=4)
+            log.create_topic(RULES_TOPIC, _RULES_SCHEMA, key="rule", time="changed_at", compact=True, partitions=4)
             names = [f"rule-{number}" for number in range(len(rules))]
             texts = [rule.query.rule() for rule in rules]
-            since = pa.array([_BEFORE_ALL_BIDS] * len(rules), pa.timestamp("us", "UTC"))
-            log.append(RULES_TOPIC, pa.table({"rule": names, "pattern": texts, "since": since}))
+            changed_at = pa.array([_BEFORE_ALL_BIDS] * len(rules), pa.timestamp("us", "UTC"))
+            log.append(RULES_TOPIC, pa.table({"rule": names, "pattern": texts, "changed_at": changed_at}))
 
 
 def _check(side: str, found: int, expected: int) -> None:
