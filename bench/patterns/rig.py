@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
@@ -17,13 +17,14 @@ from pyspark.sql import DataFrame
 
 import headwater as hw
 from bench.patterns import oracle
-from bench.patterns.bids import TOPIC, Bids
+from bench.patterns.bids import CLOSERS, TOPIC, Bids
 from bench.patterns.esper_side import PEER as ESPER
 from bench.patterns.esper_side import EsperSide
 from bench.patterns.flink_side import PEER as FLINK
 from bench.patterns.flink_side import FlinkSide
 from bench.patterns.queries import AVERAGE, RISING, Query, Rule
 from bench.stage import StageRig
+from examples.nexmark.topics import TIME
 from headwater.testing.servers import ServerError
 
 RULES_TOPIC = "rules"
@@ -95,7 +96,7 @@ class PatternRig(StageRig):
         def detect(bids: DataFrame, rules: object) -> DataFrame:
             return detected_by_rules(bids, rules, key)
 
-        _append_rules(bids.url, rules)
+        _append_rules(bids, rules)
         with self.stage(bids.url, detect, topics=[TOPIC], tables=[RULES_TOPIC]) as run:
             found = run()
         _check("ours", found.rows, oracle.rules(bids.table, key, rules))
@@ -134,15 +135,24 @@ class PatternRig(StageRig):
         return self._matches[asked]
 
 
-def _append_rules(url: str, rules: Sequence[Rule]) -> None:
-    """The rules as rows of a table in the log of the bids, all of them before the first bid."""
-    with hw.open_log(url) as log:
+def _append_rules(bids: Bids, rules: Sequence[Rule]) -> None:
+    """The rules as rows of a table in the log of the bids, all of them before the first bid.
+
+    Closing rules follow after the last bid, so that no bid still waits for the watermark of the table.
+    """
+    with hw.open_log(bids.url) as log:
         if RULES_TOPIC not in log.topics():
             log.create_topic(RULES_TOPIC, _RULES_SCHEMA, key="rule", time="changed_at", compact=True, partitions=4)
-            names = [f"rule-{number}" for number in range(len(rules))]
             texts = [rule.query.rule() for rule in rules]
-            changed_at = pa.array([_BEFORE_ALL_BIDS] * len(rules), pa.timestamp("us", "UTC"))
-            log.append(RULES_TOPIC, pa.table({"rule": names, "pattern": texts, "changed_at": changed_at}))
+            last = max(bids.table.column(TIME).to_pylist()[-CLOSERS:])
+            log.append(RULES_TOPIC, _rules([f"rule-{number}" for number in range(len(rules))], texts, _BEFORE_ALL_BIDS))
+            closers = [f"close-{number}" for number in range(CLOSERS)]
+            log.append(RULES_TOPIC, _rules(closers, texts[:1] * CLOSERS, last + timedelta(hours=1)))
+
+
+def _rules(names: Sequence[str], texts: Sequence[str], changed_at: datetime) -> pa.Table:
+    times = pa.array([changed_at] * len(names), pa.timestamp("us", "UTC"))
+    return pa.table({"rule": names, "pattern": texts, "changed_at": times})
 
 
 def _check(side: str, found: int, expected: int) -> None:
