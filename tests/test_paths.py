@@ -20,7 +20,7 @@ import pytest
 from tests.rigs.architecture_page import BATCH_WALK, places
 from tests.rigs.trace.entries import entered, listed
 
-APPEND_FILES_MAX = 22
+APPEND_FILES_MAX = 18
 BATCH_FILES_MAX = 38
 BATCH_FILES_WITH_LOG_MAX = 75
 

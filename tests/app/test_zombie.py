@@ -158,7 +158,7 @@ def test_a_batch_that_was_planned_anew_is_refused_by_every_kind_of_stage(
         plan_anew(checkpoints / stage)
     refused = errors_of(app.run(available_now=True, check=False))
     assert refused.keys() == app.graph.stages.keys()
-    assert all("[checkpoint_conflict]" in error and "planned anew" in error for error in refused.values()), refused
+    assert all("[checkpoint_conflict]" in error and "planned again" in error for error in refused.values()), refused
     assert written(place) == before
     shutil.rmtree(checkpoints)
     shutil.copytree(kept, checkpoints)

@@ -88,7 +88,7 @@ def test_a_time_that_is_another_year_in_utc_is_refused_where_it_is_appended(log:
     ids=["timestamp", "list", "date"],
 )
 def test_a_time_that_python_cannot_hold_is_told_where_it_is_read(column: pa.Array) -> None:
-    with pytest.raises(Unsupported, match=r"outside of the years 1 to 9999.*Read it as Arrow"):
+    with pytest.raises(Unsupported, match=r"outside the years 1 to 9999.*Read it as Arrow"):
         values_of(column)
 
 

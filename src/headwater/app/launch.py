@@ -28,8 +28,7 @@ from headwater.capture.supervisor import SupervisedCaptures
 from headwater.capture.topics import TIME
 from headwater.log.disk.disk import RealDisk
 from headwater.log.log import Log, capabilities_of, open_log
-from headwater.log.port.topic import Topic
-from headwater.log.topics import PARTITIONS
+from headwater.log.port.topic import PARTITIONS, Topic
 from headwater.model.clock import duration_us
 from headwater.model.ddl import to_ddl
 from headwater.model.errors import AppRunning, InvalidApp, LogNotFound, SchemaConflict

@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from headwater.log.arrow.events import joined, output_schema, to_batch_of
 from headwater.log.arrow.table import Newest
@@ -24,24 +26,41 @@ from headwater.log.clients.stage import Stage
 from headwater.log.disk.disk import Disk
 from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.lease_engine import Order
-from headwater.log.port.store import Store
-from headwater.log.port.topic import Durability, check_name
+from headwater.log.port.split import check_split
+from headwater.log.port.store import Store, TimeKind
+from headwater.log.port.topic import (
+    BUFFER_BYTES,
+    EVENT_BYTES_MAX,
+    FUTURE_MAX,
+    PARTITIONS,
+    SEGMENT_BYTES,
+    TOMBSTONES,
+    Durability,
+    Overload,
+    Retain,
+    Topic,
+    TopicSettings,
+    check_name,
+)
 from headwater.log.queue import settings as queue_settings
 from headwater.log.queue.acks_topic import acks_name
 from headwater.log.queue.queue import Queue
 from headwater.log.queue.request import send_request
-from headwater.log.topics import LogTopics
+from headwater.log.topic_settings import altered_topic, given, new_topic
 from headwater.log.transaction import Transaction
-from headwater.model.clock import Clock, check_queue_clock, system_clock, time_us
+from headwater.model.clock import NO_TIME, Clock, Duration, check_queue_clock, duration_us, system_clock, time_us
 from headwater.model.errors import (
     EventsMissed,
     GroupNotFound,
     InvalidInput,
+    TopicExists,
     TopicNotFound,
     Unsupported,
 )
 from headwater.model.event import Event
 from headwater.model.position import Position
+from headwater.model.schema import SchemaLike, to_arrow_schema
+from headwater.model.url import without_password
 
 if TYPE_CHECKING:
     from headwater.log.copies.backup import BackedUp
@@ -114,17 +133,17 @@ def _scheme_of(url: object) -> tuple[str, str]:
             advice = 'Name the brokers: "kafka://host:9092".'
         raise InvalidInput(f"{url!r} names no log.", advice=advice)
     if scheme not in ("file", "memory", "kafka"):
-        raise Unsupported(
-            f"There is no log of the kind {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://."
-        )
+        raise Unsupported(f"Unknown kind of log: {scheme!r}.", advice="Use a folder, file://, memory:// or kafka://.")
     return scheme, rest
 
 
-class Log(LogTopics):
+class Log:
     """Topics of events; the truth from which everything else is derived."""
 
     def __init__(self, store: Store, durability: Durability, clock: Clock) -> None:
-        super().__init__(store, durability, clock)
+        self._store = store
+        self._durability = durability
+        self._clock = clock
         self._appender = Appender(store)
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
@@ -132,6 +151,191 @@ class Log(LogTopics):
     def url(self) -> str:
         """Where it is."""
         return self._store.url
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        schema: SchemaLike | None = None,
+        *,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: Duration = "0 seconds",
+        future_max: Duration = FUTURE_MAX,
+        partitions: int = PARTITIONS,
+        durability: Durability | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        event_bytes_max: int = EVENT_BYTES_MAX,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        compact: bool = False,
+        tombstones: Duration = TOMBSTONES,
+        bytes_max: int | None = None,
+        overload: Overload = "block",
+        archive: str | None = None,
+        retain: Retain = "all",
+        buffer_bytes: int = BUFFER_BYTES,
+        exist_ok: bool = False,
+    ) -> Topic:
+        """Makes a topic. Without a schema its events are bytes, with an optional key of bytes.
+
+        `retention` removes events that were appended longer ago, `retention_bytes` the oldest of each partition once it is
+        larger; both whole segments at a time, and with None nothing. `compact` keeps the last event of each key, and of a deleted key its
+        tombstone for `tombstones`. A partition at `bytes_max` does what `overload` says; with
+        "buffer" it takes `buffer_bytes` more, for which room is set aside on the disk. What retention
+        removes goes to `archive` first, where it is still read. With `retain="until_acked"` what every queue group has
+        acknowledged is removed too (see docs/keeping.md).
+        """
+        settings: TopicSettings = {
+            "time": time,
+            "lateness": lateness,
+            "future_max": future_max,
+            "partitions": partitions,
+            "durability": durability or self._durability,
+            "segment_bytes": segment_bytes,
+            "event_bytes_max": event_bytes_max,
+            "retention": retention,
+            "retention_bytes": retention_bytes,
+            "compact": compact,
+            "tombstones": tombstones,
+            "bytes_max": bytes_max,
+            "overload": overload,
+            "archive": archive,
+            "retain": retain,
+            "buffer_bytes": buffer_bytes,
+        }
+        topic = new_topic(name, schema, key=key, settings=settings, created=self._clock())
+        return self._created(topic, exist_ok=exist_ok)
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        schema: SchemaLike | UnsetType = UNSET,
+        lateness: Duration | UnsetType = UNSET,
+        future_max: Duration | UnsetType = UNSET,
+        event_bytes_max: int | UnsetType = UNSET,
+        retention: Duration | UnsetType | None = UNSET,
+        retention_bytes: int | UnsetType | None = UNSET,
+        compact: bool | UnsetType = UNSET,
+        tombstones: Duration | UnsetType = UNSET,
+        bytes_max: int | UnsetType | None = UNSET,
+        overload: Overload | UnsetType = UNSET,
+        archive: str | UnsetType | None = UNSET,
+        partitions: int | UnsetType = UNSET,
+        retain: Retain | UnsetType = UNSET,
+        buffer_bytes: int | UnsetType = UNSET,
+    ) -> Topic:
+        """Changes the settings that are given and leaves the others as they are.
+
+        A schema may gain nullable columns and wider types; old events are read with nulls. `None` removes a limit, or the
+        archive. `partitions` is a multiple of what the topic has; they are added while producers and consumers run, after all
+        other changes, and every key keeps its order (see docs/log.md).
+        """
+        settings = {
+            "lateness": lateness,
+            "future_max": future_max,
+            "event_bytes_max": event_bytes_max,
+            "retention": retention,
+            "retention_bytes": retention_bytes,
+            "compact": compact,
+            "tombstones": tombstones,
+            "bytes_max": bytes_max,
+            "overload": overload,
+            "archive": archive,
+            "retain": retain,
+            "buffer_bytes": buffer_bytes,
+        }
+        changes = given(settings)
+        change = partial(altered_topic, schema=schema, changes=changes)
+        if partitions is UNSET:
+            return self._store.change(check_name(name), change)
+        check_split(self.topic(name), partitions)
+        if changes or schema is not UNSET:
+            self._store.change(check_name(name), change)
+        return self._store.split(check_name(name), partitions)
+
+    def adopt_topic(
+        self,
+        name: str,
+        schema: SchemaLike,
+        *,
+        key: str | None = None,
+        time: str | None = None,
+        lateness: Duration = "0 seconds",
+        future_max: Duration = FUTURE_MAX,
+    ) -> Topic:
+        """Gives a topic that another program made on Kafka a schema: its values are read and written as JSON objects."""
+        settings: TopicSettings = {
+            "time": time,
+            "lateness": lateness,
+            "future_max": future_max,
+            "partitions": 1,
+            "durability": self._durability,
+            "segment_bytes": SEGMENT_BYTES,
+            "event_bytes_max": EVENT_BYTES_MAX,
+        }
+        columns = to_arrow_schema(schema)
+        return self._store.adopt(new_topic(name, columns, key=key, settings=settings, created=self._clock()))
+
+    def delete_topic(self, name: str) -> None:
+        """Removes a topic with all its events."""
+        self._store.delete(check_name(name))
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return self._store.topics()
+
+    def topic(self, name: str) -> Topic:
+        """What a topic is now, even if another process changed it a moment ago."""
+        return self._store.refresh(check_name(name))
+
+    def offsets(self, topic: str) -> dict[int, range]:
+        """The offsets each partition holds."""
+        bounds = self._store.bounds([check_name(topic)])
+        return {number: range(bound.first, bound.end) for (_, number), bound in bounds.items()}
+
+    def reached(self, topic: str) -> dict[int, int | None]:
+        """The greatest event time of each partition in µs, as lateness counts it; None where there is none yet."""
+        ends = {number: span.stop for number, span in self.offsets(topic).items()}
+        found = {number: self._store.reached(topic, number, offset=end) for number, end in ends.items()}
+        return {number: None if time == NO_TIME else time for number, time in found.items()}
+
+    def heartbeat(self, topic: str, time: datetime | str | int, *, idle: Duration = "0 seconds") -> int:
+        """Says that event time has come to `time` in every partition of a topic to which nothing was appended for `idle`.
+
+        Whoever waits for events up to then goes on without them; what comes later and is older is late. Returns in how many
+        partitions that was news.
+        """
+        known, time_to = self.topic(topic), time_us(time)
+        now = self._clock()
+        if known.time is None:
+            raise InvalidInput(
+                f"Topic {topic!r} has no event time, so it needs no heartbeats.",
+                advice="Name its column of event time with time= when it is created.",
+            )
+        if time_to > now + known.future_us:
+            raise InvalidInput(
+                f"A heartbeat for topic {topic!r} lies further ahead than its future_max allows.",
+                advice="Use an earlier time.",
+            )
+        before = now + 1 - duration_us(idle)
+        return sum(
+            self._store.heartbeat(topic, number, time=time_to, appended_before=before)
+            for number, reached in self.reached(topic).items()
+            if reached is None or reached < time_to
+        )
+
+    def offsets_at(self, topic: str, time: datetime | str | int, *, by: TimeKind = "time") -> dict[int, int]:
+        """In each partition the first offset at or after a time; the end where there is none."""
+        at = time_us(time)
+        if by not in ("time", "appended"):
+            raise InvalidInput(f"Unknown kind of time: {by!r}.", advice='Use "time" or "appended".')
+        return {
+            number: self._store.offset_at(topic, number, time=at, by=by)
+            for number in range(self.topic(topic).partitions)
+        }
 
     # Writing
 
@@ -178,7 +382,7 @@ class Log(LogTopics):
         """
         names: list[object] = list(topic) if isinstance(topic, (list, tuple)) else [topic]
         if not names:
-            raise InvalidInput("A reader of no topics would wait for ever.", advice="Name one topic, or several.")
+            raise InvalidInput("A reader needs at least one topic.", advice="Name one topic, or several.")
         found = [self.topic(check_name(name)).name for name in names]
         return Reader(self._store, found, start=start, columns=columns, missed=missed)
 
@@ -206,11 +410,13 @@ class Log(LogTopics):
             )
         if commit not in ("auto", "manual") or missed not in ("raise", "skip"):
             raise InvalidInput(
-                f"commit={commit!r} and missed={missed!r} are no way to consume.",
+                f"commit={commit!r} or missed={missed!r} is not valid.",
                 advice='Use commit="auto" or "manual", missed="raise" or "skip".',
             )
         if not poll_interval_s_max > 0:
-            raise InvalidInput(f"poll_interval_s_max={poll_interval_s_max!r} makes no sense.", advice="Use seconds.")
+            raise InvalidInput(
+                f"poll_interval_s_max={poll_interval_s_max!r} is not valid.", advice="Use a number of seconds above 0."
+            )
         return Consumer(
             self._store,
             [self.topic(check_name(name)).name for name in names],
@@ -425,7 +631,7 @@ class Log(LogTopics):
 
         return back_up(self._store, os.fspath(to), clock=self._clock, on_progress=on_progress)
 
-    # Everything else
+    # Upkeep
 
     def seal(self, topic: str) -> int:
         """Turns closed segments into standard Arrow files now; it happens by itself a while after they are closed."""
@@ -434,6 +640,8 @@ class Log(LogTopics):
     def tidy(self, topic: str) -> int:
         """Removes now what the topic's settings no longer keep, which happens by itself every minute; returns how many events."""
         return self._store.tidy(self.topic(topic).name)
+
+    # The handle
 
     @property
     def store(self) -> Store:
@@ -467,6 +675,17 @@ class Log(LogTopics):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"Log(url={without_password(self.url)!r}, durability={self._durability!r})"
+
+    def _created(self, topic: Topic, *, exist_ok: bool) -> Topic:
+        try:
+            return self._store.create(topic)
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return self._store.topic(topic.name)
 
     def _batches(
         self, topic: str, schema: pa.Schema, starts: Mapping[int, int], ends: Mapping[int, int], *, from_first: bool

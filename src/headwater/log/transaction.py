@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headwater.log.clients.appender import place_again
-from headwater.log.clients.consumer import Consumer
+from headwater.log.clients.consumer import ConsumedPart, Consumer
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.write import Write
 from headwater.log.queue.lease import Lease
@@ -28,7 +28,7 @@ class Transaction:
         self._log = log
         self._writes: list[Write] = [*writes]
         self._consumed: dict[tuple[str, str, int], OffsetPart] = {}
-        self._consumers: list[Consumer] = []
+        self._consumed_parts: list[ConsumedPart] = []
         self._leases: list[Lease] = []
         self._is_over = False
         self.offsets: dict[str, dict[int, list[range]]] = {}
@@ -46,11 +46,12 @@ class Transaction:
         self._check_not_over()
         if not isinstance(consumer, Consumer):
             raise InvalidInput(
-                f"{consumer!r:.80} is no consumer.",
+                f"{consumer!r:.80} is not a consumer.",
                 advice='Give the consumer that log.consumer("…", group="…") opened.',
             )
-        self._consumers.append(consumer)
-        for part in consumer._parts(self._log.store):
+        consumed = ConsumedPart(consumer)
+        self._consumed_parts.append(consumed)
+        for part in consumed.offsets(self._log.store):
             self._consumed[part.group, part.topic, part.partition] = part
 
     def ack(self, leases: Iterable[Lease]) -> None:
@@ -111,7 +112,6 @@ class Transaction:
 
     def _end(self, committed: Sequence[OffsetPart] | None) -> None:
         """Tells the consumers what was committed of theirs."""
-        consumers, self._consumers = self._consumers, []
-        for consumer in consumers:
-            mine = committed and [part for part in committed if consumer._has(part)]
-            consumer._ended(mine)
+        consumed_parts, self._consumed_parts = self._consumed_parts, []
+        for consumed in consumed_parts:
+            consumed.ended(committed)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headwater.log.disk import parallel_calls as side_by_side
-from headwater.log.disk.parallel_calls import SideBySide
+from headwater.log.disk import threads as side_by_side
+from headwater.log.disk.threads import SideBySide
 from tests.rigs.interrupts import interrupt_in, run_interrupted
 
 

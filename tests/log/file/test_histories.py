@@ -22,7 +22,7 @@ import pytest
 
 from headwater.log.disk.disk import Disk
 from headwater.log.file import recovery, transactions
-from headwater.log.file.commit import CommitLog, State
+from headwater.log.file.commit import CommitLog, CommitState
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition import partition
 from headwater.log.file.partition.head import Mark
@@ -141,7 +141,7 @@ def recover_undecided(disk: Disk, folder: str, **_: Any) -> Mark | None:
     return recovery.recover_partition(disk, folder, decided=lambda _: True, decided_or_old=lambda _: True)
 
 
-def state_of_another_file(commits: CommitLog, size: int) -> State:
+def state_of_another_file(commits: CommitLog, size: int) -> CommitState:
     """The shared state, whatever file of commit records it speaks of."""
     return commits.state()
 
@@ -151,7 +151,7 @@ _STAGE = Partition.stage
 PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "the disk lies about syncs": (scheduled._ScheduledFile, "sync", nothing),
     "the readers' masks are forgotten": (CommitLog, "pending_parts", lambda *_: ()),
-    "dead transactions are not settled": (Transactions, "settle", nothing),
+    "dead transactions are not settled": (CommitLog, "settle", nothing),
     "retries are stored again": (Partition, "_stored_before", nothing),
     "stale producers are not fenced": (Handles, "fence", nothing),
     "what was written is acknowledged before it is durable": (Partition, "sync", nothing),

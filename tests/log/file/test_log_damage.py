@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 import headwater as hw
-from headwater.log.file.segments import sealed
+from headwater.log.file.segments import sealed_segment
 from headwater.testing.contracts.case import refused
 from tests.rigs.children import in_child
 from tests.rigs.log.damages import CUTS, FLIPS, Damage
@@ -134,7 +134,7 @@ def raise_format(path: Path, kind: str) -> None:
         at = content.rfind(b"headwater-batches:") + len(b"headwater-batches:")
         end = content.find(b"\0", at)
         table = bytearray(base64.b64decode(content[at:end]))
-        struct.pack_into("<H", table, 6, sealed.FORMAT + 1)
+        struct.pack_into("<H", table, 6, sealed_segment.FORMAT + 1)
         table[-4:] = struct.pack("<I", crc32c(bytes(table[:-4])))
         content[at:end] = base64.b64encode(table)
     else:

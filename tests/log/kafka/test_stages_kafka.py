@@ -132,7 +132,7 @@ def test_a_task_that_is_run_again_writes_nothing(url: str, tmp_path: Path) -> No
         assert log.stages() == ["s.0", "s.1"]
         with refused(CheckpointConflict, "'s.1'", "older"):
             write_as(log, tmp_path / "checkpoint", 0, 1, range(10, 20))
-        with refused(CheckpointConflict, "planned anew"):
+        with refused(CheckpointConflict, "planned again"):
             log.stage("s.0").commit(hw.Marker(query="q", epoch=0, ends=[7]), [("b", rows(99))])
         assert sorted(value["n"] for value in values_of(log, "b")) == list(range(30))
 

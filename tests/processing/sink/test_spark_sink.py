@@ -172,7 +172,7 @@ def test_checkpoints_that_do_not_fit_are_refused(spark: SparkSession, tmp_path: 
     offsets.write_text("\n".join([*lines[:2], '{"logOffset":0}']))
     for left in (*checkpoint.rglob(".*.crc"),):
         left.unlink()
-    assert "planned anew" in refusal(spark, tmp_path)
+    assert "planned again" in refusal(spark, tmp_path)
     check(tmp_path)
 
     shutil.rmtree(checkpoint)

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import headwater as hw
+from headwater.log.disk.disk import Disk, RealDisk
 from headwater.testing.crash.disk import CrashingDisk
 from tests.rigs.children import Child
 
@@ -108,7 +109,8 @@ class SplitStorm:
     def _start(self, name: str) -> Child[None]:
         kind, _, number = name.partition(" ")
         random = Random(self.random.random())
-        disk = CrashingDisk(self.points.pop(0) if kind == "splitter" and self.points else "", self.nth)
+        dies = kind == "splitter" and self.points
+        disk = CrashingDisk(self.points.pop(0), self.nth) if dies else RealDisk()
         return Child(lambda: _live(self.folder, name, kind, int(number or 0), random, disk))
 
     def _lines(self, kind: str) -> list[dict[str, Any]]:
@@ -127,7 +129,7 @@ def _check_rising(found: Iterable[tuple[str, int]], stored: Iterable[tuple[str, 
         assert seen[key] == numbers, f"{key} was read as {seen[key]}, and is {numbers}"
 
 
-def _live(folder: Path, name: str, kind: str, number: int, random: Random, disk: CrashingDisk) -> None:
+def _live(folder: Path, name: str, kind: str, number: int, random: Random, disk: Disk) -> None:
     """One process: it works until it is done or killed."""
     account = os.open(folder / "account.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

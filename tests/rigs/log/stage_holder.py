@@ -22,7 +22,7 @@ def commit(url: str, killed_in: int) -> None:
         for epoch in range(start, EPOCHS):
             if epoch == killed_in:
                 store: Any = log.store
-                producer = store._stage_records().holder("s", stage.number)._producer
+                producer = store._stages.holder("s", stage.number)._producer
                 producer.begin_transaction()
                 producer.produce(f"{store._prefix}b", b'{"n": -1, "k": "lost"}', b"lost", 0)
                 producer.flush(5)
@@ -36,7 +36,7 @@ def sleep(url: str) -> None:
         stage = log.stage("s")
         stage.commit(marker(0), [("b", rows(0))])
         store: Any = log.store
-        records = store._stage_records()
+        records = store._stages
         holder = records.holder("s", stage.number)
         print("asleep", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)

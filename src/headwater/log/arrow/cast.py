@@ -33,7 +33,7 @@ def cast_column(column: pa.Array, type_: pa.DataType, *, place: Place) -> pa.Arr
     if not _within_years(column):
         at = first_refused(len(column), lambda start, end: _assert_years(column.slice(start, end - start)))
         raise SchemaMismatch(
-            f"Column {place.column}, row {place.row_of(at)} (from 0): a time outside of the years 1 to 9999.",
+            f"Column {place.column}, row {place.row_of(at)} (from 0): a time outside the years 1 to 9999.",
             advice="Python and Spark cannot show it; was it written in another unit, such as nanoseconds for microseconds?",
         )
     return column
@@ -55,7 +55,7 @@ def _cast(column: pa.Array, type_: pa.DataType, *, place: Place) -> pa.Array:
     if not _castable(column.type, type_):
         raise SchemaMismatch(
             f"Column {place.column}: the rows have {column.type}, the topic has {type_to_ddl(type_)}.",
-            advice="Cast the column before you append it; only casts that cannot change a value are made for you.",
+            advice="Cast the column before you append it. Headwater makes only casts that cannot change a value.",
         )
     if pa.types.is_decimal(type_) and pa.types.is_integer(column.type):
         # Arrow wants room for every number of the source type; a detour asks for the numbers that are there.

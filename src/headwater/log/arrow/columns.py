@@ -71,7 +71,7 @@ class Place:
         what = "null" if value is None else f"{short(value)} ({type(value).__name__})"
         wanted = f"{type_to_ddl(type_)} NOT NULL" if value is None else type_to_ddl(type_)
         return SchemaMismatch(
-            f"Column {self.column}, row {self.row_of(at)} (from 0): {what} is no {wanted}.",
+            f"Column {self.column}, row {self.row_of(at)} (from 0): {what} is not a valid {wanted}.",
             advice=advice(type_, value),
         )
 
@@ -98,7 +98,7 @@ def column_of(values: list[Any], type_: pa.DataType, *, place: Place) -> pa.Arra
 
 
 def datetimes_of(column: pa.Array) -> list[Any]:
-    """The TIMESTAMPs of a column as `datetime`s; `Unsupported` where one lies outside of the years that Python knows."""
+    """The TIMESTAMPs of a column as `datetime`s; `Unsupported` where one lies outside the years that Python knows."""
     since = column.view(pa.int64()).fill_null(0).to_numpy().view("m8[us]").tolist()
     try:
         return _with_nulls(list(map((_EPOCH if column.type.tz else _EPOCH_NTZ).__add__, since)), column)
@@ -138,7 +138,7 @@ def values_of(column: pa.Array, times_of: Callable[[pa.Array], list[Any]] = date
 
 def _outside() -> Unsupported:
     return Unsupported(
-        "An event holds a time or a date outside of the years 1 to 9999, which Python cannot show.",
+        "An event holds a time or a date outside the years 1 to 9999, which Python cannot show.",
         advice="Read it as Arrow: poll_arrow, read or scan.",
     )
 
@@ -289,7 +289,7 @@ def _timestamps(values: list[Any], type_: pa.DataType) -> pa.Array:
     if any(value is not None and value.year in _EDGES for value in values):  # with a zone it may be another year in UTC
         low, high = timedelta(microseconds=TIME_US_MIN), timedelta(microseconds=TIME_US_MAX)
         if not all(each is None or low <= each <= high for each in since):
-            raise OverflowError("a time outside of the years 1 to 9999 in UTC")
+            raise OverflowError("a time outside the years 1 to 9999 in UTC")
     return pa.array(since, pa.duration("us")).view(type_)
 
 

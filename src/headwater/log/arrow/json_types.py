@@ -194,7 +194,7 @@ def _by_python(texts: Sequence[bytes], schema: pa.Schema, offsets: Sequence[int]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             row = text
         if not isinstance(row, dict):
-            raise SchemaMismatch(f"The event at offset {offsets[at]} is no JSON object: {text[:60]!r}.")
+            raise SchemaMismatch(f"The event at offset {offsets[at]} is not a JSON object: {text[:60]!r}.")
         rows.append(row)
     columns = []
     for field in schema:

@@ -106,7 +106,7 @@ def _from_arrow(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Recor
     names = table.schema.names
     if len(set(names)) < len(names):
         twice = {name for name in names if names.count(name) > 1}
-        raise SchemaMismatch(f"Column {min(twice)} is there twice.", advice="Rename or drop one of the two.")
+        raise SchemaMismatch(f"Column {min(twice)} occurs twice.", advice="Rename or drop one of the two.")
     wanted = _with_extra(schema, [field for name, field in _EXTRA.items() if name in names])
     if names != wanted.names:
         _refuse_unknown(set(names), schema, row=None)
@@ -137,7 +137,7 @@ def _refuse_broken(batch: pa.RecordBatch) -> None:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             raise SchemaMismatch(
-                f"Column {name}: the Arrow data is broken ({error}).", advice="Write the column anew, or as BINARY."
+                f"Column {name}: the Arrow data is broken ({error}).", advice="Write the column again, or as BINARY."
             ) from None
 
 
@@ -239,6 +239,6 @@ def _refuse_nulls(columns: dict[str, pa.Array], schema: pa.Schema) -> None:
 def _not_rows(value: object, schema: pa.Schema, *, at: int | None = None) -> SchemaMismatch:
     where = "" if at is None else f"Row {at} (from 0): "
     return SchemaMismatch(
-        f"{where}{short(value)} ({type(value).__name__}) is no row.",
+        f"{where}{short(value)} ({type(value).__name__}) is not a row.",
         advice=f"Give dicts, dataclass instances, a pyarrow table or a frame with the columns {to_ddl(schema)}.",
     )

@@ -201,6 +201,11 @@ class Consumer:
     ) -> None:
         self.close(commit=kind is None)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"partitions={len(self._shares.by_place)}"
+        topics = self._names if self._pattern is None else self._pattern.pattern
+        return f"Consumer(group={self.group!r}, topics={topics!r}, {state})"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -208,56 +213,6 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(commit=kind is None)
-
-    # For transactions
-
-    def _parts(self, store: GroupStore) -> list[OffsetPart]:
-        """What was handed out and is not committed, for a transaction to commit."""
-        self._check_open()
-        if store is not self._store or self._auto:
-            raise InvalidInput(
-                f"A transaction cannot commit the offsets of this consumer of group {self.group!r}.",
-                advice='Open the consumer with commit="manual", on the log whose transaction it is.',
-            )
-        incarnation = self._store.incarnation()
-        return [
-            OffsetPart(
-                self.group,
-                place[0],
-                share.topic_id,
-                place[1],
-                share.handed,
-                incarnation,
-                share.owner.member,
-                share.owner.generation,
-            )
-            for place, share in sorted(self._shares.by_place.items())
-            if share.handed != share.committed
-        ]
-
-    def _has(self, part: OffsetPart) -> bool:
-        share = self._shares.by_place.get((part.topic, part.partition))
-        return part.group == self.group and share is not None and share.owner == Owner(part.member, part.generation)
-
-    def _ended(self, parts: Sequence[OffsetPart] | None) -> None:
-        """After a transaction that committed these parts; where it did not, the consumer goes back to what is committed.
-
-        A partition of which that is not known is begun with again at the next poll.
-        """
-        if parts is not None:
-            for part in parts:
-                share = self._shares.by_place.get((part.topic, part.partition))
-                if share is not None:
-                    share.committed = share.done = part.offset
-            return
-        found: dict[Place, Committed] = {}
-        with suppress(Closed, Unreachable):
-            found = self._membership.committed(self._shares.by_place.keys())
-        self._shares.keep({place for place, committed in found.items() if committed.offset != NO_OFFSET})
-        for place, share in self._shares.by_place.items():
-            share.committed = share.done = share.handed = found[place].offset
-        self._turn += 1
-        self._shares.go_back()
 
     # A poll
 
@@ -282,9 +237,11 @@ class Consumer:
         """Commits what is done; gives when to stop waiting."""
         self._check_open()
         if not is_count(events_max):
-            raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
+            raise InvalidInput(f"events_max={events_max!r} is not valid.", advice="Use 1 or more.")
         if not isinstance(timeout_s, (int, float)):
-            raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")
+            raise InvalidInput(
+                f"timeout_s={timeout_s!r} is not valid.", advice="Use a number of seconds; 0 does not wait."
+            )
         self._turn += 1
         self._shares.go_back()
         if self._auto:
@@ -416,7 +373,7 @@ class Consumer:
     def _batches(self, chunks: list[Chunk]) -> list[pa.RecordBatch]:
         return [to_batch_of(chunk, output_schema(chunk.topic, self._columns)) for chunk in chunks]
 
-    # Small things
+    # Subscription and state
 
     def _subscribed(self) -> dict[str, Subscribed]:
         """The topics as they are; their files are read again once in a while, since partitions may be added."""
@@ -468,3 +425,57 @@ def _events(chunks: list[Chunk]) -> list[Event]:
     for chunk in chunks:
         events += to_events(chunk)
     return events
+
+
+class ConsumedPart:
+    """A consumer's part in a transaction: what it has handed out and not committed, and what becomes of that."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def offsets(self, store: GroupStore) -> list[OffsetPart]:
+        """What was handed out and is not committed, for a transaction on this store to commit."""
+        consumer = self._consumer
+        consumer._check_open()
+        if store is not consumer._store or consumer._auto:
+            raise InvalidInput(
+                f"A transaction cannot commit the offsets of this consumer of group {consumer.group!r}.",
+                advice='Open the consumer with commit="manual", on the log whose transaction it is.',
+            )
+        incarnation = store.incarnation()
+        return [
+            OffsetPart(
+                consumer.group,
+                place[0],
+                share.topic_id,
+                place[1],
+                share.handed,
+                incarnation,
+                share.owner.member,
+                share.owner.generation,
+            )
+            for place, share in sorted(consumer._shares.by_place.items())
+            if share.handed != share.committed
+        ]
+
+    def ended(self, committed: Sequence[OffsetPart] | None) -> None:
+        """After the transaction committed these offsets, its own among them. With None the consumer goes back to what is committed.
+
+        A partition of which that is not known is begun with again at the next poll.
+        """
+        shares = self._consumer._shares
+        if committed is not None:
+            for part in committed:
+                share = shares.by_place.get((part.topic, part.partition))
+                owner = Owner(part.member, part.generation)
+                if share is not None and part.group == self._consumer.group and share.owner == owner:
+                    share.committed = share.done = part.offset
+            return
+        found: dict[Place, Committed] = {}
+        with suppress(Closed, Unreachable):
+            found = self._consumer._membership.committed(shares.by_place.keys())
+        shares.keep({place for place, committed in found.items() if committed.offset != NO_OFFSET})
+        for place, share in shares.by_place.items():
+            share.committed = share.done = share.handed = found[place].offset
+        self._consumer._turn += 1
+        shares.go_back()

@@ -32,8 +32,17 @@ import pyarrow as pa
 
 from headwater.log.arrow.placement import Placement, place
 from headwater.log.clients.appender import place_again
-from headwater.log.clients.batch import NO_THREAD, STORED_BEFORE, Batch, Outcome, Plan, Receipt, untraced
-from headwater.log.clients.batch_columns import to_rows, to_rows_one_by_one
+from headwater.log.clients.batch import (
+    NO_THREAD,
+    STORED_BEFORE,
+    Batch,
+    Outcome,
+    Plan,
+    Receipt,
+    to_rows,
+    to_rows_one_by_one,
+    untraced,
+)
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.threads import Background
 from headwater.log.port.store import WriteStore
@@ -132,7 +141,9 @@ class Producer:
             for topic in list(self._open):
                 self._close_batch(topic)
         if not self._write_all(timeout_s):
-            raise TimedOut(f"Not everything was written in {timeout_s} s.", advice="Flush again; it is on its way.")
+            raise TimedOut(
+                f"Not everything was written within {timeout_s} s.", advice="Flush again; the rest is still on its way."
+            )
         failure, self._failure = self._failure, None
         if failure is not None:
             raise untraced(failure)
@@ -169,6 +180,9 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"Producer(id={self._id!r}, {'closed' if self._closed or self._foreign else 'open'})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,15 +287,15 @@ class Producer:
         """Refuses a number that does not come after those before it."""
         if self._id is None or sequence is None or (batch.sequences is None and batch.events):
             raise InvalidInput(
-                "`sequence` needs a producer with an id, and goes with every event or with none.",
+                "`sequence` needs a producer with an id, and is given with every event or with none.",
                 advice='Open it with log.producer(id="…") and number all events.',
             )
         if type(sequence) is not int or not 0 <= sequence <= SEQUENCE_MAX:
-            raise InvalidInput(f"{sequence!r} is no sequence number.", advice=f"Use 0 to {SEQUENCE_MAX}.")
+            raise InvalidInput(f"{sequence!r} is not a sequence number.", advice=f"Use 0 to {SEQUENCE_MAX}.")
         if batch.sequences and sequence <= batch.sequences[-1]:
             raise SequenceGap(
                 f"Sequence {sequence} came after {batch.sequences[-1]} from producer {self._id!r}.",
-                advice="Number the events of a producer upwards.",
+                advice="Give the events of a producer increasing numbers.",
             )
 
     # Writing
@@ -473,7 +487,9 @@ class Producer:
 
     def _check_usable(self) -> None:
         if self._foreign:
-            raise Closed("This producer belongs to the process that forked this one.", advice="Open one here.")
+            raise Closed(
+                "This producer belongs to the process that forked this one.", advice="Open a producer in this process."
+            )
         if self._closed:
             raise Closed("The producer was closed.", advice="Open another with log.producer().")
         if isinstance(self._failure, Fenced):
@@ -482,10 +498,12 @@ class Producer:
 
 def _check_settings(id: object, *, linger_ms: object, retry_s: object) -> None:
     if id is not None and not (isinstance(id, str) and id and is_text(id)):
-        raise InvalidInput(f"{id!r} cannot be a producer's id.", advice="Use Unicode text that is not empty, or none.")
+        raise InvalidInput(
+            f"{id!r} cannot be a producer's id.", advice="Use Unicode text that is not empty, or leave out the id."
+        )
     for name, value in (("linger_ms", linger_ms), ("retry_s", retry_s)):
         if not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
-            raise InvalidInput(f"{name}={value!r} makes no sense.", advice="Use a number from 0 up.")
+            raise InvalidInput(f"{name}={value!r} is not valid.", advice="Use 0 or a larger number.")
 
 
 def _events_for(rows: pa.RecordBatch, events_max: int) -> int:

@@ -115,9 +115,9 @@ def check_not_lost(store: GroupStore, position: Position) -> None:
     if lost is not None and position.offset > lost:
         raise PositionLost(
             f"The committed offset {position.offset} of partition {position.partition} of topic {position.topic!r} was "
-            f"taken back: the machine stopped uncleanly and the partition went on from offset {lost}.",
-            advice=f"Go on with consumer.seek({{{position.partition}: {lost}}}); what was made of events {lost} to "
-            f"{position.offset - 1} is void.",
+            f"taken back: the machine stopped uncleanly, and the partition continued from offset {lost}.",
+            advice=f"Continue with consumer.seek({{{position.partition}: {lost}}}), and discard what was computed from events "
+            f"{lost} to {position.offset - 1}.",
         )
 
 

@@ -48,7 +48,7 @@ class Reader:
         missed: Missed = "raise",
     ) -> None:
         if missed not in get_args(Missed):
-            raise InvalidInput(f"missed={missed!r} makes no sense.", advice='Use "raise" or "skip".')
+            raise InvalidInput(f"missed={missed!r} is not valid.", advice='Use "raise" or "skip".')
         self.missed = 0
         self._skips = missed == "skip"
         self._store = store
@@ -124,6 +124,10 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        places = {f"{name}/{number}": cursor.offset for (name, number), cursor in self._cursors.items()}
+        return f"Reader(topics={self._names!r}, {'closed' if self._closed else f'next={places}'})"
 
     def _events(self, chunks: list[Chunk]) -> list[Event]:
         events: list[Event] = []
@@ -275,8 +279,8 @@ class Reader:
         if lost is not None and position.offset > lost:
             raise PositionLost(
                 f"Offset {position.offset} of partition {position.partition} of topic {position.topic!r} was taken back: the "
-                f"machine stopped uncleanly, or the log was restored from a backup, and went on from offset {lost}.",
-                advice=f"Read again from offset {lost}; what you made of events {lost} to {position.offset - 1} is void.",
+                f"machine stopped uncleanly, or the log was restored from a backup, and continued from offset {lost}.",
+                advice=f"Read again from offset {lost}, and discard what you computed from events {lost} to {position.offset - 1}.",
             )
 
     def _check_open(self) -> None:
@@ -286,9 +290,9 @@ class Reader:
 
 def _check_poll(events_max: object, timeout_s: object) -> None:
     if not isinstance(events_max, int) or events_max < 1:
-        raise InvalidInput(f"events_max={events_max!r} makes no sense.", advice="Use 1 or more.")
+        raise InvalidInput(f"events_max={events_max!r} is not valid.", advice="Use 1 or more.")
     if not isinstance(timeout_s, (int, float)):
-        raise InvalidInput(f"timeout_s={timeout_s!r} makes no sense.", advice="Use seconds; 0 does not wait.")
+        raise InvalidInput(f"timeout_s={timeout_s!r} is not valid.", advice="Use a number of seconds; 0 does not wait.")
 
 
 def _end_of(bounds: Mapping[tuple[str, int], Bounds], place: tuple[str, int]) -> int:
@@ -301,6 +305,6 @@ def _end_of(bounds: Mapping[tuple[str, int], Bounds], place: tuple[str, int]) ->
 
 def _no_start(start: object) -> InvalidInput:
     return InvalidInput(
-        f"{start!r:.80} is no place to start.",
+        f"{start!r:.80} is not a place to start.",
         advice='Use "earliest", "latest", an offset, a time, {partition: offset}, or saved positions.',
     )

@@ -149,7 +149,7 @@ class Shares:
             raise EventsMissed(
                 f"Events {share.handed} to {first - 1} of partition {place[1]} of topic {place[0]!r} were removed "
                 f"before group {self._group!r} read them.",
-                advice='Go on with consumer.seek("earliest"), or open the consumer with missed="skip".',
+                advice='Continue with consumer.seek("earliest"), or open the consumer with missed="skip".',
                 first=share.handed,
                 last=first - 1,
             )
@@ -179,7 +179,7 @@ class Shares:
     def _check_mine(self, others: Collection[object]) -> None:
         if others:
             raise InvalidInput(
-                f"{', '.join(sorted(map(str, others)))}: no partition of this member of group {self._group!r}.",
+                f"{', '.join(sorted(map(str, others)))} is not a partition of this member of group {self._group!r}.",
                 advice=f"It has {sorted(self.by_place)}.",
             )
 

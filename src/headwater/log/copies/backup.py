@@ -46,12 +46,12 @@ from headwater.log.copies.mirror import check_apart
 from headwater.log.copies.vault import Vault, file_pieces, is_folder, open_vault
 from headwater.log.disk.fence import Fence
 from headwater.log.disk.text import read_text
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import GONE
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.recovery import read_incarnations
 from headwater.log.file.segments.frame import damaged
-from headwater.log.file.segments.sealed import Sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.store import LocalStore
 from headwater.log.port.store import Bounds, Store
@@ -106,7 +106,7 @@ def back_up(store: Store, to: str, *, clock: Clock, on_progress: Callable[[Backe
     foreign = [name for name in names if not (_is_manifest(name) or _is_ours(name))]
     if foreign and not any(map(_is_manifest, names)):
         raise InvalidInput(
-            f"{vault.url} is not empty, and no backup: it holds {foreign[0]}.",
+            f"{vault.url} is not empty and is not a backup: it holds {foreign[0]}.",
             advice="Back up into a folder of its own.",
         )
     with vault.locked():
@@ -176,7 +176,7 @@ class _Backup:
                 break
             except _Moved as error:
                 if attempt == TRIES - 1:
-                    raise StorageError(f"Files of the log vanish while they are copied: {error}.") from None
+                    raise StorageError(f"Files of the log disappear while they are copied: {error}.") from None
         self._vault.put(manifest_name(manifest.taken_us), [encode_manifest(manifest)])
         self._disk.reach("backup: manifest written")
         self._remove_unneeded(manifest)

@@ -109,4 +109,4 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
     try:
         return msgspec.convert(decode_text(raw, path, KIND), Manifest)
     except msgspec.ValidationError as error:
-        raise Damaged(f"{path} is no manifest of a backup: {error}.", advice="Use another backup.") from None
+        raise Damaged(f"{path} is not the manifest of a backup: {error}.", advice="Use another backup.") from None

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from headwater.log.copies.mirror_topic import CopiedTopic, Piece
+from headwater.log.copies.mirror_topic import CopiedTopic, CopyPiece
 from headwater.log.port.store import Bounds, Store, Waiter
 from headwater.log.port.topic import check_name
 from headwater.log.queue.acks_topic import acks_name
@@ -197,7 +197,7 @@ class Mirror:
         for piece, stored in zip(pieces, self._target.write_atomically([piece.write for piece in pieces]), strict=True):
             self._count(piece, stored)
 
-    def _store(self, pieces: Sequence[Piece]) -> None:
+    def _store(self, pieces: Sequence[CopyPiece]) -> None:
         dense = [piece for piece in pieces if piece.offsets is None]
         outcomes = self._target.write([piece.write for piece in dense]) if dense else []
         for piece, outcome in zip(dense, outcomes, strict=True):
@@ -212,7 +212,7 @@ class Mirror:
                 self._target.place(piece.write, piece.offsets, end=piece.end)
                 self._count(piece, range(piece.write.at, piece.end))
 
-    def _count(self, piece: Piece, stored: range) -> None:
+    def _count(self, piece: CopyPiece, stored: range) -> None:
         write = piece.write
         if (stored.start, stored.stop) != (write.at, piece.end):
             raise Diverged(
@@ -233,7 +233,7 @@ def chosen_topics(source: Store, topics: Sequence[str] | None, pattern: str | No
     if topics is None:
         return None
     if isinstance(topics, str) or not topics:
-        raise InvalidInput(f"topics={topics!r} is no list of topics.", advice='Use topics=["orders"].')
+        raise InvalidInput(f"topics={topics!r} is not a list of topics.", advice='Use topics=["orders"].')
     return [source.refresh(check_name(name)).name for name in topics]
 
 

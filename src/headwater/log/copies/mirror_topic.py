@@ -38,7 +38,7 @@ CHECKED_OFFSETS = 256
 _FIRST_PIECE_EVENTS = 1_024
 
 
-class Piece(msgspec.Struct, frozen=True):
+class CopyPiece(msgspec.Struct, frozen=True):
     """Events on their way to the copy, up to `end`; with their `offsets` where those have gaps."""
 
     write: Write
@@ -116,7 +116,7 @@ class CopiedTopic:
         """Whether what is left of a partition makes one piece."""
         return end - self.ends[number] <= self._piece_events
 
-    def next_piece(self, number: int, end: int) -> Piece:
+    def next_piece(self, number: int, end: int) -> CopyPiece:
         """The next piece of a partition below `end`, ready for the target."""
         start = self.ends[number]
         cursor = self._cursors.get(number)
@@ -136,16 +136,16 @@ class CopiedTopic:
         offsets = np.concatenate([np.zeros(0, np.int64), *(chunk.all_offsets() for chunk in chunks)])
         return self._piece(number, batch, appended, cursor.offset, offsets)
 
-    def _piece(self, number: int, batch: pa.RecordBatch, appended: Any, end: int, offsets: Any) -> Piece:
+    def _piece(self, number: int, batch: pa.RecordBatch, appended: Any, end: int, offsets: Any) -> CopyPiece:
         start, stamp = self.ends[number], self._stamp
         if self._target.capabilities.takes_offsets:
             # A partition that was split off has its parent's sequences, and goes on behind them.
             below = sum(fence for _, fence in self._topic.ancestors(number))
             stamp = msgspec.structs.replace(stamp, sequence_first=below + start, sequence_last=below + end - 1)
         write = Write(self._topic, number, batch, stamp=stamp, at=start, appended=appended)
-        return Piece(write, end, None if 0 < batch.num_rows == end - start else offsets)
+        return CopyPiece(write, end, None if 0 < batch.num_rows == end - start else offsets)
 
-    def _beginning(self, number: int, offset: int) -> Piece:
+    def _beginning(self, number: int, offset: int) -> CopyPiece:
         """A piece without events, by which a partition that holds none begins at an offset."""
         batch, appended = _joined([], self._topic.schema)
         return self._piece(number, batch, appended, offset, np.zeros(0, np.int64))
@@ -173,7 +173,7 @@ class CopiedTopic:
         if held.splits != topic.splits[: held.generation] or held.partitions != partitions:
             raise Diverged(
                 f"Topic {topic.name!r} has {topic.partitions} partitions in {self._source.url}, and {held.partitions} in "
-                f"{self._target.url}, which was not split where its log was.",
+                f"{self._target.url}, which was not split at the same offsets.",
                 advice=_DIVERGED_ADVICE,
             )
         for what in ("key", "time", "has_schema"):
@@ -185,7 +185,7 @@ class CopiedTopic:
                 )
         if held.schemas != topic.schemas[: len(held.schemas)]:
             raise Diverged(
-                f"Topic {topic.name!r} has other schema versions in {self._target.url}.", advice=_DIVERGED_ADVICE
+                f"Topic {topic.name!r} has different schema versions in {self._target.url}.", advice=_DIVERGED_ADVICE
             )
 
     def _check_equal(self, topic: Topic, firsts: Mapping[int, int]) -> None:
@@ -195,8 +195,8 @@ class CopiedTopic:
             bound: Bounds = bounds[topic.name, number]
             if end > bound.end:
                 raise Diverged(
-                    f"Partition {number} of topic {topic.name!r} ends at {bound.end} in {self._source.url}, and the copy in "
-                    f"{self._target.url} at {end} already.",
+                    f"Partition {number} of topic {topic.name!r} ends at {bound.end} in {self._source.url}, but the copy in "
+                    f"{self._target.url} already ends at {end}.",
                     advice=_DIVERGED_ADVICE,
                 )
             if firsts[number] < bound.first and self._is_empty(number):

@@ -31,7 +31,7 @@ from headwater.log.disk.text import write_text
 from headwater.log.file.commit import create_commits, create_state
 from headwater.log.file.partition.head import create_head
 from headwater.log.file.recovery import INCARNATIONS_MAX
-from headwater.log.file.segments.sealed import sealed_name
+from headwater.log.file.segments.sealed_segment import sealed_name
 from headwater.log.file.segments.segment import segment_name
 from headwater.log.port.topic import check_name, topic_from_json
 from headwater.model.clock import Clock, system_clock
@@ -70,7 +70,7 @@ def restore_log(
     disk = disk or RealDisk()
     backup, to = os.fspath(backup), os.fspath(to)
     if "://" in to and not to.startswith("file://"):
-        raise Unsupported(f"{to} is no folder.", advice="Restore into a folder, and mirror from there.")
+        raise Unsupported(f"{to} is not a folder.", advice="Restore into a folder, and mirror from there.")
     folder = os.path.abspath(to.removeprefix("file://"))
     check_apart(backup, folder)
     vault = open_vault(backup, disk)
@@ -95,12 +95,12 @@ def _held_manifest(vault: Vault, backup: str) -> Iterator[Manifest]:
     for _ in range(TRIES):
         manifest = newest_manifest(vault)
         if manifest is None:
-            raise NotFound(f"There is no backup in {backup}.", advice="Check the path; `headwater backup` makes one.")
+            raise NotFound(f"No backup was found in {backup}.", advice="Check the path; `headwater backup` makes one.")
         with vault.held(manifest_name(manifest.taken_us)) as is_held:
             if is_held:
                 yield manifest
                 return
-    raise Conflict(f"Backups in {vault.url} replace one another.", advice="Restore it when no backup runs.")
+    raise Conflict(f"Backups in {vault.url} keep replacing one another.", advice="Restore it when no backup runs.")
 
 
 class _Restore:
@@ -148,9 +148,7 @@ class _Restore:
             lock.close()
 
     def _taken(self) -> Conflict:
-        return Conflict(
-            f"Something else is restored into {self._folder} at this moment.", advice="Wait until it has ended."
-        )
+        return Conflict(f"Another restore into {self._folder} is running.", advice="Wait until it has ended.")
 
     def _remove_leftovers(self) -> None:
         """What another try left when it died; its lock is ours now."""
@@ -262,7 +260,7 @@ def _check_empty(disk: Disk, folder: str) -> None:
     if found:
         raise InvalidInput(
             f"{folder} is not empty: it holds {min(found)}.",
-            advice="Restore into a new folder; a log that is there is never written over.",
+            advice="Restore into a new folder; a restore never overwrites a log.",
         )
 
 

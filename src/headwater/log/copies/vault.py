@@ -73,7 +73,7 @@ def open_vault(url: str, disk: Disk) -> Vault:
         system, folder = arrow_fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError, TypeError) as error:
         raise Unsupported(
-            f"There is no file system for {shown!r}: {said_of(url, error)}.",
+            f"No file system was found for {shown!r}: {said_of(url, error)}.",
             advice="Use a folder, or a URL that pyarrow.fs knows, such as s3://bucket/folder.",
         ) from None
     return ArrowVault(system, folder, shown)
@@ -141,9 +141,7 @@ class FolderVault:
         file = self._disk.open(self._path(_LOCK), "create")
         try:
             if not file.lock(wait=False):
-                raise Conflict(
-                    f"Another backup goes into {self.url} at this moment.", advice="Wait until it has ended."
-                )
+                raise Conflict(f"Another backup into {self.url} is running.", advice="Wait until it has ended.")
             yield
         finally:
             file.close()

@@ -376,7 +376,7 @@ def storage_error(error: OSError, path: str) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(
             f"No room is left on the disk for {path}.",
-            advice="Free some room; nothing stored is lost, and the same call works again then.",
+            advice="Free some space, then repeat the call. Nothing stored is lost.",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return NoAccess(
@@ -385,8 +385,8 @@ def storage_error(error: OSError, path: str) -> StorageError:
         )
     if error.errno == errno.ENOTDIR:
         return NoAccess(
-            f"{path} cannot be there: something above it is a file, not a folder.", advice="Check the log's path."
+            f"{path} cannot be created: something above it is a file, not a folder.", advice="Check the log's path."
         )
     if error.errno == errno.ENOENT:
-        return NoAccess(f"{path} cannot be made there: {os.strerror(error.errno)}.", advice="Check the log's path.")
+        return NoAccess(f"{path} cannot be created: {os.strerror(error.errno)}.", advice="Check the log's path.")
     return StorageError(f"{path}: {error.strerror or error}.", advice="Run `headwater doctor` on this log.")

@@ -134,7 +134,7 @@ class SlotFile:
     def _damaged(self, why: str) -> Damaged:
         return Damaged(
             f"{self.path} is damaged: {why}.",
-            advice="Run `headwater doctor --repair`: it is rebuilt from the events, nothing is lost.",
+            advice="Run `headwater doctor --repair`, which rebuilds it from the events. Nothing is lost.",
         )
 
 

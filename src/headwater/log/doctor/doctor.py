@@ -27,8 +27,8 @@ from headwater.log.doctor.archive import archive_checks
 from headwater.log.doctor.groups import group_checks
 from headwater.log.doctor.queues import queue_checks
 from headwater.log.file.commit import CommitLog, create_commits, create_state
+from headwater.log.file.cursor import segments
 from headwater.log.file.groups import group_names
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Head, Mark
 from headwater.log.file.recovery import (
     check_recovered,
@@ -39,7 +39,7 @@ from headwater.log.file.recovery import (
     recover_partition,
 )
 from headwater.log.file.segments.index import load_index
-from headwater.log.file.segments.sealed import Sealed, encode_sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Sealed, encode_sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.stages import stage_checks, stage_names
 from headwater.log.file.upkeep.seal import write_sealed
@@ -87,7 +87,7 @@ def examine(
     disk = disk or RealDisk()
     folder = folder.removeprefix("file://").rstrip("/")
     if not disk.exists(f"{folder}/headwater"):
-        raise LogNotFound(f"There is no log in {folder}.", advice="Check the path.")
+        raise LogNotFound(f"No log exists in {folder}.", advice="Check the path.")
     examination = _Examination(disk, folder, repair=repair, on_progress=on_progress)
     examination.run()
     return examination.report
@@ -356,7 +356,7 @@ class _Examination:
                 self._add(
                     f"{folder}/{name}",
                     what,
-                    advice="It does no harm, and goes when the topic is tidied next.",
+                    advice="It does no harm, and is removed when the topic is next tidied.",
                     severity="warning",
                     repaired=self._repair,
                 )
@@ -377,7 +377,7 @@ class _Examination:
                 repaired=self._repair,
             )
 
-    # Small things
+    # Findings
 
     def _check(self, path: str, look: Callable[[], object], *, mend: Callable[[], object] | None = None) -> None:
         """Looks at one file; adds a finding when that fails, and mends it if it may."""

@@ -58,7 +58,7 @@ def _names(disk: Disk, folder: str) -> list[str]:
 def _read_queue(disk: Disk, where: str, group: str, topic: str) -> dict[str, Any]:
     made: dict[str, Any] = read_text(disk, f"{where}/queue", "queue")
     if not made.keys() >= _FIELDS or (made["group"], made["topic"]) != (group, topic):
-        raise Damaged(f"{where}/queue speaks of another queue.", advice="Restore this one file from a backup.")
+        raise Damaged(f"{where}/queue describes another queue.", advice="Restore this one file from a backup.")
     return made
 
 

@@ -68,7 +68,7 @@ _RECORD_WITH_MARKER_MAGIC = b"HWC3"
 _RECORD = struct.Struct("<4sIQII")
 
 
-class State(msgspec.Struct, frozen=True, gc=False):
+class CommitState(msgspec.Struct, frozen=True, gc=False):
     """What the processes of one log share beside the heads. `pending` is the record's place plus one, or 0.
 
     `sync` says how the sync of the last record ended: 0 where nobody can say or nothing is pending, `SYNC_DONE` while that which is
@@ -132,12 +132,18 @@ class CommitLog:
         self._mutex = threading.RLock()
         self._depth = 0
         self._file: File | None = None
-        self._known: tuple[tuple[Any, ...], State] | None = None
+        self._known: tuple[tuple[Any, ...], CommitState] | None = None
+        self._publish: Publish
+        self._poison: Poison
         self._state = SlotFile(
             disk, f"{folder}/state", magic=_STATE_MAGIC, format_max=_STATE_FORMAT, shapes=(_STATE,), writable=writable
         )
         self._lock = disk.open(f"{folder}/commit.lock", "write" if writable else "read")
         self._check_file(self._read(0, _FILE.size))
+
+    def publish_by(self, publish: Publish, poison: Poison) -> None:
+        """Who makes a decided transaction visible, and who closes its partitions: known before the first of them is settled."""
+        self._publish, self._poison = publish, poison
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -153,18 +159,18 @@ class CommitLog:
                 if self._depth == 0:
                     self._lock.unlock()
 
-    def state(self) -> State:
+    def state(self) -> CommitState:
         """The shared state as it was at one moment."""
         values, known = self._state.read(0), self._known
         if known is None or known[0] is not values:
-            known = self._known = (values, State(*values))
+            known = self._known = (values, CommitState(*values))
         return known[1]
 
     def is_torn(self) -> bool:
         """Whether a whole state is left although the one that counts is damaged: so a power loss leaves it."""
         return bool(self._state.read_all(0))
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: CommitState) -> None:
         """Changes the shared state; the caller holds the lock."""
         self._state.write(0, *msgspec.structs.astuple(state))
 
@@ -176,14 +182,14 @@ class CommitLog:
             self.set_state(msgspec.structs.replace(state, transaction=number))
             return number
 
-    def commit(self, decision: Decision, *, publish: Publish, poison: Poison) -> None:
+    def commit(self, decision: Decision) -> None:
         """Decides a transaction whose frames are written and synced, and publishes it.
 
-        `poison` closes its partitions when nobody can say whether the record is on disk. What fails behind the record is left
+        Its partitions are closed when nobody can say whether the record is on disk. What fails behind the record is left
         to whoever holds one of the locks next, as if this process had died: the transaction has happened.
         """
         with self.locked():
-            self.settle(publish=publish, poison=poison)
+            self.settle()
             file = self._commits()
             size = file.size()
             state = self._in_step(size)
@@ -202,17 +208,17 @@ class CommitLog:
                 self.set_state(state)
                 raise
             except StorageError as error:
-                poison(decision)
+                self._poison(decision)
                 self.set_state(msgspec.structs.replace(state, sync=SYNC_FAILED))
                 raise _failed(self._folder) from error
             self._disk.reach("commit: recorded")
             with suppress(StorageError, FileNotFoundError):
                 self._say_synced()
-                publish(decision)
+                self._publish(decision)
                 self._finish(len(record), record)
             self._disk.reach("commit: done")
 
-    def settle(self, *, publish: Publish, poison: Poison) -> None:
+    def settle(self) -> None:
         """Finishes or forgets what a dead process left pending. Cheap when nothing is."""
         if not self.state().pending:
             return
@@ -231,15 +237,15 @@ class CommitLog:
                     file.write_at(state.pending - 1, [record])  # a sync that failed before has left its pages clean
                     file.sync()
                 except StorageError:
-                    poison(decision)
+                    self._poison(decision)
                     self.set_state(msgspec.structs.replace(state, pending=0, sync=SYNC_FAILED))
                     raise
                 self._say_synced()
             self._disk.reach("settle: before publish")
-            publish(decision)
+            self._publish(decision)
             self._finish(len(record), record)
 
-    def pending_parts(self, state: State) -> Sequence[Part]:
+    def pending_parts(self, state: CommitState) -> Sequence[Part]:
         """The partitions a pending transaction is publishing; readers use their ends from before it."""
         if not state.pending:
             return ()
@@ -269,7 +275,7 @@ class CommitLog:
     def recovered(self, *, boot_id: str, incarnation: int, floor: int) -> None:
         """Begins again after a recovery; the boot id comes last, since it says that all is done."""
         create_commits(self._disk, self._folder, floor=floor)
-        state = State(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
+        state = CommitState(b"", incarnation, 0, 0, _FILE.size, floor, 0, 0)
         self._state.write_after_power_loss(0, *msgspec.structs.astuple(state))
         self._state.sync()
         self._disk.reach("recovery: begun again")
@@ -303,7 +309,7 @@ class CommitLog:
         self._file = self._disk.open(f"{self._folder}/commits", "write")
         return self._file
 
-    def _in_step(self, size: int) -> State:
+    def _in_step(self, size: int) -> CommitState:
         """The state, which is brought in step with the file where that was replaced by one who died before the state said so.
 
         The caller holds the lock, and has settled everything. The file's name may not be on disk yet.
@@ -420,5 +426,5 @@ def _chain(record: bytes) -> int:
 def _failed(folder: str) -> Poisoned:
     return Poisoned(
         f"A commit record could not be synced in {folder}.",
-        advice="Whether that transaction happened is decided when the log is opened again: check the disk, then do so.",
+        advice="Check the disk, then open the log again: that decides whether the transaction happened.",
     )

@@ -1,6 +1,6 @@
 """Gaps: events of a copy at the offsets that they had in a log from which others, between them or before them, were removed.
 
-Frames are dense, so such events are not appended. They become a sealed segment of their own as compaction makes it (see `sealed`),
+Frames are dense, so such events are not appended. They become a sealed segment of their own as compaction makes it (see `sealed_segment`),
 which stands for all offsets from the partition's end to the place where the next segment begins. The steps, under the locks
 `seal`, append and sync, in an active segment that holds nothing (it is closed first if it does):
 1. `written.rolling` becomes the base of the next segment;
@@ -19,24 +19,19 @@ A gap without events at the beginning of a partition that holds none moves its f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.disk.disk import Disk
-from headwater.log.disk.gate import Gate
-from headwater.log.file.commit import CommitLog, State
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.head import Mark
 from headwater.log.file.partition.partition import Partition
-from headwater.log.file.segments.sealed import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed
+from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, Compacted, Piece, Sealed, encode_sealed
 from headwater.log.file.segments.segment import ProducerSequence, SegmentHeader, index_name, segment_name
-from headwater.log.file.transactions import check_same_topic
 from headwater.log.file.upkeep.compaction import tombstones_of
 from headwater.log.file.upkeep.keeper import holding
 from headwater.log.file.upkeep.retention import give_up
@@ -46,55 +41,21 @@ from headwater.log.port.write import Write, check_place
 from headwater.model.clock import Clock
 
 
-class LocalCopies(ABC):
-    """The part of a local log that mirrors and backups need; the rest of it is `LocalStore`."""
+class Copies:
+    """Events of other logs, at the offsets that they have there, in the partitions of one local log."""
 
-    gate: Gate
-    handles: Handles
-    _disk: Disk
-    _clock: Clock
-    _commits: CommitLog
-
-    @abstractmethod
-    def _check_writable(self) -> None:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _catalog(self) -> Any:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """What the rest of the log gives."""
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that holds it."""
-        return self._disk
-
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
-        with self.gate.staying(), self._catalog():
-            yield
-
-    @contextmanager
-    def between_transactions(self) -> Iterator[State]:
-        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
-        with self.gate, self._commits.locked():
-            self._settle()
-            yield self._commits.state()
+    def __init__(self, handles: Handles, *, clock: Clock) -> None:
+        self._handles = handles
+        self._clock = clock
 
     def place(self, write: Write, offsets: Any, *, end: int) -> None:
-        with self.gate:
-            self._check_writable()
-            partition = self.handles.usable_partition(write.topic.name, write.partition)
-            check_same_topic(partition, write.topic.id)
-            fence = self.handles.fence(write.stamp.producer)
-            _place(
-                self._disk, partition, write, offsets, end, epoch=fence.epoch if fence else None, now_us=self._clock()
-            )
-            self.handles.signal(write.topic.name)
+        """Stores events as the whole of what lies from `write.at` to `end` (see `port.store`)."""
+        partition = self._handles.usable_partition(write.topic.name, write.partition)
+        partition.check_topic(write.topic.id)
+        fence = self._handles.fence(write.stamp.producer)
+        epoch, now_us = fence.epoch if fence else None, self._clock()
+        _place(self._handles.disk, partition, write, offsets, end, epoch=epoch, now_us=now_us)
+        self._handles.signal(write.topic.name)
 
 
 def _place(

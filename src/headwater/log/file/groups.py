@@ -2,7 +2,7 @@
 
     groups/<group>/lock             the group's lock
     groups/<group>/generation       slot file (magic "HWGENR"): the generation of the roster
-    groups/<group>/deleted          there if the group was removed (see `group_removal`)
+    groups/<group>/deleted          there if the group was removed
     groups/<group>/roster           the roster (a readable file, see `headwater.log.disk.text`, but not synced)
     groups/<group>/members/<name>   magic "HWMEMB", format u16, then a u64: when the member polled last. Locked by it while it lives
     groups/<group>/offsets/<topic>/<n>   slot file (magic "HWOFFS") with the facts `committed` and `owner` of one partition
@@ -14,7 +14,10 @@ Invariants:
 - the generation rises before its roster is written. A crash in between leaves the number for the next roster, and makes
   everybody look;
 - rosters, polls and plain commits are not synced: they outlive every process, and after a power loss every member is dead and a
-  commit that was lost redelivers. The offsets of a transaction are in its record until the slot files are synced.
+  commit that was lost redelivers. The offsets of a transaction are in its record until the slot files are synced;
+- the files of a removed group stay: other processes may have them open, and two groups of one name with different locks would both
+  believe in themselves. `deleted` is the decision; the offsets are wiped after it, or, where the remover was killed, by the first
+  member that enters, which takes the file away when the wiped offsets are on disk.
 
 Thread-safety: may be used by many threads; each group has one lock file in a process, and a mutex before it.
 """
@@ -35,7 +38,6 @@ from headwater.log.disk.gate import Gate, settled
 from headwater.log.disk.slots import SlotFile, begin_anew, create_slot_file
 from headwater.log.disk.text import read_text
 from headwater.log.file.commit import Decision
-from headwater.log.file.group_removal import is_marked, mark, unmark
 from headwater.log.port.assignment import Place
 from headwater.log.port.group import (
     NO_OFFSET,
@@ -54,6 +56,7 @@ FORMAT = 1
 
 GENERATION_MAGIC = b"HWGENR"
 GENERATION = struct.Struct("<Q")
+_DELETED = "deleted"
 _OFFSETS_MAGIC = b"HWOFFS"
 _COMMITTED_SHAPE = struct.Struct("<qqqqq32s")
 _OWNER_SHAPE = struct.Struct("<32sQ")
@@ -79,7 +82,7 @@ class GroupFiles:
     def names(self) -> list[str]:
         """The names of all groups, sorted."""
         names = group_names(self._disk, self._folder)
-        return [name for name in names if not is_marked(self._disk, f"{self._folder}/{name}")]
+        return [name for name in names if not _is_removed(self._disk, f"{self._folder}/{name}")]
 
     def group(self, name: str, *, create: bool) -> FileGroup:
         """One group; `GroupNotFound`, unless it is to be made."""
@@ -95,13 +98,13 @@ class GroupFiles:
                     self._disk, folder, name, gate=self._gate, settle=self._settle, writable=self._writable
                 )
                 self._groups[name] = found
-            if not create and is_marked(self._disk, f"{self._folder}/{name}"):
+            if not create and _is_removed(self._disk, f"{self._folder}/{name}"):
                 raise self._not_found(name)
             return found
 
     def _not_found(self, name: str) -> GroupNotFound:
         known = ", ".join(self.names()[:10]) or "none yet"
-        return GroupNotFound(f"There is no group {name!r} in this log.", advice=f"Groups here: {known}.")
+        return GroupNotFound(f"Group {name!r} does not exist in this log.", advice=f"Groups here: {known}.")
 
     def check(self, offsets: Iterable[OffsetPart]) -> None:
         """Refuses a transaction whose offsets are not its member's to commit; the caller holds the groups' locks."""
@@ -214,15 +217,15 @@ class FileGroup(SharedGroup):
 
     def mark_deleted(self) -> None:
         """It is removed; the caller holds the lock."""
-        mark(self._disk, self._folder)
+        _mark_removed(self._disk, self._folder)
 
     def enter(self, member: str, now_us: int) -> Presence:
         self._sweep()
-        if is_marked(self._disk, self._folder):
+        if _is_removed(self._disk, self._folder):
             self.mend(self.places())
             forget_offsets(self)
             self.sync()
-            unmark(self._disk, self._folder)
+            _unmark_removed(self._disk, self._folder)
         file = self._disk.open(f"{self._folder}/members/{member}", "create")
         file.lock()
         file.write_at(0, [_MEMBER.pack(_MEMBER_MAGIC, FORMAT, now_us)])
@@ -457,3 +460,22 @@ def _from_committed(committed: Committed) -> tuple[int, int, int, int, int, byte
 
 def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode("ascii")
+
+
+def _is_removed(disk: Disk, folder: str) -> bool:
+    """Whether the group in a folder was removed."""
+    return disk.exists(f"{folder}/{_DELETED}")
+
+
+def _mark_removed(disk: Disk, folder: str) -> None:
+    """Decides that the group in a folder is removed; the caller holds its lock."""
+    disk.open(f"{folder}/{_DELETED}", "create").close()
+    disk.sync_folder(folder)
+    disk.reach("removal: group marked")
+
+
+def _unmark_removed(disk: Disk, folder: str) -> None:
+    """It begins anew; the caller holds its lock, and its offsets are wiped and on disk."""
+    disk.reach("removal: group begins anew")
+    disk.remove(f"{folder}/{_DELETED}")
+    disk.sync_folder(folder)

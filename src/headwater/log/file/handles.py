@@ -17,8 +17,7 @@ from headwater.log.disk.disk import Disk, File
 from headwater.log.disk.fence import Fence, open_fence
 from headwater.log.disk.text import read_text
 from headwater.log.file.partition.head import Head
-from headwater.log.file.partition.partition import Partition
-from headwater.log.file.partition.partition_files import ALL
+from headwater.log.file.partition.partition import ALL, Partition
 from headwater.log.port.topic import Topic, topic_from_json
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, HeadwaterError, LogNotFound, StorageError, TopicNotFound
@@ -93,7 +92,7 @@ class Handles:
                 ) from None
             known = ", ".join(self.names()[:10]) or "none yet"
             raise TopicNotFound(
-                f"There is no topic {name!r} in {self.folder}.", advice=f"Topics here: {known}."
+                f"Topic {name!r} does not exist in {self.folder}.", advice=f"Topics here: {known}."
             ) from None
         with self._mutex:
             if first is not None and not changes & 1:  # what was counted before the file was read is in it
@@ -223,7 +222,7 @@ class Handles:
         if why is not None:
             raise StorageError(
                 f"Partition {number} of topic {topic.name!r} could not be recovered after the machine stopped: {why}",
-                advice="Nothing acknowledged is lost by that. Mend the cause, then open the log again or run `headwater doctor --repair`.",
+                advice="Nothing acknowledged is lost. Fix the cause, then open the log again or run `headwater doctor --repair`.",
             )
         try:
             return self._open_files(topic, number)

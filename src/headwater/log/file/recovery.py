@@ -35,9 +35,8 @@ from headwater.log.disk.disk import Disk
 from headwater.log.disk.text import read_text, write_text
 from headwater.log.file.commit import CommitLog, Decision
 from headwater.log.file.groups import recover_groups
-from headwater.log.file.partition.active import lost
 from headwater.log.file.partition.head import Head, Mark, create_head, is_marked_deleted
-from headwater.log.file.partition.partition_files import ALL, bases_of, remove_begun
+from headwater.log.file.partition.partition import ALL, bases_of, lost, remove_begun
 from headwater.log.file.segments.frame import CONTINUES, Frame
 from headwater.log.file.segments.segment import Segment, segment_name
 from headwater.log.file.stages import recover_stages
@@ -173,7 +172,7 @@ def check_recovered(closed: Mapping[tuple[str, int], Unrecovered]) -> None:
         raise Damaged(
             f"{len(closed)} partitions or topics could not be recovered after the machine stopped, and are closed; the first is "
             f"{first}: {entry.why}",
-            advice="Mend the cause, then run `headwater doctor --repair`: nothing acknowledged is lost by it.",
+            advice="Fix the cause, then run `headwater doctor --repair`. Nothing acknowledged is lost.",
         )
 
 

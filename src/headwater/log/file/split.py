@@ -27,7 +27,7 @@ from headwater.log.disk.gate import Held, hold
 from headwater.log.disk.text import write_text
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.head import Mark
-from headwater.log.file.partition.partition_files import create_partition
+from headwater.log.file.partition.partition import create_partition
 from headwater.log.file.segments.segment import ProducerSequence, Segment, SegmentHeader, segment_name
 from headwater.log.port.split import after_split, check_fences, check_split
 from headwater.log.port.topic import Topic, topic_to_json

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -32,7 +31,7 @@ from crc32c import crc32c
 
 from headwater.log.disk.atomic_file import replace_file
 from headwater.log.disk.disk import Disk, File
-from headwater.log.disk.gate import Gate, settled
+from headwater.log.disk.gate import settled
 from headwater.log.disk.slots import SlotFile, create_slot_file
 from headwater.log.file.commit import Decision, StagePart
 from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
@@ -64,52 +63,6 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
         for topic, partition, start, end in self.places:
             found.setdefault(topic, {})[partition] = range(start, end)
         return found
-
-
-class LocalStages(ABC):
-    """The part of a local log that knows stages; the rest of it is `LocalStore`."""
-
-    gate: Gate
-    _stages: StageFiles
-
-    @abstractmethod
-    def _check_writable(self) -> None:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _append_atomically(self, writes: Sequence[Write], *, stage: StagePart | None = None) -> list[range]:
-        """What the rest of the log gives."""
-
-    def stages(self) -> list[str]:
-        with self.gate:
-            return self._stages.names()
-
-    def take_stage(self, name: str) -> int:
-        with self.gate:
-            self._check_writable()
-            return self._stages.stage(name, create=True).take()
-
-    def held_stage(self, name: str) -> int | None:
-        """None: opening a stage costs little."""
-        return None
-
-    def stage_state(self, name: str) -> StageState:
-        with self.gate:
-            return self._stages.stage(name, create=False).state()
-
-    def commit_stage(
-        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
-    ) -> StageCommit:
-        with self.gate:
-            self._check_writable()
-            stage = self._stages.stage(name, create=True)
-            with stage.held():
-                if known := already_there(name, number, stage.seen(), marker, gaps=gaps):
-                    return known
-                part = StagePart(name, b"" if marker is None else marker.canonical())
-                stage.make_room(part, {(write.topic.name, write.partition) for write in writes})
-                spans = self._append_atomically(writes, stage=part)
-            return StageCommit(marker, written=True, positions=_positions(writes, spans))
 
 
 class StageFiles:
@@ -180,6 +133,7 @@ class FileStage:
     def __init__(self, disk: Disk, folder: str, *, settle: Callable[[], None], writable: bool) -> None:
         self._disk = disk
         self._folder = folder
+        self._name = folder.rpartition("/")[2]
         self._settle = settle
         self._writable = writable
         # Re-entrant: an interrupt may leave a holder behind in its own traceback, and whoever cleans up after it is that thread.
@@ -213,13 +167,36 @@ class FileStage:
         with self.held():
             return self.seen()
 
+    def commit(
+        self,
+        number: int,
+        marker: Marker | None,
+        writes: Sequence[Write],
+        *,
+        gaps: bool,
+        append: Callable[[StagePart], Sequence[range]],
+    ) -> StageCommit:
+        """Has `append` store the writes together with the marker, or does nothing (see `port.stage`)."""
+        with self.held():
+            if known := already_there(self._name, number, self.seen(), marker, gaps=gaps):
+                return known
+            part = StagePart(self._name, b"" if marker is None else marker.canonical())
+            self._make_room(part, {(write.topic.name, write.partition) for write in writes})
+            spans = append(part)
+        return StageCommit(marker, written=True, positions=_positions(writes, spans))
+
     def seen(self) -> StageState:
         """What the files say; under the lock nothing is newer."""
         stored, self._slot_bytes = _read_marker(self._disk, f"{self._folder}/marker", settled=self._writable)
         last = Marker.from_canonical(stored.marker) if stored.marker else None
         return StageState(int(self._number.read(0)[0]), last, stored.positions())
 
-    def make_room(self, part: StagePart, places: set[tuple[str, int]]) -> None:
+    def close(self) -> None:
+        """Frees everything."""
+        self._number.close()
+        self._lock.close()
+
+    def _make_room(self, part: StagePart, places: set[tuple[str, int]]) -> None:
         """Makes the marker's file anew where a slot is too small for what it has to hold; the caller holds the lock, and has `seen` it."""
         needed = _SLOT.size + _BODY_BYTES + len(part.marker)
         needed += sum(_PLACE_BYTES + len(topic.encode("utf-8")) for topic, _ in places)
@@ -228,11 +205,6 @@ class FileStage:
             _create_marker(self._disk, path, _read_marker(self._disk, path)[0], slot_bytes=2 * needed)
             self._disk.reach("stage: room made")
             self._disk.sync_folder(self._folder)
-
-    def close(self) -> None:
-        """Frees everything."""
-        self._number.close()
-        self._lock.close()
 
 
 def _positions(writes: Sequence[Write], spans: Sequence[range]) -> Positions:
@@ -305,8 +277,8 @@ def _mend_number(disk: Disk, stage: str) -> None:
 
 def _refuse_to_guess(stage: str) -> None:
     raise Damaged(
-        f"A marker in {stage}/marker is not whole: nobody can say which batch the stage wrote last.",
-        advice="Find out from its output, remove the stage's folder, and start it with a new checkpoint from there.",
+        f"A marker in {stage}/marker is not whole, so the last batch of the stage is unknown.",
+        advice="Find the last batch in the stage's output, remove the stage's folder, and start it with a new checkpoint from there.",
     )
 
 

@@ -33,18 +33,17 @@ from typing import Any
 from headwater.log.disk.disk import Disk, RealDisk
 from headwater.log.disk.fork import tell_when_forked
 from headwater.log.disk.gate import Gate
-from headwater.log.disk.parallel_calls import SideBySide
 from headwater.log.disk.text import read_text, write_text
+from headwater.log.disk.threads import SideBySide
 from headwater.log.disk.wait import PollingWaiter, file_waiter
-from headwater.log.file.commit import CommitLog, StagePart, create_commits, create_state
-from headwater.log.file.copies import LocalCopies
+from headwater.log.file.commit import CommitLog, CommitState, StagePart, create_commits, create_state
+from headwater.log.file.copies import Copies
+from headwater.log.file.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.groups import FileGroup, GroupFiles
 from headwater.log.file.handles import GONE, Handles
-from headwater.log.file.partition.cursor import LocalCursor, offset_at, partition_chunks, reached
 from headwater.log.file.partition.head import Appended, is_marked_deleted, mark_deleted
 from headwater.log.file.partition.heartbeats import read_heartbeats, tell_time
-from headwater.log.file.partition.partition import Partition, synced
-from headwater.log.file.partition.partition_files import create_partition
+from headwater.log.file.partition.partition import Partition, create_partition, synced
 from headwater.log.file.recovery import (
     last_boot_id,
     read_incarnations,
@@ -53,10 +52,10 @@ from headwater.log.file.recovery import (
     recover_log,
 )
 from headwater.log.file.segments.archive import check_archive
-from headwater.log.file.segments.frame import Payload, payloads_of
+from headwater.log.file.segments.frame import payloads_of
 from headwater.log.file.split import split_topic
-from headwater.log.file.stages import LocalStages, StageFiles
-from headwater.log.file.transactions import Transactions, check_same_topic
+from headwater.log.file.stages import StageFiles
+from headwater.log.file.transactions import Transactions
 from headwater.log.file.upkeep.compaction import is_overtaken
 from headwater.log.file.upkeep.overload import Gauge
 from headwater.log.file.upkeep.upkeep import Upkeep
@@ -64,9 +63,10 @@ from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.lateness import Heartbeat, reached_by
 from headwater.log.port.lease_engine import QueueOpening
+from headwater.log.port.stage import StageCommit, StageState
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import Topic, no_foreign_topics, topic_to_json
-from headwater.log.port.write import Write, repartitioned
+from headwater.log.port.write import Write
 from headwater.log.queue.floor import Acked, acked_in_folder
 from headwater.log.queue.window_engine import WindowEngine
 from headwater.log.queue.window_store import (
@@ -84,12 +84,13 @@ from headwater.model.errors import (
     StorageError,
     TopicExists,
 )
+from headwater.model.marker import Marker
 
 PARALLEL_EVENTS = 16_384
 WRITERS = 4
 
 
-class LocalStore(LocalStages, LocalCopies):
+class LocalStore:
     """One local log opened by one process."""
 
     def __init__(self, folder: str, *, disk: Disk | None = None, clock: Clock, create: bool, read_only: bool) -> None:
@@ -115,11 +116,11 @@ class LocalStore(LocalStages, LocalCopies):
 
     def topic(self, name: str) -> Topic:
         with self.gate:
-            return self._upkeep.looked_after(self.handles.topic(name))
+            return self._looked_after(self.handles.topic(name))
 
     def refresh(self, name: str) -> Topic:
         with self.gate:
-            return self._upkeep.looked_after(self.handles.refresh(name))
+            return self._looked_after(self.handles.refresh(name))
 
     def create(self, topic: Topic) -> Topic:
         topics = f"{self.folder}/topics"
@@ -150,7 +151,7 @@ class LocalStore(LocalStages, LocalCopies):
             except StorageError:
                 self._disk.remove_folder(fresh)
                 raise
-            return self._upkeep.looked_after(self.handles.refresh(topic.name))
+            return self._looked_after(self.handles.refresh(topic.name))
 
     def adopt(self, topic: Topic) -> Topic:
         raise no_foreign_topics(self.url)
@@ -161,11 +162,11 @@ class LocalStore(LocalStages, LocalCopies):
             check_archive(topic)
             write_text(self._disk, f"{self.folder}/topics/{name}/topic", "topic", topic_to_json(topic))
             self.handles.signal(name)
-            return self._upkeep.looked_after(self.handles.refresh(name))
+            return self._looked_after(self.handles.refresh(name))
 
     def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
         with self.gate, self._catalog():
-            return self._upkeep.looked_after(split_topic(self.handles, name, partitions, at=at))
+            return self._looked_after(split_topic(self.handles, name, partitions, at=at))
 
     def delete(self, name: str) -> None:
         with self.gate, self._catalog():
@@ -190,36 +191,7 @@ class LocalStore(LocalStages, LocalCopies):
     def write_atomically(self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = ()) -> list[range]:
         with self.gate:
             self._check_writable()
-            return self._append_atomically(writes, offsets)
-
-    def _append_atomically(
-        self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = (), *, stage: StagePart | None = None
-    ) -> list[range]:
-        ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
-        merged: dict[tuple[str, int, str, int], list[Payload]] = {}
-        placed: dict[str, int] = {}
-        for number in ordered:
-            write = writes[number]
-            name, generation = write.topic.name, write.topic.generation
-            if placed.setdefault(name, generation) != generation:  # it was split between two of them
-                raise repartitioned(self.handles.refresh(name))
-            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(payloads_of(write))
-        buffered = [
-            payloads
-            for (name, number, *_), payloads in merged.items()
-            if self._gauge.admit(self.handles.usable_partition(name, number), payloads)
-        ]
-        starts = self._transactions.append(merged, offsets, stage)
-        for payloads in buffered:
-            self._gauge.count_buffered(payloads)
-        for name in sorted(placed):
-            self.handles.signal(name)
-        ranges: dict[int, range] = {}
-        for number in ordered:
-            place = (writes[number].topic.name, writes[number].partition)
-            ranges[number] = range(starts[place], starts[place] + writes[number].count)
-            starts[place] = ranges[number].stop
-        return [ranges[number] for number in range(len(writes))]
+            return self._transactions.append(writes, offsets)
 
     def register_producer(self, name: str) -> tuple[bytes, int]:
         with self.gate:
@@ -273,7 +245,62 @@ class LocalStore(LocalStages, LocalCopies):
             return PollingWaiter()
         return file_waiter([f"{self.folder}/topics/{name}/signal" for name in names])
 
-    # Everything else
+    # Stages
+
+    def stages(self) -> list[str]:
+        with self.gate:
+            return self._stages.names()
+
+    def take_stage(self, name: str) -> int:
+        with self.gate:
+            self._check_writable()
+            return self._stages.stage(name, create=True).take()
+
+    def held_stage(self, name: str) -> int | None:
+        """None: opening a stage costs little."""
+        return None
+
+    def stage_state(self, name: str) -> StageState:
+        with self.gate:
+            return self._stages.stage(name, create=False).state()
+
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
+        with self.gate:
+            self._check_writable()
+            stage = self._stages.stage(name, create=True)
+
+            def append(part: StagePart) -> list[range]:
+                return self._transactions.append(writes, stage=part)
+
+            return stage.commit(number, marker, writes, gaps=gaps, append=append)
+
+    # Copies
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that holds it."""
+        return self._disk
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        with self.gate:
+            self._check_writable()
+            self._copies.place(write, offsets, end=end)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Holds the lock of the catalog: no topic is made, changed or deleted meanwhile, and a close waits."""
+        with self.gate.staying(), self._catalog():
+            yield
+
+    @contextmanager
+    def between_transactions(self) -> Iterator[CommitState]:
+        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
+        with self.gate, self._transactions.standing_still() as state:
+            yield state
+
+    # Upkeep
 
     def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
         with self.gate:
@@ -289,6 +316,8 @@ class LocalStore(LocalStages, LocalCopies):
             self._check_writable()
             return self._upkeep.tidy(name, dirty_share_min=dirty_share_min)
 
+    # Unclean stops
+
     def incarnation(self) -> int:
         return self._incarnation
 
@@ -299,6 +328,8 @@ class LocalStore(LocalStages, LocalCopies):
             if entry["incarnation"] > incarnation and f"{name}/{partition}" in entry["ends"]
         ]
         return min(ends, default=None)
+
+    # Queues
 
     def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self.gate:
@@ -317,6 +348,8 @@ class LocalStore(LocalStages, LocalCopies):
             self._check_writable()
             delete_local_queue(self._disk, f"{self.folder}/queues", group, topic)
 
+    # Groups
+
     def groups(self) -> list[str]:
         with self.gate:
             return self._groups.names()
@@ -326,6 +359,8 @@ class LocalStore(LocalStages, LocalCopies):
             if create:
                 self._check_writable()
             return self._groups.group(name, create=create)
+
+    # The handle
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
@@ -364,7 +399,7 @@ class LocalStore(LocalStages, LocalCopies):
         except FileNotFoundError:
             if not create:
                 raise LogNotFound(
-                    f"There is no log in {self.folder}.", advice="Check the path, or open it with create=True."
+                    f"No log exists in {self.folder}.", advice="Check the path, or open it with create=True."
                 ) from None
             self._create_log()
         for name in ("catalog.lock", "state", "commits", "commit.lock", "topics", "producers"):
@@ -380,17 +415,15 @@ class LocalStore(LocalStages, LocalCopies):
             clock=self._clock,
             counters=self._counters,
             writable=self._writable,
-            settle=self._settle,
+            settle=self._commits.settle,
             rolled=self._rolled,
             mend=self._mend,
             closed=self._closed_partitions,
         )
-        self._groups = GroupFiles(self._disk, self.folder, gate=self.gate, settle=self._settle, writable=self._writable)
-        self._stages = StageFiles(self._disk, self.folder, settle=self._settle, writable=self._writable)
-        threads = self._together if self._is_real else None
-        self._transactions = Transactions(
-            self._commits, self.handles, self._groups, self._stages, clock=self._clock, threads=threads
+        self._groups = GroupFiles(
+            self._disk, self.folder, gate=self.gate, settle=self._commits.settle, writable=self._writable
         )
+        self._stages = StageFiles(self._disk, self.folder, settle=self._commits.settle, writable=self._writable)
         self._upkeep = Upkeep(
             self.handles,
             self.gate,
@@ -400,6 +433,16 @@ class LocalStore(LocalStages, LocalCopies):
             has_thread=self._is_real and self._writable,
         )
         self._gauge = Gauge(self._disk, self._counters, self._upkeep.expire)
+        self._transactions = Transactions(
+            self._commits,
+            self.handles,
+            self._groups,
+            self._stages,
+            gauge=self._gauge,
+            clock=self._clock,
+            threads=self._together if self._is_real else None,
+        )
+        self._copies = Copies(self.handles, clock=self._clock)
         self._incarnation = self._commits.state().incarnation
         if self._writable and self._commits.state().failed:
             with suppress(StorageError), self._catalog():
@@ -414,7 +457,7 @@ class LocalStore(LocalStages, LocalCopies):
             return
         if not self._writable:
             raise NoAccess(
-                f"The machine was restarted since {self.folder} was last used, and the log has to be put in order first.",
+                f"The machine was restarted since {self.folder} was last used, and the log must be recovered first.",
                 advice="Open it once without read_only=True, as a user who may write to it.",
             )
         with self._catalog():
@@ -456,16 +499,19 @@ class LocalStore(LocalStages, LocalCopies):
         self._commits.close()
         self._catalog_file.close()
 
-    # Small things
+    # What its parts are handed, and helpers of the above
 
     def _partitions(self, names: Sequence[str]) -> list[Partition]:
         return [partition for name in names for partition in self.handles.partitions(name)]
 
+    def _looked_after(self, topic: Topic) -> Topic:
+        """The topic itself, tidied regularly from now on if it is to be kept small."""
+        if topic.is_kept_small:
+            self._upkeep.tidy_regularly()
+        return topic
+
     def _rolled(self) -> None:
         self._upkeep.seal_later()
-
-    def _settle(self) -> None:
-        self._transactions.settle()
 
     def _mend(self, partition: Partition) -> None:
         """Takes a poisoned partition back into use, after the commit log: a record in it may still speak of its frames."""
@@ -507,10 +553,12 @@ class LocalStore(LocalStages, LocalCopies):
     def _appended(self, write: Write) -> tuple[Partition, Appended] | HeadwaterError:
         try:
             partition = self.handles.usable_partition(write.topic.name, write.partition)
-            check_same_topic(partition, write.topic.id)
+            partition.check_topic(write.topic.id)
             fence = self.handles.fence(write.stamp.producer)
             payloads = list(payloads_of(write))
             epoch, generation = fence.epoch if fence else None, write.topic.generation
+            if not partition.topic.is_limited:
+                return partition, partition.append(payloads, generation=generation, epoch=epoch)
             return partition, self._gauge.append(partition, payloads, generation=generation, epoch=epoch)
         except HeadwaterError as error:
             return error

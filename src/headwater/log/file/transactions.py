@@ -16,21 +16,23 @@ each transaction up to their floor counts as decided for a head of which nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from headwater.log.disk.gate import Held, hold, leave
-from headwater.log.disk.parallel_calls import SideBySide
-from headwater.log.file.commit import CommitLog, Decision, Part, StagePart
+from headwater.log.disk.threads import SideBySide
+from headwater.log.file.commit import CommitLog, CommitState, Decision, Part, StagePart
 from headwater.log.file.groups import GroupFiles
 from headwater.log.file.handles import Handles
 from headwater.log.file.partition.head import sync_head
-from headwater.log.file.partition.partition import Partition
-from headwater.log.file.partition.partition_files import poison_past_damage, publish_past_damage
-from headwater.log.file.segments.frame import Payload
+from headwater.log.file.partition.partition import Partition, poison_past_damage, publish_past_damage
+from headwater.log.file.segments.frame import Payload, payloads_of
 from headwater.log.file.stages import StageFiles
+from headwater.log.file.upkeep.overload import Gauge
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.store import Bounds
+from headwater.log.port.write import Write, repartitioned
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, StorageError, TopicNotFound
 
@@ -47,6 +49,7 @@ class Transactions:
         groups: GroupFiles,
         stages: StageFiles,
         *,
+        gauge: Gauge,
         clock: Clock,
         threads: SideBySide | None,
     ) -> None:
@@ -55,25 +58,92 @@ class Transactions:
         self._handles = handles
         self._groups = groups
         self._stages = stages
+        self._gauge = gauge
         self._disk = handles.disk
         self._clock = clock
         self._threads = threads
         self._tried_bytes = 0
+        commits.publish_by(self._publish, self._poison)
 
     def append(
+        self, writes: Sequence[Write], offsets: Sequence[OffsetPart] = (), *, stage: StagePart | None = None
+    ) -> list[range]:
+        """Appends all of them, and commits the offsets for their groups together with it; the offsets of each.
+
+        `NotOwner` where a member has lost its partition.
+        """
+        ordered = sorted(range(len(writes)), key=lambda n: (writes[n].topic.name, writes[n].partition, n))
+        merged: dict[tuple[str, int, str, int], list[Payload]] = {}
+        placed: dict[str, int] = {}
+        for number in ordered:
+            write = writes[number]
+            name, generation = write.topic.name, write.topic.generation
+            if placed.setdefault(name, generation) != generation:  # it was split between two of them
+                raise repartitioned(self._handles.refresh(name))
+            merged.setdefault((name, write.partition, write.topic.id, generation), []).extend(payloads_of(write))
+        buffered = [
+            payloads
+            for (name, number, *_), payloads in merged.items()
+            if self._gauge.admit(self._handles.usable_partition(name, number), payloads)
+        ]
+        starts = self._append(merged, offsets, stage)
+        for payloads in buffered:
+            self._gauge.count_buffered(payloads)
+        for name in sorted(placed):
+            self._handles.signal(name)
+        ranges: dict[int, range] = {}
+        for number in ordered:
+            place = (writes[number].topic.name, writes[number].partition)
+            ranges[number] = range(starts[place], starts[place] + writes[number].count)
+            starts[place] = ranges[number].stop
+        return [ranges[number] for number in range(len(writes))]
+
+    def bounds(self, partitions: Sequence[Partition]) -> dict[tuple[str, int], Bounds]:
+        """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
+        for _ in range(_SNAPSHOTS_MAX):
+            before = self._commits.state()
+            found = {(partition.topic.name, partition.number): partition.bounds() for partition in partitions}
+            masks = self._commits.pending_parts(before)
+            after = self._commits.state()
+            if after is before or (after.sequence, after.pending) == (before.sequence, before.pending):
+                break
+        else:
+            raise StorageError("No consistent view of the log's heads could be read.", advice="Try again.")
+        if masks:
+            ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
+            for part in masks:
+                place = (part.topic, part.partition)
+                if ids.get(place) == part.topic_id:
+                    found[place] = Bounds(found[place].first, min(found[place].end, part.start))
+        return found
+
+    @contextmanager
+    def standing_still(self) -> Iterator[CommitState]:
+        """Holds the lock of the commit log, with what a dead process left settled: none is decided meanwhile."""
+        with self._commits.locked():
+            self._commits.settle()
+            yield self._commits.state()
+
+    def replace_failed_commits(self) -> None:
+        """A commit record's sync failed: nobody can append to its partitions until this has succeeded.
+
+        The caller holds the lock of the catalog.
+        """
+        with self._commits.locked():
+            if self._commits.state().failed:
+                self._begin_again()
+
+    def _append(
         self,
         payloads: Mapping[tuple[str, int, str, int], Sequence[Payload]],
-        offsets: Sequence[OffsetPart] = (),
-        stage: StagePart | None = None,
+        offsets: Sequence[OffsetPart],
+        stage: StagePart | None,
     ) -> dict[tuple[str, int], int]:
-        """Appends to each (topic, partition, topic id, generation), given in this order; returns the first offset in each.
-
-        The offsets are committed for their groups together with it; `NotOwner` where a member has lost its partition.
-        """
+        """Appends to each (topic, partition, topic id, generation), given in this order; returns the first offset in each."""
         partitions = []
         for name, number, topic_id, _ in payloads:
             partition = self._handles.usable_partition(name, number)
-            check_same_topic(partition, topic_id)
+            partition.check_topic(topic_id)
             partitions.append(partition)
         self._begin_again_if_long()
         transaction = self._commits.next_transaction(self._clock())
@@ -96,45 +166,13 @@ class Transactions:
                 hold(held, self._groups.group(name, create=False).held())
             self._groups.check(offsets)
             decision = Decision(transaction, parts, offsets, stage)
-            self._commits.commit(decision, publish=self._publish, poison=self._poison)
+            self._commits.commit(decision)
         finally:
             try:
                 leave(held)
             finally:
                 held.clear()
         return {(part.topic, part.partition): part.start for part in parts}
-
-    def bounds(self, partitions: Sequence[Partition]) -> dict[tuple[str, int], Bounds]:
-        """The visible offsets of partitions, as one snapshot: of each transaction all or nothing."""
-        for _ in range(_SNAPSHOTS_MAX):
-            before = self._commits.state()
-            found = {(partition.topic.name, partition.number): partition.bounds() for partition in partitions}
-            masks = self._commits.pending_parts(before)
-            after = self._commits.state()
-            if after is before or (after.sequence, after.pending) == (before.sequence, before.pending):
-                break
-        else:
-            raise StorageError("No consistent view of the log's heads could be had.", advice="Try again.")
-        if masks:
-            ids = {(partition.topic.name, partition.number): partition.topic.id for partition in partitions}
-            for part in masks:
-                place = (part.topic, part.partition)
-                if ids.get(place) == part.topic_id:
-                    found[place] = Bounds(found[place].first, min(found[place].end, part.start))
-        return found
-
-    def settle(self) -> None:
-        """Finishes or forgets what a dead process left pending."""
-        self._commits.settle(publish=self._publish, poison=self._poison)
-
-    def replace_failed_commits(self) -> None:
-        """A commit record's sync failed: nobody can append to its partitions until this has succeeded.
-
-        The caller holds the lock of the catalog.
-        """
-        with self._commits.locked():
-            if self._commits.state().failed:
-                self._begin_again()
 
     def _sync(self, segments: Sequence[tuple[Partition, int]]) -> None:
         """Returns when these segments are on disk, and no thread is at work on them any more."""
@@ -178,7 +216,7 @@ class Transactions:
         if not self._commits.is_long(tried_bytes=self._tried_bytes):
             return
         with self._commits.locked():
-            self.settle()
+            self._commits.settle()
             try:
                 self._begin_again()
                 self._tried_bytes = 0
@@ -193,12 +231,3 @@ class Transactions:
         self._groups.sync(decisions)
         self._stages.sync(decisions)
         self._commits.begin_again(floor=self._commits.state().transaction)
-
-
-def check_same_topic(partition: Partition, topic_id: str) -> None:
-    """Refuses events made for a topic that was deleted and created again since."""
-    if partition.topic.id != topic_id:
-        raise TopicNotFound(
-            f"Topic {partition.topic.name!r} was deleted and created again.",
-            advice="Nothing was stored; append again, by the new topic's schema.",
-        )

@@ -22,20 +22,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from headwater.log.kafka.cluster import Cluster
 from headwater.log.kafka.reader import Fetcher
 from headwater.log.kafka.records import Records
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.topic import Topic, topic_from_json, topic_to_json
 from headwater.model.backoff import Backoff
-from headwater.model.errors import Fenced, HeadwaterError, TopicExists, TopicNotFound, Unreachable
+from headwater.model.errors import Fenced, HeadwaterError, TopicExists, TopicNotFound, Unreachable, Unsupported
 from headwater.model.schema import BYTES_SCHEMA
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 INTERNAL = "__headwater."
 FOREIGN = "kafka:"
@@ -96,7 +94,7 @@ class Catalog:
                         self._transactor = None
                     backoff.sleep()
         raise Unreachable(
-            f"The catalog of {self._cluster.address.url} is changed by others all the time.", advice="Try again later."
+            f"Other processes keep changing the catalog of {self._cluster.address.url}.", advice="Try again later."
         )
 
     def finish(self, name: str, make: Callable[[Topic], None]) -> None:
@@ -163,7 +161,7 @@ class _Settled(Exception):
     """Somebody else has finished a topic that was begun, or removed it."""
 
 
-class Sequences:
+class ProducerSequences:
     """The last sequence numbers of named producers, as records of the compacted topic `__headwater.producers`.
 
     They are written in the transaction that stores the events they count, so neither is there without the other. A key is the
@@ -258,6 +256,33 @@ class CompactedTopic:
             for event in events:
                 self._apply(event.key() or b"", event.value())
         self._position = position
+
+
+def topic_settings(topic: Topic) -> dict[str, str]:
+    """A topic's settings as Kafka calls them: the broker's clock, room for an event as JSON, what is kept; refuses what it cannot do."""
+    if topic.archive is not None:
+        raise Unsupported(
+            f"Topic {topic.name!r} cannot have an archive on Kafka.", advice="Use the brokers' own tiered storage."
+        )
+    if topic.bytes_max is not None or topic.overload == "buffer":
+        raise Unsupported(
+            f"Topic {topic.name!r} cannot have bytes_max= or overload='buffer' on Kafka.",
+            advice="Use retention_bytes=, or quotas.",
+        )
+    if topic.retain != "all":
+        raise Unsupported(
+            f"Topic {topic.name!r} cannot have retain={topic.retain!r} on Kafka, whose brokers do not know what queues have acknowledged.",
+            advice="Use retention=.",
+        )
+    room = min(2 * topic.event_bytes_max + (1 << 20), 90_000_000)
+    return {
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(room),
+        "retention.ms": "-1" if topic.retention_us is None else str(topic.retention_us // 1000),
+        "retention.bytes": "-1" if topic.retention_bytes is None else str(topic.retention_bytes),
+        "cleanup.policy": "compact" if topic.compact else "delete",
+        "delete.retention.ms": str(topic.tombstones_us // 1000),
+    }
 
 
 def make_topic(

@@ -29,10 +29,11 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headwater.log.kafka.brokers import LEADER_S
 from headwater.log.kafka.catalog import FOREIGN
-from headwater.log.kafka.cluster import LEADER_S, keep_for_ever
+from headwater.log.kafka.cluster import Cluster, keep_for_ever
 from headwater.log.kafka.errors import passing
 from headwater.log.kafka.writer import Consumed
 from headwater.log.port.assignment import Place
@@ -58,9 +59,6 @@ from headwater.model.errors import (
     Unreachable,
     Unsupported,
 )
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 SESSION_S = 10.0
 """How long the brokers wait for a sign of life of a member's process before they take it for dead."""
@@ -167,7 +165,7 @@ class KafkaGroup:
         }
         if described.state == self._cluster.kafka.ConsumerGroupState.DEAD or not (members or partitions):
             known = ", ".join(self._groups.names()[:10]) or "none yet"
-            raise GroupNotFound(f"There is no group {self.name!r} in this log.", advice=f"Groups here: {known}.")
+            raise GroupNotFound(f"Group {self.name!r} does not exist in this log.", advice=f"Groups here: {known}.")
         for member in members:
             for place in member.partitions:
                 partitions[place] = (member.member, partitions.get(place, (None, Committed()))[1])
@@ -498,7 +496,7 @@ def _generation(metadata: bytes) -> int:
     magic, generation = _METADATA.unpack_from(metadata)
     if magic != _METADATA_MAGIC:
         raise Unsupported(
-            f"This version of librdkafka describes a member of a group in a way of its own ({magic!r}).",
+            f"This version of librdkafka describes the members of groups in an unknown format ({magic!r}).",
             advice="Install the version of confluent-kafka that Headwater's requirements name.",
         )
     return int(generation)

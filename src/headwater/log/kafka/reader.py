@@ -4,7 +4,7 @@ A cursor knows only its offset. When it reads, it takes the fetcher that stands 
 (some 10 ms), and gives it back. So a reader that goes on finds its prefetched events, and a thousand cursors need no thousand
 clients. At most `FETCHERS_MAX` fetchers are kept; one that nobody takes for `REST_S` seconds stops asking the broker for more.
 
-A read of many events is cut into pieces: one is decoded from JSON by a thread of the cluster while the next one is fetched. Decoding
+A read of many events is cut into pieces: one is decoded from JSON by another thread while the next one is fetched. Decoding
 leaves other threads alone (Arrow does it), so reading takes the time of fetching where there is a second core.
 
 Offsets on Kafka have gaps where transactions ended or were rolled back; chunks have none, so they are cut there. A cursor
@@ -21,21 +21,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.log.kafka.cluster import BEGINNING
+from headwater.log.kafka.brokers import BEGINNING, Brokers
 from headwater.log.kafka.records import Records, to_columns
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.store import check_not_missed
 from headwater.log.port.topic import Topic
 from headwater.model.backoff import Backoff
 from headwater.model.errors import Closed, HeadwaterError, PositionLost, Unreachable
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 FETCHERS_MAX = 32
 REST_S = 1.0
@@ -58,10 +55,13 @@ _WAIT_S = (0.001, 0.02)
 class KafkaCursor:
     """A place in one partition."""
 
-    def __init__(self, cluster: Cluster, look_up: Callable[[], tuple[Topic, str]], partition: int, offset: int) -> None:
+    def __init__(
+        self, fetchers: Fetchers, look_up: Callable[[], tuple[Topic, str]], partition: int, offset: int
+    ) -> None:
         """`look_up` gives the topic as it is now and its name on Kafka, and raises when it is another topic by now."""
         self.offset = offset
-        self._cluster = cluster
+        self._fetchers = fetchers
+        self._brokers = fetchers.brokers
         self._look_up = look_up
         self._partition = partition
 
@@ -69,22 +69,21 @@ class KafkaCursor:
         topic, name = self._look_up()
         if self.offset >= end:
             return []
-        fetchers = self._cluster.fetchers
-        fetcher = fetchers.take(topic, name, self._partition, self.offset)
+        fetcher = self._fetchers.take(topic, name, self._partition, self.offset)
         pieces: list[tuple[Callable[[], list[Chunk]], int]] = []
         try:
             for events, at, is_last in fetcher.pieces(end, events_max):
                 decode = partial(to_chunks, events, topic, self._partition)
-                pieces.append((decode if is_last else self._cluster.decode(decode), at))
+                pieces.append((decode if is_last else self._brokers.decode(decode), at))
         except PositionLost:
-            [first] = self._cluster.offsets([(name, self._partition)], BEGINNING)
+            [first] = self._brokers.offsets([(name, self._partition)], BEGINNING)
             check_not_missed(topic.name, self._partition, self.offset, first=first)
             raise
         except HeadwaterError:
             if not pieces:
                 raise  # otherwise the next read meets it
         else:
-            fetchers.give_back(fetcher)
+            self._fetchers.give_back(fetcher)
         return self._decoded(pieces)
 
     def _decoded(self, pieces: Sequence[tuple[Callable[[], list[Chunk]], int]]) -> list[Chunk]:
@@ -104,9 +103,9 @@ class KafkaCursor:
 class Fetcher:
     """One consumer at one place."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.consumer = cluster.consumer()
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self.consumer = brokers.consumer()
         self.place = ("", -1)
         self.offset = -1
         self._at: Any = None
@@ -127,8 +126,8 @@ class Fetcher:
 
     def go(self, topic: Topic, name: str, partition: int, offset: int) -> None:
         """Stands at an offset from now on."""
-        self._cluster.know(self.consumer, name, topic.id, topic.partitions)
-        self._at = self._cluster.kafka.TopicPartition(name, partition, offset)
+        self._brokers.know(self.consumer, name, topic.id, topic.partitions)
+        self._at = self._brokers.kafka.TopicPartition(name, partition, offset)
         self.place, self.offset = (topic.id, partition), offset
         self._pending, self._eof, self._fetching = [], -1, False
 
@@ -155,7 +154,7 @@ class Fetcher:
                 last = time.monotonic()
             if time.monotonic() - begun > _STALL_S:
                 raise Unreachable(
-                    f"{self._cluster.address.url} gave no event of {self._at.topic!r}, partition {self._at.partition}, "
+                    f"{self._brokers.address.url} gave no event of {self._at.topic!r}, partition {self._at.partition}, "
                     f"at offset {self.offset} in {_STALL_S:g} s.",
                     advice="Check that the partition has a leader, then read again from the same place.",
                 )
@@ -178,27 +177,27 @@ class Fetcher:
 
     def _start_over(self) -> None:
         """A new client: one whose broker died may go on asking it for minutes."""
-        if not self._cluster.is_alive():
+        if not self._brokers.is_alive():
             raise Unreachable(
-                f"{self._cluster.address.url} does not answer: could not read {self._at.topic!r}.",
+                f"{self._brokers.address.url} does not answer: could not read {self._at.topic!r}.",
                 advice="Check that the brokers run, then read again from the same place.",
             )
-        self._cluster.forget(self.consumer)
+        self._brokers.forget(self.consumer)
         self.consumer.close()
-        self.consumer = self._cluster.consumer()
+        self.consumer = self._brokers.consumer()
         self._at.offset = self.offset
         self.consumer.assign([self._at])
 
     def _fill(self, events_max: int, *, wait_s: float) -> bool:
         """Takes what the client has; False when it had nothing."""
-        kafka = self._cluster.kafka
+        kafka = self._brokers.kafka
         try:
             first = self.consumer.poll(wait_s) if wait_s else None
             found = ([first] if first is not None else []) + self.consumer.consume(max(1, min(events_max, 100_000)), 0)
         except RuntimeError:
             raise Closed("The Kafka log was closed.", advice="Open another with open_log.") from None
         except kafka.KafkaException as caught:
-            raise self._cluster.as_ours(caught.args[0], what=f"read {self._at.topic!r}") from None
+            raise self._brokers.as_ours(caught.args[0], what=f"read {self._at.topic!r}") from None
         if found and found[-1].error() is None:
             self._eof = -1
             if not any(map(type(found[0]).error, found)):
@@ -212,15 +211,15 @@ class Fetcher:
             elif error.code() == kafka.KafkaError._PARTITION_EOF:
                 self._eof = event.offset()
             elif not error.retriable() and error.code() not in (kafka.KafkaError._TRANSPORT,):
-                raise self._cluster.as_ours(error, what=f"read {self._at.topic!r}")
+                raise self._brokers.as_ours(error, what=f"read {self._at.topic!r}")
         return bool(found)
 
 
 class Fetchers:
     """The fetchers that nobody uses at the moment."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: Brokers) -> None:
+        self.brokers = brokers
         self._lock = threading.Lock()
         self._idle: list[Fetcher] = []
         self._timer: threading.Timer | None = None
@@ -239,7 +238,7 @@ class Fetchers:
                 self._idle.remove(found)
         if standing is not None:
             return standing
-        fetcher = found or Fetcher(self._cluster)
+        fetcher = found or Fetcher(self.brokers)
         fetcher.go(topic, name, partition, offset)
         return fetcher
 
@@ -251,7 +250,7 @@ class Fetchers:
                 self._idle.append(fetcher)
                 self._look_again()
                 return
-        self._cluster.forget(fetcher.consumer)
+        self.brokers.forget(fetcher.consumer)
         fetcher.consumer.close()
 
     def close(self) -> None:

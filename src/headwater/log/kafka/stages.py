@@ -14,149 +14,79 @@ stand is not kept. A number belongs to the process that took it: a transaction c
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
-from headwater.log.kafka.catalog import INTERNAL, Catalog, CompactedTopic
+from headwater.log.kafka.catalog import INTERNAL, CompactedTopic
+from headwater.log.kafka.cluster import Cluster
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
 from headwater.log.port.write import Write
 from headwater.model.errors import Fenced
 from headwater.model.marker import Marker
 
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
-
 _NUMBER, _MARKER = "number", "marker"
 
 
-class KafkaStages(ABC):
-    """The part of a Kafka log that knows stages; the rest of it is `KafkaStore`."""
-
-    _cluster: Cluster
-    _prefix: str
-    _catalog: Catalog
-    _lock: threading.Lock
-    _kept: _StageRecords | None = None
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _check_writable(self) -> None:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _parcel(self, write: Write) -> Parcel:
-        """What the rest of the log gives."""
-
-    @abstractmethod
-    def _settled(self, result: Future[Any]) -> Any:
-        """What the rest of the log gives."""
-
-    def stages(self) -> list[str]:
-        self._check_open()
-        records = self._stage_records()
-        records.topic.refresh()
-        return sorted(records.numbers)
-
-    def take_stage(self, name: str) -> int:
-        self._check_writable()
-        records = self._stage_records()
-        records.topic.make()
-        number: int = self._settled(self._cluster.writer.run(lambda: records.take(name)))
-        return number
-
-    def held_stage(self, name: str) -> int | None:
-        """The number by which this process holds a stage that nobody has opened since: it need not open it again.
-
-        Opening makes a new client, which takes most of the time of a small commit.
-        """
-        self._check_writable()
-        return self._stage_records().held(name)
-
-    def stage_state(self, name: str) -> StageState:
-        self._check_open()
-        return self._stage_records().state(name)
-
-    def commit_stage(
-        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
-    ) -> StageCommit:
-        self._check_writable()
-        self._catalog.refresh()
-        records = self._stage_records()
-        if known := already_there(name, number, records.state(name), marker, gaps=gaps):
-            return known
-        parcels = [self._parcel(write) for write in writes]
-        offsets = self._settled(
-            self._cluster.writer.run(
-                lambda: records.holder(name, number).commit([*parcels, records.parcel(name, marker)])
-            )
-        )
-        positions: Positions = {}
-        for write, given in zip(writes, offsets, strict=False):
-            spans = positions.setdefault(write.topic.name, {})
-            first = spans[write.partition].start if write.partition in spans else given[0]
-            spans[write.partition] = range(first, given[-1] + 1)
-        return StageCommit(marker, written=True, positions=positions)
-
-    def _release_stages(self) -> None:
-        """The clients of the stages that this handle holds end with it."""
-        with self._lock:
-            kept = self._kept
-        if kept is not None:
-            kept.release()
-
-    def _stage_records(self) -> _StageRecords:
-        with self._lock:
-            if self._kept is None:
-                self._kept = _StageRecords(self._cluster, self._prefix)
-            return self._kept
-
-
-class _StageRecords:
-    """What the topic says, and the transactions of the stages that this process holds."""
+class KafkaStages:
+    """What the topic says of the stages of one log, and the transactions of those that this process holds."""
 
     def __init__(self, cluster: Cluster, prefix: str) -> None:
         self._cluster = cluster
         self._holders: dict[tuple[str, int], Transactor] = {}
         self._markers: dict[str, Marker] = {}
-        self.numbers: dict[str, int] = {}
-        self.topic = CompactedTopic(cluster, f"{prefix}{INTERNAL}stages", self._apply)
+        self._numbers: dict[str, int] = {}
+        self._topic = CompactedTopic(cluster, f"{prefix}{INTERNAL}stages", self._apply)
+
+    def names(self) -> list[str]:
+        """The names of all stages, sorted."""
+        self._topic.refresh()
+        return sorted(self._numbers)
 
     def state(self, name: str) -> StageState:
         """What every reader may know, and at least what a holder in this process has committed."""
         for (stage, _), holder in list(self._holders.items()):
             if stage == name:
                 holder.wait_until_seen()
-        self.topic.refresh()
-        return StageState(self.numbers.get(name, 0), self._markers.get(name))
+        self._topic.refresh()
+        return StageState(self._numbers.get(name, 0), self._markers.get(name))
 
     def held(self, name: str) -> int | None:
-        self.topic.refresh()
-        number = self.numbers.get(name, 0)
+        """The number by which this process holds a stage that nobody has opened since: it need not open it again.
+
+        Opening makes a new client, which takes most of the time of a small commit.
+        """
+        self._topic.refresh()
+        number = self._numbers.get(name, 0)
         holder = self._holders.get((name, number))
         return number if holder is not None and holder.is_usable else None
 
     def take(self, name: str) -> int:
-        """Fences every holder, and only then looks at what they left."""
-        transactor = Transactor(self._cluster, f"{self.topic.name}.{name}")
-        try:
-            self.topic.refresh()
-            number = self.numbers.get(name, 0) + 1
-            transactor.commit([self.topic.parcel([(_key(name, _NUMBER), b"%d" % number)])])
-            transactor.wait_until_seen()  # then readers see all that earlier holders have committed, too
-        except BaseException:
-            transactor.close()
-            raise
-        for held in [held for held in self._holders if held[0] == name]:
-            self._holders.pop(held).close()
-        self._holders[name, number] = transactor
+        """A new fencing number: fences every holder, and only then looks at what they left."""
+        self._topic.make()
+        number: int = self._cluster.writer.run(lambda: self._taken(name)).result()
         return number
+
+    def commit(
+        self,
+        name: str,
+        number: int,
+        marker: Marker | None,
+        writes: Sequence[Write],
+        *,
+        gaps: bool,
+        parcel: Callable[[Write], Parcel],
+    ) -> StageCommit:
+        """Appends what `parcel` makes of the writes together with the marker, or does nothing (see `port.stage`)."""
+        if known := already_there(name, number, self.state(name), marker, gaps=gaps):
+            return known
+        parcels = [*map(parcel, writes), self.parcel(name, marker)]
+        offsets = self._cluster.writer.run(lambda: self.holder(name, number).commit(parcels)).result()
+        positions: Positions = {}
+        for write, given in zip(writes, offsets, strict=False):
+            spans = positions.setdefault(write.topic.name, {})
+            first = spans[write.partition].start if write.partition in spans else given[0]
+            spans[write.partition] = range(first, given[-1] + 1)
+        return StageCommit(marker, written=True, positions=positions)
 
     def release(self) -> None:
         """Ends the transactions of all stages that are held."""
@@ -175,12 +105,27 @@ class _StageRecords:
 
     def parcel(self, name: str, marker: Marker | None) -> Parcel:
         """The record that says which marker is the last."""
-        return self.topic.parcel([(_key(name, _MARKER), None if marker is None else marker.canonical())])
+        return self._topic.parcel([(_key(name, _MARKER), None if marker is None else marker.canonical())])
+
+    def _taken(self, name: str) -> int:
+        transactor = Transactor(self._cluster, f"{self._topic.name}.{name}")
+        try:
+            self._topic.refresh()
+            number = self._numbers.get(name, 0) + 1
+            transactor.commit([self._topic.parcel([(_key(name, _NUMBER), b"%d" % number)])])
+            transactor.wait_until_seen()  # then readers see all that earlier holders have committed, too
+        except BaseException:
+            transactor.close()
+            raise
+        for held in [held for held in self._holders if held[0] == name]:
+            self._holders.pop(held).close()
+        self._holders[name, number] = transactor
+        return number
 
     def _apply(self, key: bytes, value: bytes | None) -> None:
         name, _, kind = key.decode("utf-8").rpartition("/")
         if kind == _NUMBER and value is not None:
-            self.numbers[name] = int(value)
+            self._numbers[name] = int(value)
         elif kind == _MARKER and value is not None:
             self._markers[name] = Marker.from_canonical(value)
         elif kind == _MARKER:

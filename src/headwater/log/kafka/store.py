@@ -21,34 +21,36 @@ import time as clock_time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from headwater.log.disk.fork import tell_when_forked
+from headwater.log.kafka.brokers import BEGINNING, END, read_address
 from headwater.log.kafka.catalog import (
     INTERNAL,
     Catalog,
-    Sequences,
+    ProducerSequences,
     alter_topic,
     foreign_topic,
     make_topic,
     remove_topic,
+    topic_settings,
 )
-from headwater.log.kafka.cluster import BEGINNING, END, join, leave, read_address
+from headwater.log.kafka.cluster import join, leave
 from headwater.log.kafka.group import KafkaGroup, KafkaGroups
 from headwater.log.kafka.queue.share_engine import ShareEngine
 from headwater.log.kafka.queue.share_group import SHARE_FEATURES, QueueRecords, ShareGroup
 from headwater.log.kafka.reader import KafkaCursor, KafkaWaiter
 from headwater.log.kafka.records import to_records
-from headwater.log.kafka.refusals import KafkaRefusals, topic_settings
 from headwater.log.kafka.stages import KafkaStages
 from headwater.log.kafka.writer import Parcel, Transactor
 from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.group import OffsetPart
 from headwater.log.port.lease_engine import QueueOpening
+from headwater.log.port.stage import StageCommit, StageState
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter
 from headwater.log.port.topic import NAME_CHARACTERS_MAX, Topic, made_anew
 from headwater.log.port.write import NO_PRODUCER, Write
@@ -64,6 +66,7 @@ from headwater.model.errors import (
     TopicNotFound,
     Unsupported,
 )
+from headwater.model.marker import Marker
 
 KAFKA_NAME_CHARACTERS_MAX = 249
 
@@ -76,7 +79,7 @@ _T = TypeVar("_T")
 CAPABILITIES = Capabilities(is_placed_by_key=False, tells_lateness=False, takes_offsets=False, queues=SHARE_FEATURES)
 
 
-class KafkaStore(KafkaRefusals, KafkaStages):
+class KafkaStore:
     """One log on a Kafka cluster."""
 
     capabilities = CAPABILITIES
@@ -94,7 +97,8 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         self._read_only = read_only
         self._cluster = join(msgspec.structs.replace(address, prefix=""))
         self._catalog = Catalog(self._cluster, self._prefix)
-        self._sequences = Sequences(self._cluster, self._prefix)
+        self._sequences = ProducerSequences(self._cluster, self._prefix)
+        self._stages = KafkaStages(self._cluster, self._prefix)
         self._queues = QueueRecords(self._cluster, self._prefix)
         self._groups = KafkaGroups(self._cluster, self._prefix, check_writable=self._check_writable)
         self._seen: dict[str, int] = {}
@@ -146,7 +150,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         return topic
 
     def _make(self, topic: Topic) -> None:
-        name, settings = self._physical(topic.name), _settings(topic)
+        name, settings = self._physical(topic.name), topic_settings(topic)
         make_topic(self._cluster, name, partitions=topic.partitions, settings=settings, exist_ok=True)
 
     def adopt(self, topic: Topic) -> Topic:
@@ -183,8 +187,8 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
         after = self._catalog.change(name, decide)
         assert after is not None
-        if _settings(after) != _settings(before):
-            alter_topic(self._cluster, self._physical(name), _settings(after))
+        if topic_settings(after) != topic_settings(before):
+            alter_topic(self._cluster, self._physical(name), topic_settings(after))
         return after
 
     def delete(self, name: str) -> None:
@@ -193,6 +197,12 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         remove_topic(self._cluster, self._physical(name))
         self._foreign.pop(name, None)
         self._catalog.change(name, lambda now: None if now is not None and now.id == topic.id else now)
+
+    def split(self, name: str, partitions: int, *, at: Sequence[int] | None = None) -> Topic:
+        _refuse(
+            f"Topic {name!r} cannot get more partitions on Kafka without its keys losing their order.",
+            "Create another topic with more partitions and copy the events to it in order.",
+        )
 
     # Writing
 
@@ -292,7 +302,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
                 raise made_anew(name)
             return now, physical
 
-        return KafkaCursor(self._cluster, look_up, partition, offset)
+        return KafkaCursor(self._cluster.fetchers, look_up, partition, offset)
 
     def offset_at(self, name: str, partition: int, *, time: int, by: TimeKind) -> int:
         topic = self.refresh(name)
@@ -310,6 +320,44 @@ class KafkaStore(KafkaRefusals, KafkaStages):
     def is_overtaken(self, name: str, partition: int, *, end: int, since_us: int) -> bool:
         """The brokers compact when they see fit: it may be."""
         return self.topic(name).compact
+
+    def reached(self, name: str, partition: int, *, offset: int) -> int:
+        _refuse(
+            f"Kafka does not keep how far event time had come in topic {name!r}.",
+            "Read it without the columns _late and _watermark; applications have them on Kafka too.",
+        )
+
+    def heartbeat(self, name: str, partition: int, *, time: int, appended_before: int) -> bool:
+        _refuse("A topic on Kafka has no heartbeats.", "Append an event of your own whose time is the present.")
+
+    def heartbeats(self, name: str, partition: int) -> Sequence[Any]:
+        """There are none."""
+        return ()
+
+    # Stages
+
+    def stages(self) -> list[str]:
+        self._check_open()
+        return self._stages.names()
+
+    def take_stage(self, name: str) -> int:
+        self._check_writable()
+        return self._stages.take(name)
+
+    def held_stage(self, name: str) -> int | None:
+        self._check_writable()
+        return self._stages.held(name)
+
+    def stage_state(self, name: str) -> StageState:
+        self._check_open()
+        return self._stages.state(name)
+
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
+        self._check_writable()
+        self._catalog.refresh()
+        return self._stages.commit(name, number, marker, writes, gaps=gaps, parcel=self._parcel)
 
     # Queues
 
@@ -329,6 +377,9 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         self._check_open()
         return self._queues.all()
 
+    def delete_queue(self, group: str, topic: str) -> None:
+        _refuse("Queues on Kafka are not removed from here.", "Use the broker's own kafka-share-groups.")
+
     # Groups
 
     def groups(self) -> list[str]:
@@ -340,6 +391,23 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         return self._groups.group(name)
 
     # What Kafka keeps for itself
+
+    def seal(self, name: str) -> int:
+        _refuse("The brokers keep the files of a Kafka topic.", "Nothing needs to be sealed; see docs/kafka.md.")
+
+    def tidy(self, name: str) -> int:
+        _refuse(
+            "The brokers remove what retention and compaction no longer keep, when they see fit.",
+            "Set retention= and compact= on the topic.",
+        )
+
+    def place(self, write: Write, offsets: Any, *, end: int) -> None:
+        _refuse(
+            f"Events {write.at} to {end - 1} of partition {write.partition} of topic {write.topic.name!r} have gaps between their "
+            "offsets, or are gone, and Kafka gives every event the next offset.",
+            "Mirror this topic into a log in a folder, which keeps the gaps; or read it and append it to a topic on Kafka, where "
+            "its events get new offsets.",
+        )
 
     def incarnation(self) -> int:
         """Always 0: what the replicas have acknowledged is not taken back."""
@@ -356,7 +424,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
             self._closed = True
             for transactor in self._producers.values():
                 transactor.close()
-            self._release_stages()
+            self._stages.release()
             self._catalog.close()
             leave(self._cluster)
 
@@ -394,7 +462,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
     def _physical(self, name: str) -> str:
         if name.startswith(INTERNAL):
-            raise InvalidName(f"{name!r} is a name for the log itself.", advice="Choose another one.")
+            raise InvalidName(f"{name!r} is reserved for the log.", advice="Choose another one.")
         return self._prefix + name
 
     def _handed(self, write: Write) -> Future[Any]:
@@ -422,7 +490,9 @@ class KafkaStore(KafkaRefusals, KafkaStages):
         stamp, topic_id = write.stamp, write.topic.id
         last = self._sequences.last(stamp.producer, topic_id, write.partition)
         if last is not None and stamp.sequence_first <= last:
-            raise SequenceGap(f"A batch came after sequence {last} was stored.", advice="Use one id a producer.")
+            raise SequenceGap(
+                f"A batch came after sequence {last} was stored.", advice="Use a separate id for each producer."
+            )
         transactor = self._producers.get((stamp.producer, stamp.epoch))
         if transactor is None:
             raise Fenced("Another producer with the same id took over.", advice="Close this one.")
@@ -474,7 +544,7 @@ class KafkaStore(KafkaRefusals, KafkaStages):
 
     def _not_found(self, name: str) -> TopicNotFound:
         known = ", ".join(self.topics()[:10]) or "none yet"
-        return TopicNotFound(f"There is no topic {name!r} in {self.url}.", advice=f"Topics here: {known}.")
+        return TopicNotFound(f"Topic {name!r} does not exist in {self.url}.", advice=f"Topics here: {known}.")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -489,16 +559,6 @@ class KafkaStore(KafkaRefusals, KafkaStages):
             raise Unsupported(f"{self.url} was opened read-only.", advice="Open it without read_only=True.")
 
 
-def _settings(topic: Topic) -> dict[str, str]:
-    """A topic's settings on Kafka: the broker's clock, room for an event as JSON, what is kept."""
-    room = min(2 * topic.event_bytes_max + (1 << 20), 90_000_000)
-    return {
-        "message.timestamp.type": "LogAppendTime",
-        "max.message.bytes": str(room),
-        **topic_settings(topic),
-    }
-
-
 def _given(offsets: list[int], write: Write) -> range | list[int]:
     """The offsets of a write: a range, unless others came in between and each event's own offset is asked for."""
     span = range(offsets[0], offsets[-1] + 1)
@@ -511,3 +571,7 @@ def _flight(write: Write) -> tuple[bytes, int, str, int]:
 
 def _exists(name: str) -> TopicExists:
     return TopicExists(f"Topic {name!r} exists already.", advice="Open it, or pass exist_ok=True to keep it as it is.")
+
+
+def _refuse(what: str, advice: str) -> NoReturn:
+    raise Unsupported(what, advice=advice)

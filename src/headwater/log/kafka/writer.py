@@ -27,15 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from headwater.log.kafka.brokers import Brokers
 from headwater.log.kafka.records import Records
 from headwater.model.errors import Closed, Fenced, HeadwaterError, TimedOut, TopicNotFound, Unreachable
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 BATCH_BYTES = 400_000
 BATCH_EVENTS = 5_000
@@ -75,8 +73,8 @@ class Consumed(msgspec.Struct, frozen=True):
 class Writer:
     """Sends parcels, alone or in transactions."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
         self._waiting: queue.SimpleQueue[tuple[Parcel, Future[Offsets]] | None] = queue.SimpleQueue()
         self._held: list[tuple[Parcel, Future[Offsets]]] = []
         self._starting = threading.Lock()
@@ -132,7 +130,7 @@ class Writer:
         try:
             transactor = self._idle.get_nowait()
         except queue.Empty:
-            transactor = Transactor(self._cluster, f"{self._cluster.name}-{uuid.uuid4().hex[:8]}")
+            transactor = Transactor(self._brokers, f"{self._brokers.name}-{uuid.uuid4().hex[:8]}")
         try:
             offsets = transactor.commit(parcels, consumed)
         except BaseException as error:
@@ -140,14 +138,14 @@ class Writer:
             if not isinstance(error, Fenced):
                 raise
             raise TimedOut(
-                f"A transaction took longer than {TRANSACTION_S:g} s, and {self._cluster.address.url} rolled it back.",
-                advice="Nothing of it is stored; do it again.",
+                f"A transaction took longer than {TRANSACTION_S:g} s, and {self._brokers.address.url} rolled it back.",
+                advice="Nothing of it is stored. Repeat the transaction.",
             ) from None
         self._idle.put(transactor)
         return offsets
 
     def _producer(self) -> Any:
-        return self._cluster.producer(**{"linger.ms": _LINGER_MS, "message.timeout.ms": int(DELIVERY_S * 1000)})
+        return self._brokers.producer(**{"linger.ms": _LINGER_MS, "message.timeout.ms": int(DELIVERY_S * 1000)})
 
     # The thread of small parcels
 
@@ -157,15 +155,15 @@ class Writer:
             deliveries = [(_Delivery(parcel), done) for parcel, done in parcels]
             try:
                 for delivery, _ in deliveries:
-                    delivery.hand_to(producer, self._cluster)
-                if not _flush(producer, self._cluster):
-                    self._cluster.forget(producer)
+                    delivery.hand_to(producer, self._brokers)
+                if not _flush(producer, self._brokers):
+                    self._brokers.forget(producer)
                     producer = self._producer()
             except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
                 for delivery, _ in deliveries:
                     delivery.error = delivery.error or error
             for delivery, done in deliveries:
-                delivery.settle(done, self._cluster)
+                delivery.settle(done, self._brokers)
             if is_last and not self._held:
                 return
 
@@ -205,13 +203,13 @@ class Writer:
 class Transactor:
     """A producer of transactions, with an id of its own: whoever else takes the id fences this one."""
 
-    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
-        self._cluster = cluster
+    def __init__(self, brokers: Brokers, transactional_id: str) -> None:
+        self._brokers = brokers
         self._lock = threading.Lock()
         self._refused: Callable[[], Fenced] | None = None
         self._looking = threading.Lock()
         self._unseen: dict[tuple[str, int], int] = {}
-        self._producer: Any = cluster.producer(
+        self._producer: Any = brokers.producer(
             **{
                 "transactional.id": transactional_id,
                 "linger.ms": 5,
@@ -220,8 +218,8 @@ class Transactor:
             }
         )
         # A client that has no connection yet asks for its coordinator again after half a second only.
-        cluster.ask(lambda left: self._producer.list_topics(timeout=left), "reach the brokers")
-        cluster.ask(self._producer.init_transactions, "begin transactions")
+        brokers.ask(lambda left: self._producer.list_topics(timeout=left), "reach the brokers")
+        brokers.ask(self._producer.init_transactions, "begin transactions")
 
     def commit(self, parcels: Sequence[Parcel], consumed: Sequence[Consumed] = ()) -> list[Offsets]:
         """Stores all parcels and commits what was consumed, or raises and does nothing.
@@ -232,7 +230,7 @@ class Transactor:
             if self._refused is not None:
                 raise self._refused()
             for parcel in parcels:
-                self._cluster.know(self._producer, parcel.topic, parcel.topic_id, parcel.partitions)
+                self._brokers.know(self._producer, parcel.topic, parcel.topic_id, parcel.partitions)
             deliveries = [_Delivery(parcel) for parcel in parcels]
             self._run(deliveries, consumed)
             last = _last_offsets(deliveries)
@@ -249,7 +247,7 @@ class Transactor:
         self._see(last)
 
     def _see(self, last: Mapping[tuple[str, int], int]) -> None:
-        wait_until_visible(self._cluster, last)
+        wait_until_visible(self._brokers, last)
         with self._looking:
             self._unseen = {place: at for place, at in self._unseen.items() if at > last.get(place, -1)}
 
@@ -262,27 +260,27 @@ class Transactor:
         """Nothing more is written by this one, and its client ends."""
         with self._lock:
             self._refused = _fenced
-            self._cluster.forget(self._producer)
+            self._brokers.forget(self._producer)
             self._producer = None
 
     def _run(self, deliveries: Sequence[_Delivery], consumed: Sequence[Consumed]) -> None:
-        producer, kafka = self._producer, self._cluster.kafka
+        producer, kafka = self._producer, self._brokers.kafka
         left_open = "The transaction was left to the broker to roll back"
         try:
             producer.begin_transaction()
             for delivery in deliveries:
-                delivery.hand_to(producer, self._cluster)
-            _flush(producer, self._cluster)
+                delivery.hand_to(producer, self._brokers)
+            _flush(producer, self._brokers)
             for delivery in deliveries:
                 if delivery.error is not None:
                     raise delivery.error
             for one in consumed:
                 send = partial(producer.send_offsets_to_transaction, one.positions, one.metadata)
-                self._cluster.ask(send, "commit offsets")
+                self._brokers.ask(send, "commit offsets")
             left_open = "It is not known whether the transaction was committed"
-            self._cluster.ask(producer.commit_transaction, "commit a transaction")
+            self._brokers.ask(producer.commit_transaction, "commit a transaction")
         except kafka.KafkaException as caught:
-            raise self._aborted(self._cluster.as_ours(caught.args[0], what="write"), left_open) from None
+            raise self._aborted(self._brokers.as_ours(caught.args[0], what="write"), left_open) from None
         except BaseException as error:  # noqa: BLE001 - whatever it is, nothing of it may stay
             raise self._aborted(error, left_open) from None
 
@@ -292,8 +290,8 @@ class Transactor:
             if not isinstance(error, Fenced):
                 self._producer.abort_transaction(5)
                 return error
-        except self._cluster.kafka.KafkaException as caught:
-            if caught.args[0].code() != self._cluster.kafka.KafkaError._FENCED:
+        except self._brokers.kafka.KafkaException as caught:
+            if caught.args[0].code() != self._brokers.kafka.KafkaError._FENCED:
                 error.add_note(f"{left_open}: {caught}.")
                 self._refused = _unknown
                 return error
@@ -308,14 +306,14 @@ class _Delivery:
         self.parcel = parcel
         self.offsets: Offsets = []
         self.error: BaseException | None = None
-        self._cluster: Any = None
+        self._brokers: Any = None
 
-    def hand_to(self, producer: Any, cluster: Cluster) -> None:
+    def hand_to(self, producer: Any, brokers: Brokers) -> None:
         """Gives every event to the client, which holds them in their order."""
-        self._cluster = cluster
+        self._brokers = brokers
         parcel, records = self.parcel, self.parcel.records
         try:
-            cluster.know(producer, parcel.topic, parcel.topic_id, parcel.partitions)
+            brokers.know(producer, parcel.topic, parcel.topic_id, parcel.partitions)
             produce, topic, partition, report = producer.produce, parcel.topic, parcel.partition, self._report
             headers = records.headers or [None] * len(records.values)
             for key, value, pairs in zip(records.keys, records.values, headers, strict=True):
@@ -328,15 +326,15 @@ class _Delivery:
                         break
                     except BufferError:
                         producer.poll(0.1)
-        except cluster.kafka.KafkaException as caught:
-            self.error = cluster.as_ours(caught.args[0], what=f"write to {parcel.topic!r}")
+        except brokers.kafka.KafkaException as caught:
+            self.error = brokers.as_ours(caught.args[0], what=f"write to {parcel.topic!r}")
         except HeadwaterError as error:
             self.error = error
 
-    def settle(self, done: Future[Offsets], cluster: Cluster) -> None:
+    def settle(self, done: Future[Offsets], brokers: Brokers) -> None:
         """Tells who waits."""
         if self.error is None and len(self.offsets) != len(self.parcel.records.values):
-            self.error = _unknown_fate(cluster, self.parcel.topic)
+            self.error = _unknown_fate(brokers, self.parcel.topic)
         if self.error is None:
             done.set_result(self.offsets)
         else:
@@ -349,10 +347,10 @@ class _Delivery:
             self.error = self._as_ours(refusal)
 
     def _as_ours(self, refusal: Any) -> HeadwaterError:
-        code = self._cluster.kafka.KafkaError
+        code = self._brokers.kafka.KafkaError
         if refusal.code() in (code._MSG_TIMED_OUT, code._PURGE_QUEUE, code._PURGE_INFLIGHT):
-            return _unknown_fate(self._cluster, self.parcel.topic)
-        return self._cluster.as_ours(refusal, what=f"write to {self.parcel.topic!r}")
+            return _unknown_fate(self._brokers, self.parcel.topic)
+        return self._brokers.as_ours(refusal, what=f"write to {self.parcel.topic!r}")
 
 
 def _last_offsets(deliveries: Sequence[_Delivery]) -> dict[tuple[str, int], int]:
@@ -364,13 +362,13 @@ def _last_offsets(deliveries: Sequence[_Delivery]) -> dict[tuple[str, int], int]
     return last
 
 
-def wait_until_visible(cluster: Cluster, last: Mapping[tuple[str, int], int]) -> None:
+def wait_until_visible(brokers: Brokers, last: Mapping[tuple[str, int], int]) -> None:
     """Returns when readers see these offsets: Kafka answers a commit before its partitions know of it."""
     deadline = time.monotonic() + _VISIBLE_S
     while last:
         places = list(last)
         try:
-            ends = cluster.offsets(places, -1)
+            ends = brokers.offsets(places, -1)
         except TopicNotFound:
             return  # deleted meanwhile
         last = {place: last[place] for place, end in zip(places, ends, strict=True) if end <= last[place]}
@@ -384,7 +382,7 @@ def wait_until_visible(cluster: Cluster, last: Mapping[tuple[str, int], int]) ->
             time.sleep(0.001)
 
 
-def _flush(producer: Any, cluster: Cluster) -> bool:
+def _flush(producer: Any, brokers: Brokers) -> bool:
     """Waits for every delivery report; gives up on what is on its way when no broker answers any more.
 
     False when the producer has met an error that it does not get over.
@@ -392,7 +390,7 @@ def _flush(producer: Any, cluster: Cluster) -> bool:
     begun = time.monotonic()
     try:
         while producer.flush(0.5):
-            if time.monotonic() - begun > _SUSPECT_S and not cluster.is_alive():
+            if time.monotonic() - begun > _SUSPECT_S and not brokers.is_alive():
                 producer.purge()
                 producer.flush(1)
                 break
@@ -401,17 +399,17 @@ def _flush(producer: Any, cluster: Cluster) -> bool:
     return True
 
 
-def _unknown_fate(cluster: Cluster, topic: str) -> Unreachable:
+def _unknown_fate(brokers: Brokers, topic: str) -> Unreachable:
     return Unreachable(
-        f"{cluster.address.url} did not confirm a write to {topic!r} in time; it may or may not be stored.",
-        advice="Check that the brokers run; a producer with an id and sequence= may simply send again.",
+        f"{brokers.address.url} did not confirm a write to {topic!r} in time; it may or may not be stored.",
+        advice="Check that the brokers run; a producer with an id and sequence= can safely send again.",
     )
 
 
 def _unknown() -> Fenced:
     return Fenced(
-        "The brokers did not say what became of the last transaction here, so nothing more is written.",
-        advice="Open the producer or the stage again: that finds out what is stored.",
+        "The outcome of the last transaction is unknown, so nothing more is written.",
+        advice="Open the producer or the stage again, which finds out what is stored.",
     )
 
 

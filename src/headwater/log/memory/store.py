@@ -18,24 +18,21 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log.arrow.placement import comparable_keys, key_bytes
-from headwater.log.memory.cursor import MemoryCursor, MemoryWaiter
 from headwater.log.memory.group import MemoryGroup
-from headwater.log.memory.partition import MemoryPartition
-from headwater.log.memory.stages import MemoryStages
 from headwater.log.port.capabilities import Capabilities
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.group import Committed, OffsetPart, Owner, commit_offsets, not_owner
 from headwater.log.port.lateness import Heartbeat, add_heartbeat, reached_after, reached_by
 from headwater.log.port.lease_engine import QueueOpening
 from headwater.log.port.split import after_split, check_fences, check_split
-from headwater.log.port.stage import StageState
+from headwater.log.port.stage import Positions, StageCommit, StageState, already_there
 from headwater.log.port.store import Bounds, Cursor, TimeKind, Waiter, check_not_missed
 from headwater.log.port.topic import Topic, made_anew, no_foreign_topics
 from headwater.log.port.write import NO_PRODUCER, Write, check_place, flags_of, physical_schema, repartitioned
 from headwater.log.queue.floor import acked_in_memory
 from headwater.log.queue.window_engine import WindowEngine
 from headwater.log.queue.window_store import MemoryWindowStore, no_queue
-from headwater.model.clock import Clock
+from headwater.model.clock import NO_TIME, Clock
 from headwater.model.errors import (
     Closed,
     Fenced,
@@ -48,12 +45,13 @@ from headwater.model.errors import (
     TopicNotFound,
     Unsupported,
 )
+from headwater.model.marker import Marker
 from headwater.model.schema import project
 
 CAPABILITIES = Capabilities(is_placed_by_key=True, tells_lateness=True, takes_offsets=True)
 
 
-class MemoryStore(MemoryStages):
+class MemoryStore:
     """One log in memory."""
 
     capabilities = CAPABILITIES
@@ -71,6 +69,8 @@ class MemoryStore(MemoryStages):
         self._counters: Counter[str] = Counter()
         self._closed = False
 
+    # Topics
+
     def topics(self) -> list[str]:
         self._check_open()
         return sorted(self._topics)
@@ -79,7 +79,7 @@ class MemoryStore(MemoryStages):
         self._check_open()
         if name not in self._topics:
             known = ", ".join(self.topics()[:10]) or "none yet"
-            raise TopicNotFound(f"There is no topic {name!r} in {self.url}.", advice=f"Topics here: {known}.")
+            raise TopicNotFound(f"Topic {name!r} does not exist in {self.url}.", advice=f"Topics here: {known}.")
         return self._topics[name]
 
     def refresh(self, name: str) -> Topic:
@@ -128,6 +128,8 @@ class MemoryStore(MemoryStages):
             del self._topics[name]
             for number in range(topic.partitions):
                 del self._partitions[name, number]
+
+    # Writing
 
     def write(self, writes: Sequence[Write]) -> list[range | Exception]:
         outcomes: list[range | Exception] = []
@@ -185,6 +187,8 @@ class MemoryStore(MemoryStages):
             while partition.chunks and not any(chunk.batch.num_rows for chunk in partition.chunks):
                 self._give_up_oldest(partition)
             self._changed.notify_all()
+
+    # Reading
 
     def bounds(self, names: Sequence[str]) -> Mapping[tuple[str, int], Bounds]:
         with self._changed:
@@ -249,6 +253,39 @@ class MemoryStore(MemoryStages):
     def waiter(self, names: Sequence[str]) -> Waiter:
         return MemoryWaiter(self._changed)
 
+    # Stages
+
+    def stages(self) -> list[str]:
+        return sorted(self._states)
+
+    def take_stage(self, name: str) -> int:
+        with self._changed:
+            before = self._states.get(name, StageState())
+            self._states[name] = StageState(before.number + 1, before.last, before.positions)
+            return before.number + 1
+
+    def held_stage(self, name: str) -> int | None:
+        """None: opening a stage costs little."""
+        return None
+
+    def stage_state(self, name: str) -> StageState:
+        return self._states.get(name, StageState())
+
+    def commit_stage(
+        self, name: str, number: int, marker: Marker | None, writes: Sequence[Write], *, gaps: bool = False
+    ) -> StageCommit:
+        with self._changed:
+            if known := already_there(name, number, self.stage_state(name), marker, gaps=gaps):
+                return known
+            positions: Positions = {}
+            for write, span in zip(writes, self.write_atomically(writes), strict=True):
+                spans = positions.setdefault(write.topic.name, {})
+                spans[write.partition] = range(spans.get(write.partition, span).start, span.stop)
+            self._states[name] = StageState(number, marker, positions)
+            return StageCommit(marker, written=True, positions=positions)
+
+    # Upkeep
+
     def seal(self, name: str) -> int:
         self.topic(name)
         return 0
@@ -269,6 +306,8 @@ class MemoryStore(MemoryStages):
         """Nobody knows when compaction came by: it may have."""
         return self.topic(name).compact
 
+    # Producers, and unclean stops, which it does not survive
+
     def register_producer(self, name: str) -> tuple[bytes, int]:
         self._check_open()
         producer = hashlib.blake2b(name.encode("utf-8"), digest_size=16).digest()
@@ -286,6 +325,8 @@ class MemoryStore(MemoryStages):
 
     def lost_after(self, name: str, partition: int, *, incarnation: int) -> int | None:
         return None
+
+    # Queues
 
     def lease_engine(self, opening: QueueOpening) -> WindowEngine:
         with self._changed:
@@ -309,6 +350,8 @@ class MemoryStore(MemoryStages):
             found.delete()
             del self._queues[group, topic]
 
+    # Groups
+
     def groups(self) -> list[str]:
         self._check_open()
         return sorted(name for name, group in self._groups.items() if not group.is_deleted)
@@ -318,16 +361,20 @@ class MemoryStore(MemoryStages):
             self._check_open()
             if not create and name not in self.groups():
                 known = ", ".join(self.groups()[:10]) or "none yet"
-                raise GroupNotFound(f"There is no group {name!r} in {self.url}.", advice=f"Groups here: {known}.")
+                raise GroupNotFound(f"Group {name!r} does not exist in {self.url}.", advice=f"Groups here: {known}.")
             if name not in self._groups:
                 self._groups[name] = MemoryGroup(name, self._changed)
             return self._groups[name]
+
+    # The handle
 
     def counters(self) -> Mapping[str, int]:
         return dict(self._counters)
 
     def close(self) -> None:
         self._closed = True
+
+    # Helpers of the above
 
     def _check_owners(self, offsets: Sequence[OffsetPart]) -> None:
         for part in offsets:
@@ -346,7 +393,7 @@ class MemoryStore(MemoryStages):
             if stamp.sequence_first <= last:
                 if stamp.sequence_last != last:
                     raise SequenceGap(
-                        f"A batch came after sequence {last} was stored.", advice="Use one id a producer."
+                        f"A batch came after sequence {last} was stored.", advice="Use a separate id for each producer."
                     )
                 self._counters["duplicates"] += 1
                 return range(end - count, end)
@@ -426,10 +473,12 @@ class MemoryStore(MemoryStages):
                 return
             if topic.overload == "block":
                 self._counters["blocked"] += 1
-                raise TopicFull(f"There is no room in topic {topic.name!r}.", advice="It is tried again for a while.")
+                raise TopicFull(
+                    f"No room is left in topic {topic.name!r}.", advice="The append is retried for a while."
+                )
         self._counters["rejected"] += events
         raise Overloaded(
-            f"There is no room in topic {topic.name!r}.",
+            f"No room is left in topic {topic.name!r}.",
             advice="Nothing was stored. Append less, or give the topic more room.",
         )
 
@@ -474,6 +523,88 @@ class MemoryStore(MemoryStages):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The memory log was closed.", advice="Open another with open_log.")
+
+
+class MemoryPartition:
+    """A partition: its chunks from old to new, and what is remembered of those that are gone."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.first = 0
+        self.end = 0
+        self.bytes = 0
+        self.appended = 0
+        self.running = NO_TIME
+        self.heartbeats: list[Heartbeat] = []
+        self.tombstones: dict[int, int] = {}
+        self.sequences: dict[bytes, tuple[int, int]] = {}
+
+    def add(self, chunks: Sequence[Chunk], *, end: int, producer: bytes = NO_PRODUCER, last: int = -1) -> None:
+        """Puts chunks of one producer, up to its sequence `last`, behind the others.
+
+        Everything is made ready first; the lines that change it hold no call, so Ctrl-C cannot fall between two of them.
+        """
+        fresh, running, size = [], self.running, self.bytes
+        for chunk in chunks:
+            fresh.append(msgspec.structs.replace(chunk, running=running))
+            size += chunk.batch.nbytes
+            running = reached_after(chunk, running)
+        appended = chunks[-1].appended if chunks else self.appended
+        assert appended is not None
+        self.chunks += fresh
+        self.bytes, self.appended, self.running, self.end = size, appended, running, end
+        if producer != NO_PRODUCER:
+            self.sequences[producer] = (last, end)
+
+    def split_off(self) -> MemoryPartition:
+        """A new partition that goes on where this one stands, for some of its keys."""
+        child = MemoryPartition()
+        child.appended, child.running = self.appended, self.running
+        child.sequences = {producer: (last, 0) for producer, (last, _) in self.sequences.items()}
+        return child
+
+
+class MemoryCursor:
+    """A place in one partition."""
+
+    def __init__(self, store: MemoryStore, name: str, partition: int, offset: int) -> None:
+        self.offset = offset
+        self._store = store
+        self._name = name
+        self._number = partition
+        self._topic_id = store.topic(name).id
+
+    def read(self, end: int, *, events_max: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        if self._store.topic(self._name).id != self._topic_id:
+            raise made_anew(self._name)
+        if self.offset < end:
+            check_not_missed(self._name, self._number, self.offset, first=self._store.first(self._name, self._number))
+        while self.offset < end and events_max > 0:
+            chunk = self._store.chunk_at(self._name, self._number, self.offset)
+            part = chunk.slice(self.offset, min(chunk.end_offset, end)).slice_events(events_max)
+            if part.batch.num_rows:
+                chunks.append(part)
+            events_max -= part.batch.num_rows
+            self.offset = part.end_offset
+        return chunks
+
+
+class MemoryWaiter:
+    """Sleeps until something was appended anywhere."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+
+    def wait(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait(min(timeout_s, 0.05))
+
+    def fileno(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 def _keys_of(chunk: Chunk, topic: Topic) -> tuple[list[Any], list[bool]]:

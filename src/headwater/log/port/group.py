@@ -512,14 +512,14 @@ def group_in_use(group: str, pids: Iterable[int | None]) -> GroupInUse:
     known = list(pids)
     return GroupInUse(
         f"Group {group!r} has {len(known)} members that live (processes {sorted({pid for pid in known if pid})}).",
-        advice="Close its consumers first; offsets that move under a reader would be overwritten by its commits.",
+        advice="Close its consumers first. Their commits would overwrite the new offsets.",
     )
 
 
 def not_owner(group: str, place: Place) -> NotOwner:
     """The refusal of a commit."""
     return NotOwner(
-        f"Partition {place[1]} of topic {place[0]!r} does not belong to this member of group {group!r} any more.",
-        advice="It did not poll for too long, or its partitions were given to others; poll again, and what was not "
-        "committed comes again to whoever owns it now.",
+        f"Partition {place[1]} of topic {place[0]!r} no longer belongs to this member of group {group!r}.",
+        advice="It did not poll for too long, or the group gave its partitions to other members. Poll again: the present owner "
+        "reads again what was not committed.",
     )

@@ -28,7 +28,7 @@ def check_split(topic: Topic, partitions: object) -> None:
     if not isinstance(partitions, int) or partitions < topic.partitions or partitions % topic.partitions:
         raise InvalidInput(
             f"Topic {topic.name!r} has {topic.partitions} partitions and cannot get {partitions!r}.",
-            advice=f"Only to a multiple, so that keys keep their order: {2 * topic.partitions}, {3 * topic.partitions}, …",
+            advice=f"Use a multiple, so that keys keep their order: {2 * topic.partitions}, {3 * topic.partitions}, …",
         )
 
 

@@ -66,7 +66,7 @@ def is_new(name: str, last: Marker | None, marker: Marker, *, gaps: bool = False
     elif marker.epoch == last.epoch + 1 or (gaps and marker.epoch > last.epoch):
         return True
     elif marker.epoch == last.epoch:
-        why = "The batch was planned anew, to other ends in its sources, as after a power loss that took back the checkpoint"
+        why = "The batch was planned again, to other ends in its sources, as after a power loss that took back the checkpoint"
     elif marker.epoch < last.epoch:
         why = "The checkpoint is older than what was written: an early copy of it, or one that a power loss took back"
     else:
@@ -80,15 +80,15 @@ def check_query(name: str, last: Marker | None, query: str | None) -> None:
     To be asked before the stage is opened: that stops whoever runs it.
     """
     if last is not None and query is None:
-        raise _conflict(name, last, "a checkpoint that has no batch yet does not go on from there", _FOREIGN)
+        raise _conflict(name, last, "a checkpoint that has no batch yet does not continue from there", _FOREIGN)
     if last is not None and query != last.query:
-        raise _conflict(name, last, f"query {query!r} does not go on from there", _FOREIGN)
+        raise _conflict(name, last, f"query {query!r} does not continue from there", _FOREIGN)
 
 
 def _conflict(name: str, last: Marker, what: str, why: str) -> CheckpointConflict:
     return CheckpointConflict(
         f"Stage {name!r} has last written {last}, and {what}. {why}.",
-        advice="Nothing was written. Put the checkpoint back that belongs to the last marker; or begin a new one where that "
+        advice="Nothing was written. Restore the checkpoint of the last marker, or begin a new one where that "
         "marker ends: `headwater run … --accept-new-checkpoint STAGE=marker` (or `STAGE=earliest`, `STAGE=latest`), in Python "
         "`stage.accept_new_checkpoint()`.",
     )

@@ -56,7 +56,7 @@ def check_not_missed(name: str, number: int, offset: int, *, first: int) -> None
         raise EventsMissed(
             f"Events {offset} to {first - 1} of partition {number} of topic {name!r} were removed by retention before they "
             "were read.",
-            advice='Go on with seek("earliest"), read with missed="skip", or give the topic a longer retention.',
+            advice='Continue with seek("earliest"), read with missed="skip", or give the topic a longer retention.',
             first=offset,
             last=first - 1,
         )

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.clock import Duration
-from headwater.model.ddl import schema_from_json, schema_to_json
+from headwater.model.ddl import schema_from_json, schema_to_json, type_to_ddl
 from headwater.model.errors import FormatTooNew, InvalidInput, InvalidName, TopicNotFound, Unsupported
 
 Durability = Literal["fsync", "os"]
@@ -38,10 +38,16 @@ class TopicSettings(TypedDict, total=False):
     buffer_bytes: int
 
 
+PARTITIONS = 4
+SEGMENT_BYTES = 64 << 20
+EVENT_BYTES_MAX = 8 << 20
+FUTURE_MAX = "1 day"
+TOMBSTONES = "1 day"
+BUFFER_BYTES = 64 << 20
+
 NAME_CHARACTERS_MAX = 200
 PARTITIONS_MAX = 4096
 TOMBSTONES_US = 86_400_000_000
-BUFFER_BYTES = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -87,6 +93,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retain: Retain = "all"
     buffer_bytes: int = BUFFER_BYTES
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name} {type_to_ddl(field.type)}" for field in self.schema)
+        roles = f"key={self.key!r}, time={self.time!r}, partitions={self.partitions}"
+        return f"Topic(name={self.name!r}, schema={columns!r}, {roles})"
+
     @property
     def generation(self) -> int:
         """How often partitions were added: who places events by another generation's number is refused."""
@@ -120,6 +131,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         limits = (self.retention_us, self.retention_bytes)
         is_asked_for = self.compact or self.retain == "until_acked" or self.overload == "buffer"
         return is_asked_for or limits != (None, None)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether an append looks at the room that is left. Elsewhere a full disk is the only limit, and refuses."""
+        return self.bytes_max is not None or self.overload != "block"
 
     @property
     def schema_id(self) -> int:
@@ -158,13 +174,13 @@ def check_topic(topic: Topic) -> Topic:
         )
     if topic.compact and topic.key is None:
         raise InvalidInput(
-            f"Topic {topic.name!r} has no key, so there is no last event per key to keep.",
+            f"Topic {topic.name!r} has no key, so it cannot keep the last event of each key.",
             advice="Create it with key=…, or without compact.",
         )
     durations = {"lateness": topic.lateness_us, "future_max": topic.future_us, "tombstones": topic.tombstones_us}
     for name, duration in durations.items():
         if duration < 0:
-            raise InvalidInput(f"A {name} of {duration} µs makes no sense.", advice="Use a duration of zero or more.")
+            raise InvalidInput(f"A {name} of {duration} µs is not valid.", advice="Use a duration of zero or more.")
     if topic.overload not in get_args(Overload) or (topic.compact and topic.overload == "drop_oldest"):
         raise InvalidInput(
             f"overload={topic.overload!r} does not fit topic {topic.name!r}.",
@@ -189,10 +205,10 @@ def check_topic(topic: Topic) -> Topic:
         )
     if not _is_whole(topic.event_bytes_max, 1, 1 << 30):
         raise InvalidInput(
-            f"event_bytes_max={topic.event_bytes_max!r} is no good limit.", advice="Use a number of bytes up to 1 GiB."
+            f"event_bytes_max={topic.event_bytes_max!r} is out of range.", advice="Use a number of bytes up to 1 GiB."
         )
     if not _is_whole(topic.segment_bytes, 4096, 1 << 40):
-        raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is no good size.", advice="Use 4096 or more.")
+        raise InvalidInput(f"segment_bytes={topic.segment_bytes!r} is out of range.", advice="Use 4096 or more.")
     return topic
 
 

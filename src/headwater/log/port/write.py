@@ -95,6 +95,6 @@ def check_place(at: int, end: int, where: str) -> None:
 def repartitioned(topic: Topic) -> Repartitioned:
     """The refusal of events that were placed when the topic had fewer partitions."""
     return Repartitioned(
-        f"Topic {topic.name!r} has {topic.partitions} partitions by now, and the events were placed by another number.",
-        advice="Nothing was stored; place them again.",
+        f"Topic {topic.name!r} now has {topic.partitions} partitions, and the events were placed for another number.",
+        advice="Nothing was stored. Place them again.",
     )

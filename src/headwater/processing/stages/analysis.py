@@ -24,8 +24,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.log.port.topic import Topic
-from headwater.log.topics import PARTITIONS
+from headwater.log.port.topic import PARTITIONS, Topic
 from headwater.model.clock import duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.schema import DELETED, to_arrow_schema

@@ -73,7 +73,7 @@ class StageContract(LogCase):
             (marker(4, query="other"), "deleted"),
             (marker(5, query="other"), "deleted"),
             (marker(0, query="other"), "deleted"),
-            (marker(4, ends={"in": {"0": 51}}), "planned anew"),
+            (marker(4, ends={"in": {"0": 51}}), "planned again"),
             (marker(3), "older"),
             (marker(6), "missing"),
         ],

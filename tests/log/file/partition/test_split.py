@@ -14,7 +14,7 @@ import pytest
 
 import headwater as hw
 from headwater.log.doctor.doctor import examine
-from headwater.log.kafka.refusals import KafkaRefusals
+from headwater.log.kafka.store import KafkaStore
 from headwater.log.port.write import Write
 from headwater.model.errors import Damaged, Diverged, TopicNotFound, Unsupported
 from headwater.testing import SimDisk
@@ -307,7 +307,7 @@ def test_a_split_while_partitions_are_opened_is_seen(tmp_path: Path, monkeypatch
 def test_kafka_is_refused_with_advice() -> None:
     """There keys would lose their order."""
     with pytest.raises(Unsupported, match="order") as told:
-        KafkaRefusals().split("t", 8)
+        KafkaStore.__new__(KafkaStore).split("t", 8)
     assert told.value.advice
 
 

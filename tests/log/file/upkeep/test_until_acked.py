@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.log.kafka.refusals import topic_settings
+from headwater.log.kafka.catalog import topic_settings
 from headwater.model.errors import LeaseExpired, Unsupported
 from headwater.testing import SimDisk
 from headwater.testing.contracts.case import refused, values_of

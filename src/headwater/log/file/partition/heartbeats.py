@@ -51,7 +51,8 @@ def read_heartbeats(disk: Disk, folder: str) -> list[Heartbeat]:
     magic, known = _BEGIN.unpack_from(data) if len(data) >= _BEGIN.size else (b"", 0)
     if magic == _MAGIC and known > FORMAT:
         raise FormatTooNew(
-            f"{path} was written by a newer version of Headwater.", advice="Update Headwater wherever this log is used."
+            f"{path} was written by a newer version of Headwater.",
+            advice="Upgrade Headwater in every program that uses this log.",
         )
     records = np.frombuffer(data[_BEGIN.size :], _RECORD)
     is_last = np.append(records["offset"][1:] != records["offset"][:-1], np.ones(min(len(records), 1), bool))

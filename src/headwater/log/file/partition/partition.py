@@ -2,7 +2,8 @@
 
 A folder with `head` (see `head`), `lock`, `sync` and `seal` (lock files, never replaced) and segments. A writer takes the
 append lock, writes its frames where the head says, publishes `written`, and lets go. fdatasync happens outside that lock,
-under the sync lock, and covers whatever anybody has written so far: one sync serves all who wait.
+under the sync lock, and covers whatever anybody has written so far: one sync serves all who wait. `Active` is the newest
+segment, open for writing; `Sequences` are what producers have stored last.
 
 Invariants:
 - a frame is written only at `written.position`; what a dead writer left there is overwritten, and can never be taken for
@@ -18,25 +19,35 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import msgspec
 
 from headwater.log.disk.disk import Disk, File, wait_until_free
-from headwater.log.file.partition.active import Active
-from headwater.log.file.partition.head import Appended, Head, Mark
-from headwater.log.file.partition.partition_files import remove_begun
-from headwater.log.file.partition.sequences import Sequences
+from headwater.log.file.partition.head import Appended, Head, Mark, create_head
 from headwater.log.file.segments import frame as frames
 from headwater.log.file.segments.frame import Payload
 from headwater.log.file.segments.index import Index
-from headwater.log.file.segments.sealed import sealed_name
-from headwater.log.file.segments.segment import ProducerSequence, SegmentHeader, create_segment, segment_name
+from headwater.log.file.segments.sealed_segment import sealed_name
+from headwater.log.file.segments.segment import (
+    ProducerSequence,
+    Segment,
+    SegmentHeader,
+    create_segment,
+    recent_producers,
+    segment_name,
+)
 from headwater.log.port.store import Bounds
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import NO_PRODUCER, Stamp, check_place, repartitioned
-from headwater.model.clock import Clock
-from headwater.model.errors import Fenced, HeadwaterError, Poisoned, SequenceGap, StorageError, TopicNotFound
+from headwater.model.clock import NO_TIME, Clock
+from headwater.model.errors import Damaged, Fenced, HeadwaterError, Poisoned, SequenceGap, StorageError, TopicNotFound
+
+_ROOM_FIRST = 64 << 10
+ALL = -1
+"""In place of a partition's number: every partition of the topic."""
+
+FIRST_HEADER = SegmentHeader(0, NO_TIME, 0, 0, {})
 
 
 class Partition:
@@ -177,6 +188,14 @@ class Partition:
             raise Fenced(
                 f"Producer epoch {stamp.epoch} was replaced by {epoch()} in {self.where()}.",
                 advice="Another producer with the same id took over; close this one.",
+            )
+
+    def check_topic(self, topic_id: str) -> None:
+        """Refuses events made for a topic that was deleted and created again since."""
+        if self.topic.id != topic_id:
+            raise TopicNotFound(
+                f"Topic {self.topic.name!r} was deleted and created again.",
+                advice="Nothing was stored. Append again with the new topic's schema.",
             )
 
     def check_generation(self, generation: int) -> None:
@@ -488,6 +507,157 @@ class Partition:
         )
 
 
+class Active:
+    """The active segment of one partition: the newest file, open for writing, with room made ahead in it.
+
+    Invariant: it is as long as the head says that it was written, or it is not opened: what were written behind the end of a file that
+    was cut, nobody would ever read.
+
+    Thread-safety: holders of either lock of the partition use it, so opening has a mutex of its own; all else happens under the
+    append lock.
+    """
+
+    def __init__(self, disk: Disk, folder: str, head: Head) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._head = head
+        self._mutex = threading.Lock()
+        self._open: tuple[int, File] | None = None
+        self._room = 0
+
+    def file(self, base: int) -> File:
+        """The file of the segment that begins at an offset; `Damaged` where it is shorter than it was."""
+        with self._mutex:
+            if self._open is None or self._open[0] != base:
+                file = self._opened(base)
+                self._open = (base, file)
+                self._room = file.size()
+            return self._open[1]
+
+    def make_room(self, file: File, length: int, *, segment_bytes: int) -> None:
+        """Allocates ahead in growing steps: syncing into allocated room is twice as fast, and cannot find a full disk."""
+        if length <= self._room:
+            return
+        self._room = file.size()
+        if length <= self._room:
+            return
+        step = min(max(self._room, _ROOM_FIRST), max(segment_bytes - self._room, 0))
+        room = max(length, self._room + step)
+        try:
+            file.allocate(room)
+        except StorageError:
+            if room == length:
+                raise
+            room = length
+            file.allocate(room)
+        self._room = room
+
+    def cut(self, base: int, position: int) -> File:
+        """Takes away what lies behind a position; `Damaged` where the file is shorter."""
+        file = self.file(base)
+        size = file.size()
+        if size < position:
+            raise lost(file.path, f"it has {size} bytes, and its events took {position}")
+        file.truncate(position)
+        self._room = position
+        return file
+
+    def close(self) -> None:
+        """Frees the file."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _opened(self, base: int) -> File:
+        path = f"{self._folder}/{segment_name(base)}"
+        # Whoever heals a poisoned partition cuts it to what is on disk, and may have died or failed before the head said so.
+        mark = self._head.durable() if self._head.is_poisoned() else self._head.written()
+        try:
+            file = self._disk.open(path, "write")
+        except FileNotFoundError:
+            if self._head.is_deleted():
+                raise TopicNotFound(f"The topic of {path} was deleted.", advice="Create it again.") from None
+            raise lost(path, "it is missing") from None
+        size = file.size()
+        if mark.base == base and size < mark.position:
+            file.close()
+            raise lost(path, f"it has {size} bytes, and its events took {mark.position}")
+        Segment(self._disk, self._folder, base).close()  # behind a damaged header nobody would read anything
+        return file
+
+
+class Sequences:
+    """The last that each producer has stored in one partition, as far as one process has looked.
+
+    That is in the header of each segment and in the frames behind it. This process's own frames are remembered once they are
+    published, so only those of others are ever read. The holder of the partition's append lock uses it.
+
+    Invariant: nothing is remembered that is not published, and what is published is remembered or in doubt: then the frames are
+    read. So Ctrl-C between the two neither lets a batch pass for stored nor stores it twice.
+
+    Producers with a name are remembered for a time, those without one by their number (see `recent_producers`): however many of the
+    latter come and go, a named producer that starts again finds what it stored.
+    """
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._known: dict[bytes, ProducerSequence] = {}
+        self._mark: tuple[int, int, int] = (-1, 0, 0)
+        self._doubts = 0
+
+    def of(self, producer: bytes, mark: Mark, *, foreign: bool) -> ProducerSequence | None:
+        """`foreign`: other processes may have written under the same id, so their frames must be looked at."""
+        if foreign or self._doubts or producer not in self._known or self._mark[2] != mark.heals:
+            self._look(mark)
+        return self._known.get(producer)
+
+    def all(self, mark: Mark) -> dict[bytes, ProducerSequence]:
+        """Those of every producer that is remembered, up to the written mark."""
+        self._look(mark)
+        self._known = recent_producers(self._known, now=mark.appended)
+        return self._known
+
+    def doubt(self) -> None:
+        """Frames of our own are about to be published: what is known may be too little until they are remembered."""
+        self._doubts += 1
+
+    def remember(self, payloads: Sequence[Payload], after: Mark) -> None:
+        """Keeps the sequences of our own frames, which were published up to a mark."""
+        stamp = payloads[-1].stamp
+        if stamp.producer != NO_PRODUCER:
+            self._known[stamp.producer] = ProducerSequence(stamp.epoch, stamp.sequence_last, after.end, after.appended)
+        start = after.position - sum(payload.stride for payload in payloads)
+        if self._mark == (after.base, start, after.heals):
+            self.go_on(after)
+        self._doubts -= 1
+
+    def go_on(self, mark: Mark) -> None:
+        """All up to the mark is known."""
+        self._mark = (mark.base, mark.position, mark.heals)
+
+    def _look(self, mark: Mark) -> None:
+        base, position, heals = self._mark
+        if (base, position, heals) != (mark.base, mark.position, mark.heals):
+            self._look_from(None if (base, heals) != (mark.base, mark.heals) else position, mark)
+        self._doubts = 0
+
+    def _look_from(self, position: int | None, mark: Mark) -> None:
+        """Reads the frames from a position on, or the whole segment; Ctrl-C leaves what was known as it was."""
+        try:
+            segment = Segment(self._disk, self._folder, mark.base)
+        except FileNotFoundError:
+            raise lost(f"{self._folder}/{segment_name(mark.base)}", "it is missing") from None
+        try:
+            if position is None:
+                self._known = {**segment.header.producers, **segment.producers(segment.start, end=mark.position)}
+            else:
+                self._known.update(segment.producers(position, end=mark.position))
+        finally:
+            segment.close()
+        self.go_on(mark)
+
+
 def synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Exception:
     """The offsets of an append once they are on disk; of one that failed, why."""
     if isinstance(done, HeadwaterError):
@@ -498,3 +668,70 @@ def synced(done: tuple[Partition, Appended] | HeadwaterError) -> range | Excepti
         return appended.offsets
     except HeadwaterError as error:
         return error
+
+
+def create_partition(disk: Disk, folder: str, header: SegmentHeader = FIRST_HEADER) -> None:
+    """The files of an empty partition; one that is split off goes on with the times and producers of its parent."""
+    disk.make_folder(folder)
+    for name in ("lock", "sync", "seal"):
+        disk.open(f"{folder}/{name}", "create").close()
+    position = create_segment(disk, folder, header)
+    create_head(disk, f"{folder}/head", Mark(position=position, running=header.running, appended=header.appended))
+    disk.sync_folder(folder)
+
+
+def bases_of(disk: Disk, folder: str, ending: str) -> list[int]:
+    """The base offsets in the names of a partition's files with an ending; a stranger's file has none."""
+    stems = [name.removesuffix(ending) for name in disk.names(folder) if name.endswith(ending)]
+    return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
+
+
+def remove_begun(disk: Disk, folder: str, base: int) -> None:
+    """Removes what writers that died have begun behind the newest segment that counts; the caller syncs the folder.
+
+    A sealed segment with its base stands for events that were not published (see `copies`).
+    """
+    for ending, first in ((".frames", base + 1), (".arrow", base), (".index", base)):
+        for begun in bases_of(disk, folder, ending):
+            if begun >= first:
+                disk.remove(f"{folder}/{begun:020d}{ending}")
+
+
+def publish_past_damage(disk: Disk, folder: str, mark: Mark) -> None:
+    """Publishes a transaction's end in a partition that cannot be opened, as far as its head can still say anything.
+
+    The caller settles the transaction, so nobody has written behind it.
+    """
+    with suppress(Damaged, FileNotFoundError), _head_past_damage(disk, folder, mark) as head:
+        head.publish_past_damage(mark)
+
+
+def poison_past_damage(disk: Disk, folder: str, mark: Mark) -> None:
+    """Closes a partition that cannot be opened to appends, also to those who have it open, as `publish_past_damage` publishes there."""
+    with suppress(Damaged, FileNotFoundError), _head_past_damage(disk, folder, mark) as head:
+        head.set_poisoned(poisoned=True)
+
+
+@contextmanager
+def _head_past_damage(disk: Disk, folder: str, mark: Mark) -> Iterator[Head]:
+    """The head, if the frames before a mark are there: another topic of the same name does not have them."""
+    segment = Segment(disk, folder, mark.base)
+    try:
+        ends = [(at + frame.stride, frame.header_crc) for at, frame in segment.scan(segment.start, end=mark.position)]
+    finally:
+        segment.close()
+    if ends[-1:] != [(mark.position, mark.chain)]:
+        raise Damaged(f"The frames before {mark.end} are not in {folder}.", advice="Run `headwater doctor`.")
+    head = Head(disk, f"{folder}/head")
+    try:
+        yield head
+    finally:
+        head.close()
+
+
+def lost(path: str, what: str) -> Damaged:
+    """The refusal to write to a segment of which something is gone."""
+    return Damaged(
+        f"{path} is damaged: {what}.",
+        advice="Nothing was written to it. Restore the partition from a mirror or a backup; `headwater doctor` reports what is lost.",
+    )

@@ -30,7 +30,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headwater.log.disk.disk import RealDisk
-from headwater.log.file.segments.sealed import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
+from headwater.log.file.segments.sealed_segment import APPENDED_FIELD, BATCH_EVENTS, OFFSET_FIELD, Piece
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic
 from headwater.log.port.write import flags_of, physical_schema
@@ -238,7 +238,7 @@ class ArchivedSegment:
 
         if _footer_crc(source) != entry.footer_crc:
             source.close()
-            raise self._damaged("the checksum of its footer does not hold")
+            raise self._damaged("the checksum of its footer is wrong")
         self._file = pq.ParquetFile(source, page_checksum_verification=True)
         self._groups = self._file.num_row_groups
         self.running = running
@@ -295,7 +295,7 @@ def _decoded(raw: bytes, path: str) -> list[Archived]:
             f"{path} has format {manifest.format}; this Headwater reads up to {FORMAT}.", advice="Upgrade Headwater."
         )
     if manifest.crc != crc32c(msgspec.json.encode(manifest.files)):
-        raise Damaged(f"{path} is damaged: its checksum does not hold.", advice=_LIST_AGAIN)
+        raise Damaged(f"{path} is damaged: its checksum is wrong.", advice=_LIST_AGAIN)
     return manifest.files
 
 
@@ -322,7 +322,7 @@ def open_file_system(url: str) -> tuple[Any, str]:
         found: tuple[Any, str] = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"archive={without_password(url)!r} names no place: {said_of(url, error)}.",
+            f"archive={without_password(url)!r} does not name a place: {said_of(url, error)}.",
             advice="Use a URL such as file:///backup/log or s3://bucket/log.",
         ) from None
     return found

@@ -257,7 +257,7 @@ def is_intact(frame: Frame, source: pa.Buffer, position: int) -> bool:
 def damaged(path: str, position: int, what: str) -> Damaged:
     """The error for bytes that fail their checksum."""
     return Damaged(
-        f"{path} is damaged at byte {position} ({what}): the checksum does not hold.",
+        f"{path} is damaged at byte {position} ({what}): the checksum is wrong.",
         advice="The events were not served. Run `headwater doctor` on this log; restore them from a mirror or a backup.",
     )
 

@@ -1,6 +1,6 @@
 """Compaction: of each key the last event stays, with the offset it had; what it replaced goes.
 
-Closed segments are sealed and then rewritten as compacted ones (see `sealed`), each in the place of the one it replaces, by one
+Closed segments are sealed and then rewritten as compacted ones (see `sealed_segment`), each in the place of the one it replaces, by one
 rename; so a kill leaves the old file or the new one, and readers that have the old one mapped go on in it. The active segment
 is left alone, and so are events without a key, since nothing ever replaces them.
 
@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 
 from headwater.log.arrow.placement import comparable_keys
 from headwater.log.disk.disk import Disk
+from headwater.log.file.cursor import segments
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import segments
 from headwater.log.file.partition.partition import Partition
-from headwater.log.file.segments.sealed import Compacted, Piece, Sealed, encode_sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Compacted, Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.file.upkeep.seal import seal_partition, write_sealed
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.topic import Topic

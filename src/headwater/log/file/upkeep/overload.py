@@ -86,7 +86,7 @@ class Gauge:
         limit = partition.topic.bytes_max
         if limit is None or self._measured(partition) + size <= limit:
             return False
-        full = f"There is no room in {partition.where()}: it may hold {limit:,} bytes."
+        full = f"No room is left in {partition.where()}: it may hold {limit:,} bytes."
         match partition.topic.overload:
             case "drop_oldest":
                 self._drop_oldest(partition, room_bytes=limit - size)
@@ -100,7 +100,7 @@ class Gauge:
             case "block":
                 self._counters["blocked"] += 1
                 raise TopicFull(
-                    full, advice="It is tried again for a while; retention or a larger bytes_max makes room."
+                    full, advice="The append is retried for a while. Retention or a larger bytes_max makes room."
                 )
         return False
 

@@ -14,10 +14,10 @@ below the first offset; nobody reads there any more.
 from __future__ import annotations
 
 from headwater.log.disk.disk import Disk
-from headwater.log.file.partition.cursor import segments
+from headwater.log.file.cursor import segments
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.archive import Archive
-from headwater.log.file.segments.sealed import Sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, index_name, segment_name
 from headwater.log.file.upkeep.seal import segment_pieces
 from headwater.log.queue.floor import Acked

@@ -14,7 +14,7 @@ from headwater.log.disk.disk import Disk
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.recovery import segment_bases
 from headwater.log.file.segments.frame import damaged
-from headwater.log.file.segments.sealed import Piece, Sealed, encode_sealed, sealed_name
+from headwater.log.file.segments.sealed_segment import Piece, Sealed, encode_sealed, sealed_name
 from headwater.log.file.segments.segment import Segment, index_name, segment_name
 from headwater.log.port.topic import Topic
 

@@ -12,15 +12,14 @@ from contextlib import suppress
 from functools import partial
 
 from headwater.log.disk.gate import Gate
+from headwater.log.file.cursor import ancestors_chunks
 from headwater.log.file.handles import Handles
-from headwater.log.file.partition.cursor import ancestors_chunks
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.upkeep.compaction import DIRTY_SHARE_MIN, compact_partition, keys_of, remove_covered
 from headwater.log.file.upkeep.keeper import Keeper, holding
 from headwater.log.file.upkeep.reserve import fill
 from headwater.log.file.upkeep.retention import expire_partition
 from headwater.log.file.upkeep.seal import seal_partition
-from headwater.log.port.topic import Topic
 from headwater.log.queue.floor import Acked
 from headwater.model.clock import Clock
 from headwater.model.errors import Damaged, HeadwaterError
@@ -68,11 +67,10 @@ class Upkeep:
         if keeper is not None:
             keeper.seal_later()
 
-    def looked_after(self, topic: Topic) -> Topic:
-        """The topic itself, tidied regularly from now on if it is to be kept small."""
-        if topic.is_kept_small and (keeper := self._keeper or self._started()) is not None:
+    def tidy_regularly(self) -> None:
+        """Topics that are to be kept small are tidied from now on."""
+        if (keeper := self._keeper or self._started()) is not None:
             keeper.tidy_regularly()
-        return topic
 
     def close(self) -> None:
         """Ends the thread, after the partition at hand."""

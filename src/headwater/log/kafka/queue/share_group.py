@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.log.kafka.catalog import FORMAT, INTERNAL, CompactedTopic
+from headwater.log.kafka.cluster import Cluster
 from headwater.log.port.lease_engine import QueueFeatures, QueueSettings
 from headwater.log.port.topic import Topic
 from headwater.model.errors import InvalidInput, Unsupported
-
-if TYPE_CHECKING:
-    from headwater.log.kafka.cluster import Cluster
 
 LIMITS = ("25", "10")
 LOCKS = ("10000", "4000")

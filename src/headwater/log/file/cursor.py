@@ -19,7 +19,7 @@ from headwater.log.file.handles import Handles
 from headwater.log.file.partition.partition import Partition
 from headwater.log.file.segments.archive import Archive, ArchivedSegment
 from headwater.log.file.segments.frame import damaged
-from headwater.log.file.segments.sealed import Sealed
+from headwater.log.file.segments.sealed_segment import Sealed
 from headwater.log.file.segments.segment import Segment
 from headwater.log.port.chunk import Chunk
 from headwater.log.port.lateness import reached_after
