@@ -346,7 +346,9 @@ def hashed_parts(frame: DataFrame, names: Sequence[str], called: Mapping[str, st
     parts: list[Column] = []
     for name in names:
         if name not in frame.columns:
-            raise InvalidInput(f"Column {name!r} to be a key.", advice=f"Columns are {', '.join(frame.columns)}.")
+            raise InvalidInput(
+                f"The key column {name!r} does not exist.", advice=f"Columns are {', '.join(frame.columns)}."
+            )
         kind = frame.schema[name].dataType
         if not isinstance(kind, AtomicType):  # Spark's hash leaves out nulls inside of them, so different ones are one
             raise InvalidInput(

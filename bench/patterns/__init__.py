@@ -1,0 +1,1 @@
+"""The figures of row patterns, beside Flink and Esper."""

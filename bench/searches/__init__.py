@@ -1,0 +1,1 @@
+"""The figures of saved searches, beside Lucene Monitor."""
