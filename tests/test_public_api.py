@@ -23,8 +23,9 @@ NAMES = [
     "App", "AppStatus", "Capture", "Change", "Consumer", "DebeziumExport", "Durability", "Duration", "Event", "HeadwaterError", "Lease",
     "Log", "Marker", "Overload", "Position", "Producer", "Queue", "Reader", "Receipt", "Stage", "Subscription", "Table", "Topic",
     "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "errors",
-    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "plan_view",
-    "register", "remove_capture", "restore_log", "sliding", "stop_session", "top_n", "totals", "true_time", "verify_copy", "windowed",
+    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "percolate",
+    "plan_view", "register", "remove_capture", "restore_log", "sliding", "stop_session", "top_n", "totals", "true_time", "verify_copy",
+    "why", "windowed",
 ]  # fmt: skip
 
 OPERATOR_NAMES = [
@@ -48,6 +49,8 @@ FUNCTIONS: dict[str, str] = {
     "open_view": "(url, name, *, log=None)",
     "open_view_store": "(url, *, read_only=False)",
     "our_error_in": "(error)",
+    "percolate": "(documents, searches, text, *, at=None, searches_at=None, ties='table', language=None, places=None, "
+    "highlights=False, uid=None)",
     "plan_view": "(log, definition)",
     "register": "(spark)",
     "remove_capture": "(log, name, *, url=None, topics=False, forget=False)",
@@ -58,6 +61,7 @@ FUNCTIONS: dict[str, str] = {
     "totals": "(df, by, *, key=None, at=None, uid=None, **wanted)",
     "true_time": "(occurred, sent, received)",
     "verify_copy": "(source, target, *, key=(), columns=(), stage=None, settle_s=10.0, repair=False)",
+    "why": "(query, document, *, text=None, language=None, places=None)",
     "windowed": "(df, by=None, *, over=None, every=None, gap=None, at=None, uid=None, **wanted)",
 }
 

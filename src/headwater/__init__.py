@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from headwater.processing.operators.top_n import top_n as top_n
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
+    from headwater.processing.search.percolate import percolate as percolate
+    from headwater.processing.search.why import why as why
     from headwater.processing.source.spark_source import make_session as make_session
     from headwater.processing.source.spark_source import register as register
     from headwater.processing.spark.errors import our_error_in as our_error_in
@@ -109,6 +111,7 @@ _HOMES = {
     "open_view_store": "headwater.views.store_url",
     "operators": "headwater.operators",
     "our_error_in": "headwater.processing.spark.errors",
+    "percolate": "headwater.processing.search.percolate",
     "plan_view": "headwater.views.catalog",
     "register": "headwater.processing.source.spark_source",
     "remove_capture": "headwater.capture.capture",
@@ -119,6 +122,7 @@ _HOMES = {
     "totals": "headwater.processing.operators.totals",
     "true_time": "headwater.processing.time.true_time",
     "verify_copy": "headwater.verify.verification",
+    "why": "headwater.processing.search.why",
     "windowed": "headwater.processing.operators.windowed",
 }
 __all__ = [
@@ -163,6 +167,7 @@ __all__ = [
     "open_view_store",
     "operators",
     "our_error_in",
+    "percolate",
     "plan_view",
     "register",
     "remove_capture",
@@ -173,6 +178,7 @@ __all__ = [
     "totals",
     "true_time",
     "verify_copy",
+    "why",
     "windowed",
 ]
 
