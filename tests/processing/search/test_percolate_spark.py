@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.processing.graph.table import Table
@@ -27,7 +27,7 @@ def alerts(ads: DataFrame, searches: Table) -> DataFrame:
 
 
 def make() -> hw.App:
-    app = hw.App("alerts", state_partitions=3, idle="1 hour")
+    app = hw.App("alerts", state_partitions=8, idle="1 hour")
     ads = app.topic("ads", schema=ADS, key="id", time="at", lateness=f"{LATENESS_S} seconds", partitions=2)
     searches = app.table(
         "searches",
@@ -38,6 +38,16 @@ def make() -> hw.App:
     )
     app.stream(ads, searches, to="alerts", key="id")(alerts)
     return app
+
+
+def test_every_partition_of_the_state_has_every_search(spark: SparkSession) -> None:
+    """A search that all documents match finds all of them, wherever each was sent."""
+    ads = spark.createDataFrame(
+        [(number, "a flat", NOON) for number in range(200)], "id BIGINT, title STRING, at TIMESTAMP"
+    )
+    searches = spark.createDataFrame([("s", "flat", NOON)], "search STRING, query STRING, changed TIMESTAMP")
+    found = hw.percolate(ads, searches, ["title"], at="at", searches_at="changed")
+    assert sorted(row["id"] for row in found.select("id").collect()) == list(range(200))
 
 
 @pytest.mark.covers("Elasticsearch percolator")

@@ -93,7 +93,8 @@ def percolate(
         ties=ties, language=language, places=places, highlights=highlights, in_log_order=in_log_order(changes),
     )  # fmt: skip
     partitions = state_partitions()
-    copies = changes.withColumn(_COPY, F.explode(F.lit(owning_keys(partitions))))
+    # Numbers in a literal are INT, which hashes otherwise than the BIGINT that `owning_keys` hashes.
+    copies = changes.withColumn(_COPY, F.explode(F.lit(owning_keys(partitions)).cast("array<bigint>")))
     return operate(operator, [Input(_spread(documents), [_SPREAD]), Input(copies, [_COPY])], uid=uid)
 
 
