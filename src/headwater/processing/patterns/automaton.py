@@ -4,13 +4,15 @@ A **position** is a place in the pattern where one row is read: an occurrence of
 must satisfy its variable. `follow` lists what may come after it: other positions, `accept` (the match is complete) or `at_end` (it
 is complete if the partition has no further row). Nothing after `accept` in a list is ever chosen, so lists end with it.
 
-An iteration of a repetition beyond its lower bound never matches zero rows: that keeps `(A*)*` finite. PERMUTE has one
-position for each variable and set of parts that came before, not one for each order.
+An iteration of a repetition beyond its lower bound never matches zero rows: that keeps `(A*)*` finite. PERMUTE stands for a choice between
+all orders of its parts. Where each part can match in one way only, such as a variable, it has one position for each set of parts
+that came before, not one for each order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import permutations
 from typing import NamedTuple
 
 from headwater.model.errors import InvalidInput
@@ -198,7 +200,11 @@ class _Builder:
         return self._add(_Node("mark", (self._built(part, check, is_hidden=is_hidden),), loop=loop))
 
     def _permutation(self, part: tree.Permutation, after: int, *, is_hidden: bool) -> int:
-        """One step for each set of parts that are still to come."""
+        """One step for each set of parts that are still to come; or all orders, which are preferred by more than the next part."""
+        if not all(map(_has_one_way, part.parts)):
+            orders = (tree.Sequence(order) for order in permutations(part.parts))
+            ways = [self._built(order, after, is_hidden=is_hidden) for order in orders]
+            return self._add(_Node("split", tuple(ways)))
         count, begin = len(part.parts), {0: after}
         for rest in range(1, 1 << count):
             ways = [
@@ -214,6 +220,17 @@ class _Builder:
         row = self._add(_Node("row", (loop,), ABSENT + part.variable.name, is_hidden=True))
         self._nodes[loop] = _Node("split", (after, row))
         return loop
+
+
+def _has_one_way(part: tree.Part) -> bool:
+    """Whether a part matches as the same variables always."""
+    if isinstance(part, (tree.Sequence, tree.Permutation)):
+        return isinstance(part, tree.Sequence) and all(map(_has_one_way, part.parts))
+    if isinstance(part, tree.Exclusion):
+        return _has_one_way(part.part)
+    if isinstance(part, tree.Repetition):
+        return part.least == part.most and _has_one_way(part.part)
+    return isinstance(part, (tree.Variable, tree.Anchor, tree.Empty))
 
 
 def _too_large() -> InvalidInput:
