@@ -58,9 +58,6 @@ PRIVATE_OF_LIBRARIES = {
 PARTICIPLES = {
     "src/headwater/cli/demo/ending.py",
     "src/headwater/log/file/segments/sealed.py",
-    "src/headwater/processing/checkpoint/beginning.py",
-    "src/headwater/processing/source/reading.py",
-    "src/headwater/processing/state/listing.py",
     "src/headwater/testing/contracts/closing.py",
     "tests/rigs/waiting.py",
 }

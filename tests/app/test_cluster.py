@@ -24,7 +24,7 @@ from headwater.model.errors import SparkUnavailable
 from headwater.processing.spark.probe import look
 from headwater.processing.spark.workers import check_workers
 from headwater.processing.state.files import StateFolder
-from headwater.processing.state.listing import find_states
+from headwater.processing.state.state_info import find_states
 from headwater.testing.servers import ServerError
 from headwater.testing.servers.kafka import KafkaServer
 from headwater.testing.servers.postgres import PostgresServer

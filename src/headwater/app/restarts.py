@@ -143,8 +143,8 @@ def _remove_checkpoint(disk: Disk, checkpoint: Path) -> None:
 
 def _beginnings(log: Log, stage: StageNode, restart: Restart, last: Marker | None) -> dict[str, str]:
     """Where each input begins. The ends of this moment are told as offsets: a first batch that is run again must not begin elsewhere."""
-    from headwater.processing.checkpoint.beginning import places_text
     from headwater.processing.checkpoint.offsets import places_of
+    from headwater.processing.checkpoint.query_start import places_text
 
     begin = dict.fromkeys(stage.inputs, "earliest")
     done = places_of(last.ends) if restart == "marker" and last is not None else {}

@@ -22,7 +22,7 @@ from headwater.model.errors import (
 )
 from headwater.processing.checkpoint.offsets import Offsets, cut, share
 from headwater.processing.source.load import TASK_EVENTS_MIN
-from headwater.processing.source.reading import OffsetRange
+from headwater.processing.source.range_reader import OffsetRange
 from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import FETCH_BYTES_MAX, StreamReader
 from tests.rigs.processing.source_topics import NOON, Topics

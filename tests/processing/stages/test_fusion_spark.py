@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 from headwater.processing.stages.analysis import Analysis, TopicFacts
-from headwater.processing.state.listing import find_states
+from headwater.processing.state.state_info import find_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -16,11 +16,11 @@ from headwater.log.arrow.placement import key_bytes, partitions_of
 from headwater.model.clock import NO_TIME
 from headwater.processing.checkpoint.offsets import WATERMARK
 from headwater.processing.operators.operator import Time, left_out_by
+from headwater.processing.source.topic_subscription import tell_empty
 from headwater.processing.state.state import StateStore
 from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, LATE
 from headwater.processing.time.late_rows import LateRows
 from headwater.processing.time.late_rows import apart as apart_from_source
-from headwater.processing.time.watermark import tell_empty
 from tests.rigs.processing.fused_runs import (
     HOPS,
     LATENESS_US,

@@ -18,7 +18,7 @@ from headwater.model.errors import Damaged, StorageError, Unreachable
 from headwater.model.url import bare, inside, without_password
 from headwater.processing.stages.status import read_status
 from headwater.processing.state.files import StateFolder
-from headwater.processing.state.listing import find_states
+from headwater.processing.state.state_info import find_states
 from headwater.testing.servers.s3 import BUCKET, SECRET, S3Server
 from tests.processing.state.test_state import filled, store_in
 from tests.rigs.app.kafka_apps import PARTITIONS, SCHEMA, SCRIPT, Clicks, check, environment, wait_until_right

@@ -20,7 +20,7 @@ from headwater.model.url import without_password
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.processing.state.listing import StateInfo
+    from headwater.processing.state.state_info import StateInfo
 
 state = typer.Typer(help="List and show the state of operators.", no_args_is_help=True)
 
@@ -75,7 +75,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show the state of one operator, with some rows of each table."""
-    from headwater.processing.state.listing import rows_of as pieces_of
+    from headwater.processing.state.state_info import rows_of as pieces_of
 
     one = _chosen(_found(where), operator)
     if one.trouble is not None:
@@ -110,7 +110,7 @@ def show(
 
 
 def _found(where: str) -> list[StateInfo]:
-    from headwater.processing.state.listing import find_states
+    from headwater.processing.state.state_info import find_states
 
     if where.endswith(".py"):
         from headwater.app.app import load_app

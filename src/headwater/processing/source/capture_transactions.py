@@ -23,9 +23,9 @@ from headwater.log.log import Log
 from headwater.log.port.stage import Positions
 from headwater.model.errors import NotCapturable, TimedOut
 from headwater.model.marker import Marker
-from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import committed, ends_of, forget_plan, planned, planned_at_us
 from headwater.processing.checkpoint.offsets import At, places_of
+from headwater.processing.checkpoint.query_start import beginning, places_text
 from headwater.processing.source.options import columns_text
 
 PLANNING_US = 10_000_000

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from headwater.processing.operators.operator import Combining
 from headwater.processing.source.operator_input import OperatorInput
-from headwater.processing.source.reading import OffsetRange
+from headwater.processing.source.range_reader import OffsetRange
 from headwater.processing.spark.types import to_spark
 
 COMBINED_ROWS = 1 << 20

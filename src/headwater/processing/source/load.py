@@ -21,7 +21,7 @@ from headwater.processing.source.combiner import Combiner
 from headwater.processing.source.operator_input import from_option
 from headwater.processing.source.options import Options, Use, read_options
 from headwater.processing.source.pushdown import PushedFilter
-from headwater.processing.source.reading import (
+from headwater.processing.source.range_reader import (
     OffsetRange,
     OffsetRanges,
     RowSelection,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.processing.source.pushdown import PushedFilter
-from headwater.processing.source.reading import OffsetRange
+from headwater.processing.source.range_reader import OffsetRange
 from headwater.processing.spark.serialization import pickled
 from headwater.processing.time.event_time import leave_out_late
 from headwater.processing.time.late_rows import LateRows

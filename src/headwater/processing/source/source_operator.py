@@ -39,7 +39,7 @@ from headwater.processing.checkpoint.offsets import VERSION, WATERMARK, Offsets
 from headwater.processing.operators.grouping import distinct, whole
 from headwater.processing.operators.operator import Operator, Time, left_out_by
 from headwater.processing.source.operator_input import OperatorInput
-from headwater.processing.source.reading import OffsetRange
+from headwater.processing.source.range_reader import OffsetRange
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.spark.types import to_spark
 from headwater.processing.state.sorted_runs import H1, H2, NUMBER, check_fits

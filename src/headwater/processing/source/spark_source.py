@@ -24,7 +24,7 @@ from headwater.processing.operators.beats import BeatsSource
 from headwater.processing.source.load import Load
 from headwater.processing.source.operator_input import from_option
 from headwater.processing.source.options import read_options
-from headwater.processing.source.reading import OffsetRange, TableSnapshot
+from headwater.processing.source.range_reader import OffsetRange, TableSnapshot
 from headwater.processing.source.stream import StreamReader
 from headwater.processing.source.topic_subscription import TopicSubscription
 from headwater.processing.spark.errors import crossing

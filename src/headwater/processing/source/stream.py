@@ -50,7 +50,7 @@ from headwater.processing.source.arrivals import Arrivals
 from headwater.processing.source.capture_transactions import whole_ends
 from headwater.processing.source.load import Load
 from headwater.processing.source.prefetch import Prefetch
-from headwater.processing.source.reading import OffsetRange, WatermarkOnly, reached_in
+from headwater.processing.source.range_reader import OffsetRange, WatermarkOnly, reached_in
 from headwater.processing.source.topic_subscription import TopicSubscription, taken_back
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.planned_rows import PlannedRowsReader

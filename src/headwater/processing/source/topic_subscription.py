@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -17,15 +18,24 @@ from headwater.log.arrow.events import output_schema
 from headwater.log.log import Log
 from headwater.log.port.store import Bounds
 from headwater.log.port.topic import Topic
-from headwater.model.clock import time_us
+from headwater.model.clock import NO_TIME, time_us
 from headwater.model.ddl import type_to_ddl
-from headwater.model.errors import EventsMissed, InvalidInput, PositionLost, SchemaConflict, SchemaMoved, TopicNotFound
+from headwater.model.errors import (
+    EventsMissed,
+    HeadwaterError,
+    InvalidInput,
+    PositionLost,
+    SchemaConflict,
+    SchemaMoved,
+    TopicNotFound,
+)
 from headwater.model.schema import DELETED, to_ddl
 from headwater.processing.checkpoint.offsets import EARLIEST, LATEST, At, Offsets, Place, Places, TopicVersion
 from headwater.processing.source.condition import Condition, parse_condition
 from headwater.processing.source.options import Options
+from headwater.processing.spark.log_cache import log_for_writing
 from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, may_be_null
-from headwater.processing.time.watermark import reached_at, tell_empty, watermark_at
+from headwater.processing.time.watermark import reached_at, watermark_at
 
 LOG_COLUMNS = ("_key", "_time", "_appended", "_partition", "_offset", "_topic", "_headers", "_deleted")
 """What every event has beside its topic's own columns; in a DataFrame on request."""
@@ -302,3 +312,13 @@ def _moved_on(topic: Topic, before: int) -> str:
         f"The schema of topic {topic.name!r} has moved on since this query ran last: {'; '.join(changes) or to_ddl(new)}. "
         "The query reads with the new one from here on."
     )
+
+
+def tell_empty(url: str, at: At, until: int) -> int | None:
+    """Gives an empty partition a heartbeat. Where the log cannot be written to, what it passes is counted as late by the query alone."""
+    with suppress(HeadwaterError, OSError):
+        store = log_for_writing(url).store
+        store.heartbeat(*at, time=until, appended_before=NO_TIME)
+        told = store.reached(*at, offset=0)
+        return told if told >= until else None
+    return NO_TIME

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 from headwater.log.clients.stage import Stage
 from headwater.log.log import Log
 from headwater.model.marker import Marker
-from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import ends_of, planned
 from headwater.processing.checkpoint.offsets import places_of
+from headwater.processing.checkpoint.query_start import beginning, places_text
 from headwater.processing.graph.graph import DEAD_SCHEMA
 from headwater.processing.spark.errors import our_error_in
 from headwater.processing.stages.analysis import apply

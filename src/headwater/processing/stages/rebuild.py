@@ -21,9 +21,9 @@ import msgspec
 from headwater.log.disk.disk import RealDisk
 from headwater.model.errors import HeadwaterError, InvalidApp
 from headwater.model.url import inside
-from headwater.processing.checkpoint.beginning import beginning, places_text
 from headwater.processing.checkpoint.marker import committed, ends_of, query_of
 from headwater.processing.checkpoint.offsets import VERSION, Offsets
+from headwater.processing.checkpoint.query_start import beginning, places_text
 from headwater.processing.spark.errors import our_error_in
 from headwater.processing.spark.session import activate
 from headwater.processing.stages.failure import sentence

@@ -29,9 +29,9 @@ from headwater.log.log import Log
 from headwater.model.backoff import Backoff
 from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import Fenced, HeadwaterError, NotFound, SchemaMoved
-from headwater.processing.checkpoint.beginning import note_beginning
 from headwater.processing.checkpoint.marker import committed, ends_of, planned, query_of
 from headwater.processing.checkpoint.offsets import At, places_of
+from headwater.processing.checkpoint.query_start import note_beginning
 from headwater.processing.graph.graph import Graph
 from headwater.processing.spark.errors import our_error_in
 from headwater.processing.spark.java import how_it_ended
@@ -45,7 +45,7 @@ from headwater.processing.stages.poison import PoisonHunt
 from headwater.processing.stages.skips import Skips
 from headwater.processing.stages.stage_plan import StagePlan, Write
 from headwater.processing.stages.status import Rate, StageStatus, ends_in, reached_in
-from headwater.processing.state.listing import rows_kept
+from headwater.processing.state.state_info import rows_kept
 
 RETRY_S = (1.0, 30.0)
 """The first and the longest pause of a stage that fails again and again; after its first failure it starts again at once."""

@@ -9,14 +9,11 @@ written only while the partition is empty; where an event came before it, the wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
 from headwater.log.log import Log
 from headwater.log.port.topic import Topic
 from headwater.model.clock import NO_TIME
-from headwater.model.errors import HeadwaterError
 from headwater.processing.checkpoint.offsets import At
-from headwater.processing.spark.log_cache import log_for_writing
 
 Tell = Callable[[At, int], "int | None"]
 """Tells an empty partition that time has come so far; returns how far it has come there, None where an event was first."""
@@ -55,13 +52,3 @@ def watermark_at(
                 return NO_TIME
             known[at] = told
     return min((time - lateness[at[0]] - 1 for at, time in known.items() if time != NO_TIME), default=NO_TIME)
-
-
-def tell_empty(url: str, at: At, until: int) -> int | None:
-    """Gives an empty partition a heartbeat. Where the log cannot be written to, what it passes is counted as late by the query alone."""
-    with suppress(HeadwaterError, OSError):
-        store = log_for_writing(url).store
-        store.heartbeat(*at, time=until, appended_before=NO_TIME)
-        told = store.reached(*at, offset=0)
-        return told if told >= until else None
-    return NO_TIME

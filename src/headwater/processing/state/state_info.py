@@ -1,4 +1,4 @@
-"""What operators remember, as people look at it: found in a folder, summed up, and some of its rows.
+"""The state of operators as people look at it: found in a folder, summed up, and some of its rows.
 
 The folder may be that of an application, one of its checkpoints, the place that `state=` names, or the folder of one operator. Nothing
 is changed, and nothing needs a Spark. What is wrong with a state is part of what is told of it.
