@@ -85,16 +85,20 @@ class SplitFormula(NamedTuple):
         return -min((term.shift for term in self.terms.values() if isinstance(term, Navigation)), default=0)
 
 
-def split_formula(pattern: RowPattern, formula: Formula, columns: Sequence[str], *, is_measure: bool) -> SplitFormula:
-    """The terms of an expression; `columns` are those of the rows."""
-    return _Splitter(pattern, formula, columns, is_measure=is_measure).split()
+def split_formula(
+    pattern: RowPattern, formula: Formula, columns: Sequence[str], *, is_measure: bool, prefix: str = "_t"
+) -> SplitFormula:
+    """The terms of an expression, whose names begin with a prefix; `columns` are those of the rows."""
+    return _Splitter(pattern, formula, columns, is_measure=is_measure, prefix=prefix).split()
 
 
 class _Splitter:
     """Splits one formula."""
 
-    def __init__(self, pattern: RowPattern, formula: Formula, columns: Sequence[str], *, is_measure: bool) -> None:
-        self._pattern, self._formula, self._is_measure = pattern, formula, is_measure
+    def __init__(
+        self, pattern: RowPattern, formula: Formula, columns: Sequence[str], *, is_measure: bool, prefix: str
+    ) -> None:
+        self._pattern, self._formula, self._is_measure, self._prefix = pattern, formula, is_measure, prefix
         self._columns = {name.lower(): name for name in columns}
         self._names = {each.name for each in variables(pattern.pattern)} | set(pattern.subsets)
         self._terms: dict[Term, str] = {}
@@ -123,7 +127,7 @@ class _Splitter:
             raise self._failure("", "Patterns have no subqueries and no windows")
         term = self._term(node, is_final=is_final)
         if term is not None:
-            name = self._terms.setdefault(term, f"_t{len(self._terms)}")
+            name = self._terms.setdefault(term, f"{self._prefix}{len(self._terms)}")
             return sql.column(name)
         if isinstance(node, sql.Anonymous) and node.name.lower() in (f"{_MARK}final", f"{_MARK}running"):
             is_final = node.name.lower() == f"{_MARK}final"
