@@ -68,12 +68,12 @@ MEASURES: Sequence[tuple[str, Value]] = (
         lambda here: max(
             (r["x"] + r["n"] for r in (here.rows[i] for i in here.of(None)) if r["x"] is not None), default=None
         ),
-    ),  # fmt: skip  # noqa: E501
+    ),  # fmt: skip
     ("COUNT(DISTINCT a.x)", lambda here: len(set(_all(here, "x", ["a"])))),
     (
         "FINAL SUM(a.x)",
         lambda here: sum(_all(here, "x", ["a"], final=True)) if _all(here, "x", ["a"], final=True) else None,
-    ),  # fmt: skip  # noqa: E501
+    ),  # fmt: skip
 )
 
 

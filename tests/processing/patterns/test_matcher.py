@@ -10,7 +10,8 @@ import pytest
 
 from headwater.processing.patterns.automaton import Automaton, automaton_of
 from headwater.processing.patterns.grammar import parse_pattern
-from headwater.processing.patterns.matcher import Matches, Rows, Rule, find_matches
+from headwater.processing.patterns.matcher import find_matches
+from headwater.processing.patterns.outcome import Matches, Rows, Rule
 from tests.processing.patterns.brute_force import Here, Search, matches_of, text_of
 from tests.processing.patterns.random_patterns import NAMES, random_part
 

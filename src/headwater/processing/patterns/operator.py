@@ -25,8 +25,9 @@ from headwater.processing.operators.row_order import in_fixed_order, times_of
 from headwater.processing.patterns.automaton import Automaton
 from headwater.processing.patterns.conditions import RowCondition, rows_that_hold
 from headwater.processing.patterns.grammar import EmptyMatches, Order
-from headwater.processing.patterns.matcher import Matches, Rows, Rule, find_matches
+from headwater.processing.patterns.matcher import find_matches
 from headwater.processing.patterns.measures import Measures, Points
+from headwater.processing.patterns.outcome import Matches, Rows, Rule
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
 from headwater.processing.state.state import State, TableSpec
 

@@ -18,9 +18,9 @@ from headwater.processing.patterns.automaton import Automaton, automaton_of
 from headwater.processing.patterns.conditions import RowCondition
 from headwater.processing.patterns.formula import MatchNumber, Navigation, SplitFormula, Term, split_formula
 from headwater.processing.patterns.grammar import RowPattern, failure
-from headwater.processing.patterns.matcher import Rule
 from headwater.processing.patterns.measures import Measures
 from headwater.processing.patterns.operator import MATCHED_AT, Plan
+from headwater.processing.patterns.outcome import Rule
 
 
 class Formulas(NamedTuple):
