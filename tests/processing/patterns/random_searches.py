@@ -34,6 +34,36 @@ OF_ROWS: Sequence[tuple[str, Value]] = (
 )
 
 
+OF_MATCHES: Sequence[tuple[str, Value]] = (
+    *OF_ROWS,
+    ("x > LAST(x, 1)", lambda here: _compared(here.last("x"), here.last("x", None, 1), ">")),
+    (
+        "x > FIRST(x) OR n = FIRST(n)",
+        lambda here: _either(_compared(here.last("x"), here.first("x"), ">"), len(here.path) == 1),
+    ),
+    ("x < LAST(a.x)", lambda here: _compared(here.last("x"), here.last("x", ["a"]), "<")),
+    ("COUNT(b.x) < 2", lambda here: len(_all(here, "x", ["b"])) < 2),
+    ("SUM(x) < 12", lambda here: _compared(sum(_all(here, "x", None)) if _all(here, "x", None) else None, 12, "<")),
+    ("AVG(a.x) < x + 1", lambda here: _compared(_mean(_all(here, "x", ["a"])), _plus(here.last("x"), 1), "<")),
+    ("COUNT(DISTINCT x) < 3", lambda here: len(set(_all(here, "x", None))) < 3),
+    ("MAX(u.x) > x", lambda here: _compared(max(_all(here, "x", ["a", "b"]), default=None), here.last("x"), ">")),
+    ("PREV(LAST(b.x)) > 1", lambda here: _compared(here.last("x", ["b"], by=-1), 1, ">")),
+    (
+        "FIRST(u.x, 1) > 1 OR COUNT(*) < 3",
+        lambda here: _either(_compared(here.first("x", ["a", "b"], 1), 1, ">"), len(here.path) < 3),
+    ),
+    ("LAST(CLASSIFIER(), 1) = 'a' OR COUNT(*) < 2", lambda here: len(here.path) < 2 or here.path[-2][1] == "a"),
+)
+
+
+def _mean(values: list[Any]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _plus(value: Any, more: int) -> Any:
+    return None if value is None else value + more
+
+
 def _either(left: bool | None, right: bool) -> bool | None:
     return True if left or right else left
 
@@ -68,12 +98,12 @@ MEASURES: Sequence[tuple[str, Value]] = (
         lambda here: max(
             (r["x"] + r["n"] for r in (here.rows[i] for i in here.of(None)) if r["x"] is not None), default=None
         ),
-    ),  # fmt: skip
+    ),
     ("COUNT(DISTINCT a.x)", lambda here: len(set(_all(here, "x", ["a"])))),
     (
         "FINAL SUM(a.x)",
         lambda here: sum(_all(here, "x", ["a"], final=True)) if _all(here, "x", ["a"], final=True) else None,
-    ),  # fmt: skip
+    ),
 )
 
 
@@ -93,7 +123,8 @@ def random_clauses(
     """All clauses by random."""
     part = random_part(random, anchors=anchors)
     names = _names(part)
-    chosen = {name: random.choice(conditions) for name in names if random.random() < 0.9}
+    usable = [each for each in conditions if _is_of(each[0], names)]
+    chosen = {name: random.choice(usable) for name in names if random.random() < 0.9}
     within = random.choice([None, 3, 10])
     measures = [each for each in random.sample(MEASURES, 4) if _is_of(each[0], names)]
     rows = random.choice(["", "", "SHOW EMPTY MATCHES", "OMIT EMPTY MATCHES", "WITH UNMATCHED ROWS"])

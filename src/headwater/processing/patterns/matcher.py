@@ -64,6 +64,19 @@ class Tables(NamedTuple):
         return cls(count, np.array(automaton.position, np.int64), table, edges, first_edge, sorted(pairs), is_skip)
 
 
+def segments_of(tables: Tables, rows: Rows, outcome: Outcome) -> tuple[Array, Array]:
+    """The first rows and the ends of stretches that no match leaves."""
+    count, known = len(rows.times), outcome.known
+    goes_on = np.zeros(count, bool)
+    for before, after in tables.pairs:
+        goes_on[1:] |= rows.holds[:-1, before] & rows.holds[1:, after]
+    goes_on[rows.start[rows.start < count]] = False
+    row = np.arange(count)
+    first = np.flatnonzero(~goes_on & (row >= rows.start[outcome.key]) & (row < known[outcome.key]))
+    following = np.r_[first[1:], count][: len(first)]
+    return first, np.minimum(following, known[outcome.key[first]])
+
+
 def find_matches(automaton: Automaton, rule: Rule, rows: Rows) -> Matches:
     """All matches that are certain, and where each key is open."""
     return _Search(Tables.of(automaton, rule.skip_to), rule, rows).matches()
@@ -115,27 +128,13 @@ class _Search:
 
     def matches(self) -> Matches:
         """Everything."""
-        first, end = self._segments()
+        first, end = segments_of(self._tables, self._rows, self._outcome)
         order = np.argsort(first - end, kind="stable")
         first, end = first[order], end[order]
         group = np.cumsum(end - first) * max(self._tables.positions, 1) // CELLS_MAX
         for number in np.unique(group).tolist():
             self._search(first[group == number], end[group == number])
         return self._outcome.matches()
-
-    def _segments(self) -> tuple[Array, Array]:
-        """The first rows and the ends of stretches that no match leaves."""
-        rows, count = self._rows, len(self._rows.times)
-        goes_on = np.zeros(count, bool)
-        for before, after in self._tables.pairs:
-            goes_on[1:] |= rows.holds[:-1, before] & rows.holds[1:, after]
-        goes_on[rows.start[rows.start < count]] = False
-        row = np.arange(count)
-        first = np.flatnonzero(
-            ~goes_on & (row >= rows.start[self._outcome.key]) & (row < self._outcome.known[self._outcome.key])
-        )
-        following = np.r_[first[1:], count][: len(first)]
-        return first, np.minimum(following, self._outcome.known[self._outcome.key[first]])
 
     def _search(self, first: Array, end: Array) -> None:
         """The matches of segments, which are ordered by their lengths, the longest first."""

@@ -25,9 +25,11 @@ from headwater.processing.operators.row_order import in_fixed_order, times_of
 from headwater.processing.patterns.automaton import Automaton
 from headwater.processing.patterns.conditions import RowCondition, rows_that_hold
 from headwater.processing.patterns.grammar import EmptyMatches, Order
+from headwater.processing.patterns.machine import find_by_trying
 from headwater.processing.patterns.matcher import find_matches
 from headwater.processing.patterns.measures import Measures, Points
 from headwater.processing.patterns.outcome import Matches, Rows, Rule
+from headwater.processing.patterns.trace import MatchCondition, Trace
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
 from headwater.processing.state.state import State, TableSpec
 
@@ -59,6 +61,10 @@ class Plan(NamedTuple):
     has_partitions: bool = False
     """Whether each key's matches are counted, for ever."""
     in_log_order: bool = True
+    of_match: Mapping[int, MatchCondition] = {}
+    """The conditions that depend on the match, by the numbers of their variables."""
+    names: Sequence[str] = ()
+    """The variables as they are shown."""
 
 
 class Detect:
@@ -100,10 +106,18 @@ class Detect:
         if not len(keys):
             return self.schema.empty_table()
         work = self._work(state, keys, due, time)
-        matches = find_matches(self._plan.automaton, self._plan.rule, work.rows)
+        matches = self._matches(work)
         result = self._result(state, keys, work, matches, time)
         self._keep(state, keys, work, matches, time)
         return result
+
+    def _matches(self, work: _Work) -> Matches:
+        plan, rows = self._plan, work.rows
+        if not plan.of_match:
+            return find_matches(plan.automaton, plan.rule, rows)
+        low, high = rows.key[:-1][work.key], rows.key[1:][work.key]
+        trace = Trace(plan.automaton, list(plan.of_match.values()), work.table, plan.names, low, high)
+        return find_by_trying(plan.automaton, plan.rule, rows, trace, plan.of_match)
 
     def _wait(self, state: State, rows: pa.Table, time: Time) -> None:
         times = times_of(rows, self.at)

@@ -1,8 +1,8 @@
 """The outcome of a search: what becomes of each row as the start of a match.
 
 A row **bound** is a number of rows from the first: bound 3 lies between rows 2 and 3. The **horizon** of a start is the bound that
-its match cannot pass, by WITHIN or by `rows_max`. A start is **open** while a row to come can still change what it finds. Its **reach** is the
-bound up to which rows had to be known.
+its match cannot pass, by WITHIN or by `rows_max`. A start is **open** while a row to come can still change what it finds. Its **reach**
+is the bound up to which rows had to be known.
 
 Each match has the time at which it was **decided**: the least watermark at which it is certain. It depends on the data alone, so it tells
 a match that an earlier batch gave.
@@ -102,10 +102,10 @@ class Outcome:
         self._count += count
         return np.arange(self._count - count, self._count)
 
-    def note_failing(self, start: Array, reach: Array) -> None:
-        """No match begins at some rows."""
+    def note_failing(self, start: Array, reach: Array, *, is_given_up: Array = False) -> None:
+        """No match begins at some rows; of those that are given up one cannot know."""
         self._failed_at[start] = self._decided(reach, start)
-        self._is_given_up[start] = (reach > self.horizon[start]) & self._is_by_rows[start]
+        self._is_given_up[start] = ((reach > self.horizon[start]) & self._is_by_rows[start]) | is_given_up
 
     def note_failed(self, row: Array, until: Array) -> None:
         """The search went on from some rows to others and found that no match begins between them."""

@@ -7,11 +7,11 @@ fused into its source.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from headwater.model.errors import Unsupported
+from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.expressions.expression import Expression, compile_expression
 from headwater.processing.patterns import tree
 from headwater.processing.patterns.automaton import Automaton, automaton_of
@@ -21,6 +21,7 @@ from headwater.processing.patterns.grammar import RowPattern, failure
 from headwater.processing.patterns.measures import Measures
 from headwater.processing.patterns.operator import MATCHED_AT, Plan
 from headwater.processing.patterns.outcome import Rule
+from headwater.processing.patterns.trace import MatchCondition
 
 
 class Formulas(NamedTuple):
@@ -87,25 +88,24 @@ def plan_of(
             values[value] = f"_computed_{len(computed)}"
             computed[values[value]] = compile_expression(value, schema)
     known = pa.schema([*schema, *(pa.field(name, each.type) for name, each in computed.items())])
+    members = {
+        name: [number for number, each in enumerate(automaton.variables) if each in pattern.members(name)]
+        for name in (*automaton.variables, *pattern.subsets)
+    }
+    of_match = dict[int, MatchCondition]()
     conditions, compiled = dict[str, RowCondition](), dict[str, RowCondition]()
     for name, formula in formulas.conditions.items():
         whole = computed_by_spark.get(inlined(formula)) if not formula.ahead and not formula.behind else None
         if whole is not None:
             formula = SplitFormula("_t0", {"_t0": Navigation(whole, None)})
         elif not formula.is_of_row(_variables_with(pattern, name)):
-            place = pattern.define[name].place
-            raise Unsupported(
-                failure(pattern.text, place, f"The condition of {name} depends on other rows of the match", "").what,
-                advice="Conditions can use columns of the row, and PREV and NEXT of them.",
-            )
+            of_match[automaton.variables.index(name)] = _compiled(pattern, name, formula, values, members, known)
+            continue
         key = repr(formula)
         if key not in compiled:
-            compiled[key] = RowCondition(formula, {**values, **({whole: whole} if whole else {})}, known)
+            columns = {**values, **({whole: whole} if whole else {})}
+            compiled[key] = _compiled(pattern, name, formula, columns, None, known)
         conditions[name] = compiled[key]
-    members = {
-        name: [number for number, each in enumerate(automaton.variables) if each in pattern.members(name)]
-        for name in (*automaton.variables, *pattern.subsets)
-    }
     measures = Measures(formulas.terms, values, members, spellings(pattern, automaton))
     skip_to = frozenset(members[pattern.skip.variable] if pattern.skip.variable else ())
     is_numbered = any(isinstance(term, MatchNumber) for term in formulas.terms.values())
@@ -116,8 +116,23 @@ def plan_of(
     return Plan(
         pattern.text, pattern.key, pattern.order, automaton, rule, computed, conditions, measures,
         pattern.rows == "all", pattern.empty, _behind(formulas, automaton), is_numbered or has_anchor(pattern, "begin"),
-        in_log_order,
+        in_log_order, of_match, spellings(pattern, automaton),
     )  # fmt: skip
+
+
+def _compiled(
+    pattern: RowPattern, name: str, formula: SplitFormula, values: Mapping[str, str],
+    members: Mapping[str, Sequence[int]] | None, schema: pa.Schema,
+) -> Any:  # fmt: skip
+    """A condition; one of the match where `members` are given."""
+    try:
+        if members is not None:
+            return MatchCondition(formula, values, members, schema)
+        return RowCondition(formula, values, schema)
+    except InvalidInput as error:
+        place = pattern.define[name].place
+        what = f"The condition of {name} is not valid: {error.what}"
+        raise failure(pattern.text, place, what, error.advice) from None
 
 
 def spellings(pattern: RowPattern, automaton: Automaton) -> list[str]:
