@@ -1,8 +1,9 @@
 """The automaton of a row pattern: for each place in the pattern, which places may come next, in the order of preference.
 
 A **position** is a place in the pattern where one row is read: an occurrence of a variable. A search is at a position when the next row
-must satisfy its variable. `follow` lists what may come after it: other positions, `accept` (the match is complete) or `at_end` (it
-is complete if the partition has no further row). Nothing after `accept` in a list is ever chosen, so lists end with it.
+must satisfy its variable. `follow` lists what may come after it: other positions, `accept` (the match is complete), `at_end` (it
+is complete if the partition has no further row) or `at_horizon` (it is complete when its time is over, after ABSENT at the end of the
+pattern). Nothing after `accept` in a list is ever chosen, so lists end with it.
 
 An iteration of a repetition beyond its lower bound never matches zero rows: that keeps `(A*)*` finite. PERMUTE stands for a choice between
 all orders of its parts. Where each part can match in one way only, such as a variable, it has one position for each set of parts
@@ -27,7 +28,7 @@ ABSENT = "!"
 
 
 class Automaton(NamedTuple):
-    """A pattern that is ready to be searched for. Targets are positions, or `accept` or `at_end`."""
+    """A pattern that is ready to be searched for. Targets are positions, or `accept`, `at_end` or `at_horizon`."""
 
     variables: tuple[str, ...]
     position: tuple[int, ...]
@@ -49,6 +50,16 @@ class Automaton(NamedTuple):
     def at_end(self) -> int:
         """The target that completes a match at the end of a partition."""
         return len(self.position) + 1
+
+    @property
+    def at_horizon(self) -> int:
+        """The target that completes a match when its time is over."""
+        return len(self.position) + 2
+
+    @property
+    def waits(self) -> bool:
+        """Whether a match can be complete only when its time is over."""
+        return any(self.at_horizon in each for each in (*self.follow, self.first))
 
     def allowing(self, allows: Callable[[str], bool]) -> set[int]:
         """The positions whose variables a function allows."""
@@ -135,6 +146,8 @@ class _Builder:
                 break
             if node.kind == "accept":
                 found[len(numbers) + 1] = None
+            elif node.kind == "horizon":
+                found[len(numbers) + 2] = None
             elif node.kind == "row" and not is_end:
                 found[numbers[at]] = None
             elif node.kind == "split":
@@ -216,9 +229,12 @@ class _Builder:
         return begin[(1 << count) - 1]
 
     def _absence(self, part: tree.Absence, after: int) -> int:
+        """Rows that are not of the variable: as few as possible before another part, and all at the end of the pattern."""
         loop = self._add(_Node("split", ()))
         row = self._add(_Node("row", (loop,), ABSENT + part.variable.name, is_hidden=True))
-        self._nodes[loop] = _Node("split", (after, row))
+        is_last = self._nodes[after].kind == "accept"
+        ways = (row, self._add(_Node("horizon", ()))) if is_last else (after, row)
+        self._nodes[loop] = _Node("split", ways)
         return loop
 
 

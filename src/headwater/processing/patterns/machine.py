@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headwater.processing.patterns.automaton import Automaton
+from headwater.processing.patterns.automaton import ABSENT, Automaton
 from headwater.processing.patterns.matcher import Tables, segments_of
 from headwater.processing.patterns.outcome import NEVER, Matches, Outcome, Rows, Rule
 from headwater.processing.patterns.trace import MatchCondition, Trace
@@ -48,18 +48,20 @@ def find_by_trying(
     automaton: Automaton, rule: Rule, rows: Rows, trace: Trace, conditions: Mapping[int, MatchCondition]
 ) -> Matches:
     """The matches; `conditions` are those that depend on the match, by the numbers of their variables."""
-    return _Machine(Tables.of(automaton, rule.skip_to), rule, rows, trace, conditions).matches()
+    return _Machine(automaton, rule, rows, trace, conditions).matches()
 
 
 class _Machine:
     """One search over some rows."""
 
     def __init__(
-        self, tables: Tables, rule: Rule, rows: Rows, trace: Trace, conditions: Mapping[int, MatchCondition]
+        self, automaton: Automaton, rule: Rule, rows: Rows, trace: Trace, conditions: Mapping[int, MatchCondition]
     ) -> None:
+        tables = Tables.of(automaton, rule.skip_to)
         self._tables, self._rule, self._rows, self._trace, self._conditions = tables, rule, rows, trace, conditions
         self._outcome = Outcome(rule, rows)
         count = len(rows.times)
+        self._is_absent = np.array([automaton.variables[each].startswith(ABSENT) for each in automaton.position], bool)
         self._source, self._place = np.zeros((2, count), np.int64)
 
     def matches(self) -> Matches:
@@ -84,18 +86,21 @@ class _Machine:
         count, lists = self._tables.positions, self._tables.lists
         known, horizon = self._outcome.known[self._outcome.key[tries.start]], self._outcome.horizon[tries.start]
         target = np.where(
-            tries.place < lists.shape[1], lists[tries.source, np.minimum(tries.place, lists.shape[1] - 1)], count + 2
+            tries.place < lists.shape[1], lists[tries.source, np.minimum(tries.place, lists.shape[1] - 1)], count + 3
         )
         is_row, is_last = target < count, tries.row >= known
-        is_done = (target == count) | ((target == count + 1) & is_last & self._rows.is_over)
+        is_over = (target == count + 2) & (tries.row == horizon) & ~self._outcome.is_by_rows[tries.start]
+        is_over &= self._outcome.is_closed[tries.start]
+        is_done = (target == count) | ((target == count + 1) & is_last & self._rows.is_over) | is_over
         waits = is_last & (is_row | (target == count + 1)) & ~self._outcome.is_closed[tries.start]
         is_open = waits & ~is_done
         is_inside = is_row & ~is_last & (tries.row < horizon)
         takes = np.zeros(len(target), bool)
         takes[is_inside] = self._takes(tries.only(is_inside), target[is_inside])
         looked = np.where(is_row | (target == count + 1), np.where(is_last, NEVER, tries.row + 1), -1)
-        tries = tries._replace(reach=np.maximum(tries.reach, np.where(is_done | takes, -1, looked)))
-        goes_back = target == count + 2
+        looked = np.where(is_over, NEVER, np.where(is_done | takes, -1, looked))
+        tries = tries._replace(reach=np.maximum(tries.reach, looked))
+        goes_back = target == count + 3
         is_tired = tries.steps > STEPS * self._rule.rows_max
         fails = ((goes_back & (tries.row == tries.start)) | is_tired) & ~is_done & ~is_open
         following = self._finished(tries, is_done, is_open, fails, is_tired)
@@ -139,14 +144,14 @@ class _Machine:
 
     def _after(self, done: _Tries) -> Array:
         """Where the search goes on after matches."""
-        skip = self._rule.skip
-        if skip == "past":
-            return np.maximum(done.row, done.start + 1)
-        after = done.start + 1
+        skip, after = self._rule.skip, done.start + 1
+        if skip == "past" and not self._is_absent.any():
+            return np.maximum(done.row, after)
         if skip == "next":
             return after
+        is_named = ~self._is_absent if skip == "past" else self._tables.is_skip
         for at, (start, end) in enumerate(zip(done.start.tolist(), done.row.tolist(), strict=True)):
-            named = start + np.flatnonzero(self._tables.is_skip[self._trace.position[start:end]])
+            named = start + np.flatnonzero(is_named[self._trace.position[start:end]])
             if len(named):
-                after[at] = max(start + 1, int(named[0 if skip == "first" else -1]))
+                after[at] = max(start + 1, int(named[0 if skip == "first" else -1]) + (skip == "past"))
         return after

@@ -29,7 +29,7 @@ CELLS_MAX = 8_000_000
 
 
 class Tables(NamedTuple):
-    """An automaton as arrays. Behind the positions there are three more targets: `accept`, `at_end` and `dead`."""
+    """An automaton as arrays. After the positions there are `accept`, `at_end`, `at_horizon` and `dead`."""
 
     positions: int
     """Their number."""
@@ -48,8 +48,8 @@ class Tables(NamedTuple):
     def of(cls, automaton: Automaton, skip_to: frozenset[int]) -> Tables:
         """The tables of an automaton."""
         count = len(automaton.position)
-        lists = [each or (count + 2,) for each in (*automaton.follow, automaton.first, automaton.first_at_begin)]
-        table = np.full((len(lists), max(map(len, lists))), count + 2, np.int64)
+        lists = [each or (count + 3,) for each in (*automaton.follow, automaton.first, automaton.first_at_begin)]
+        table = np.full((len(lists), max(map(len, lists))), count + 3, np.int64)
         for number, each in enumerate(lists):
             table[number, : len(each)] = each
         edges = np.array([to for each in lists[:count] for to in each], np.int64)
@@ -150,7 +150,7 @@ class _Search:
         """`ends` and `reach` of all rows and targets."""
         tables, rows, lengths = self._tables, self._rows, end - first
         count = tables.positions
-        ends, reach = np.empty((2, int(lengths.sum()) + len(lengths), count + 3), np.int32)
+        ends, reach = np.empty((2, int(lengths.sum()) + len(lengths), count + 4), np.int32)
         self._put_bounds(ends, reach, line + lengths, end)
         many = len(lengths) - np.searchsorted(lengths[::-1], np.arange(int(lengths.max(initial=0))), "right")
         for step, active in enumerate(many.tolist()):
@@ -161,8 +161,8 @@ class _Search:
             far = np.maximum.reduceat(reach[at + 1][:, tables.edges], tables.first_edge, axis=1)
             ends[at, :count] = np.where(holds, found, NEVER)
             reach[at, :count] = np.where(holds, far, (row + 1)[:, None])
-            ends[at, count], ends[at, count + 1], ends[at, count + 2] = row, NEVER, NEVER
-            reach[at, count], reach[at, count + 1], reach[at, count + 2] = row, row + 1, row
+            ends[at, count:], reach[at, count:] = NEVER, row[:, None]
+            ends[at, count], reach[at, count + 1] = row, row + 1
         return _Group(first, end, line, ends, reach)
 
     def _put_bounds(self, ends: Array, reach: Array, line: Array, end: Array) -> None:
@@ -171,7 +171,7 @@ class _Search:
         is_last = end == self._outcome.known[self._outcome.key[end - 1]]
         ends[line] = NEVER
         reach[line] = np.where(is_last, NEVER, end + 1)[:, None]
-        ends[line, count], reach[line, count], reach[line, count + 2] = end, end, end
+        ends[line, count], reach[line, count], reach[line, count + 3] = end, end, end
         if self._rows.is_over:
             ends[line[is_last], count + 1] = end[is_last]
 

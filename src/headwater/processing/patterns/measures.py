@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.processing.operators.sql import ask
+from headwater.processing.patterns.automaton import ABSENT
 from headwater.processing.patterns.formula import Fold, MatchNumber, Navigation, Term
 
 Array = Any
@@ -44,6 +45,7 @@ class Measures:
         self, terms: Mapping[str, Term], values: Mapping[str, str], members: Mapping[str, Sequence[int]], names: Sequence[str]
     ) -> None:  # fmt: skip
         self._terms, self._values, self._members, self._names = dict(terms), dict(values), dict(members), list(names)
+        self._absent = [number for number, name in enumerate(names) if name.startswith(ABSENT)]
 
     def fields(self, schema: pa.Schema) -> list[pa.Field]:
         """The columns of the terms; `schema` has those of their values."""
@@ -83,7 +85,7 @@ class Measures:
     def _is_in(self, term: Navigation | Fold, points: Points) -> Array:
         """Which rows of the matches are of the term's variable."""
         if term.variable is None:
-            return np.ones(len(points.path), bool)
+            return ~np.isin(points.variable, self._absent)
         return np.isin(points.variable, self._members[term.variable])
 
     def _fold(self, term: Fold, rows: pa.Table, points: Points, kind: pa.DataType) -> Any:

@@ -113,7 +113,7 @@ class Detect:
 
     def _matches(self, work: _Work) -> Matches:
         plan, rows = self._plan, work.rows
-        if not plan.of_match:
+        if not plan.of_match and not plan.automaton.waits:
             return find_matches(plan.automaton, plan.rule, rows)
         low, high = rows.key[:-1][work.key], rows.key[1:][work.key]
         trace = Trace(plan.automaton, list(plan.of_match.values()), work.table, plan.names, low, high)

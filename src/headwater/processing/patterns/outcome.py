@@ -87,7 +87,7 @@ class Outcome:
         self.known = np.maximum(ends if rows.is_over else ends - rule.ahead, rows.start)
         self.key = np.repeat(np.arange(len(ends)), np.diff(rows.key))
         self._end = ends[self.key]
-        self.horizon, self._is_by_rows = self._horizons()
+        self.horizon, self.is_by_rows = self._horizons()
         self.is_closed = self._closed()
         self._open = ends.copy() if rows.is_over else self.known.copy()
         count = len(rows.times)
@@ -105,7 +105,7 @@ class Outcome:
     def note_failing(self, start: Array, reach: Array, *, is_given_up: Array = False) -> None:
         """No match begins at some rows; of those that are given up one cannot know."""
         self._failed_at[start] = self._decided(reach, start)
-        self._is_given_up[start] = ((reach > self.horizon[start]) & self._is_by_rows[start]) | is_given_up
+        self._is_given_up[start] = ((reach > self.horizon[start]) & self.is_by_rows[start]) | is_given_up
 
     def note_failed(self, row: Array, until: Array) -> None:
         """The search went on from some rows to others and found that no match begins between them."""
@@ -172,7 +172,7 @@ class Outcome:
     def _decided(self, reach: Array, start: Array) -> Array:
         """The times from which on it is certain what becomes of some starts whose targets reach so far."""
         rows, rule = self._rows, self._rule
-        horizon, is_by_rows = self.horizon[start], self._is_by_rows[start]
+        horizon, is_by_rows = self.horizon[start], self.is_by_rows[start]
         is_beyond = reach > horizon
         place = np.where(is_beyond, horizon, reach) - 1 + rule.ahead
         last = self._end[start] - 1

@@ -179,6 +179,9 @@ def check(pattern: RowPattern, automaton: Automaton) -> None:
     if not automaton.completes((each for each in starts if each in everywhere), everywhere):
         place = pattern.text.upper().find("PATTERN")
         raise failure(pattern.text, place, "The pattern never matches a row", "Change PATTERN.")
+    if automaton.waits and pattern.within_us is None:
+        place = pattern.text.upper().find("ABSENT")
+        raise failure(pattern.text, place, "ABSENT at the end of a pattern needs WITHIN", "Add WITHIN.")
     _check_output(pattern)
     _check_skip(pattern, automaton, starts)
 

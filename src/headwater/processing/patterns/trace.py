@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.processing.expressions.expression import compile_condition
-from headwater.processing.patterns.automaton import Automaton
+from headwater.processing.patterns.automaton import ABSENT, Automaton
 from headwater.processing.patterns.formula import Fold, Navigation, SplitFormula
 from headwater.processing.patterns.measures import folded_type
 
@@ -72,6 +72,7 @@ class Trace:
     ) -> None:  # fmt: skip
         self._table, self._names, self._low, self._high = table, pa.array(names, pa.string()), low, high
         self._variable = np.array(automaton.position, np.int64)
+        self._is_present = np.array([not automaton.variables[each].startswith(ABSENT) for each in automaton.position])
         count = table.num_rows
         self.position = np.zeros(count, np.int64)
         terms = [term for condition in conditions for term in condition.terms.values()]
@@ -88,7 +89,7 @@ class Trace:
 
     def _membership(self, members: Members) -> Array:
         if members is None:
-            return np.ones(len(self._variable), bool)
+            return self._is_present
         return np.isin(self._variable, sorted(members))
 
     def take(self, row: Array, start: Array, position: Array) -> None:
