@@ -16,7 +16,7 @@ from tests.rigs.processing.pattern_runs import Pattern
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("x", pa.int64()), ("at", UTC_US)])
-SEEDS = [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 300))]
+SEEDS = [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 300))]
 BENCH = [pytest.param(seed, marks=pytest.mark.bench) for seed in range(300, 2400)]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headwater.model.errors import InvalidInput
-from headwater.processing.patterns.grammar import Formula, RowPattern, Token, failure, tokens_of
+from headwater.processing.patterns.grammar import Formula, PatternToken, RowPattern, failure, tokens_of
 from headwater.processing.patterns.tree import variables
 
 _OURS = ("FIRST", "LAST", "PREV", "NEXT", "CLASSIFIER", "MATCH_NUMBER")
@@ -253,7 +253,7 @@ class _Splitter:
         return name.lower()
 
 
-def _rewritten(tokens: Sequence[Token]) -> str:
+def _rewritten(tokens: Sequence[PatternToken]) -> str:
     """The text with our functions under names that are nobody else's; FINAL f(x) becomes a function of f(x)."""
     words, at = list[str](), 0
     closing = dict[int, int]()

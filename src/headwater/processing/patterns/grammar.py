@@ -28,7 +28,7 @@ DEPTH_MAX = 100
 REPEATS_MAX = 10_000
 PERMUTED_MAX = 12
 
-Rows = Literal["one", "all"]
+RowsPerMatch = Literal["one", "all"]
 EmptyMatches = Literal["show", "omit", "unmatched"]
 
 
@@ -65,7 +65,7 @@ class RowPattern(NamedTuple):
     measures: Mapping[str, Formula]
     within_us: int | None = None
     subsets: Mapping[str, tuple[str, ...]] = {}
-    rows: Rows = "one"
+    rows: RowsPerMatch = "one"
     empty: EmptyMatches = "show"
     skip: Skip = Skip()
     text: str = ""
@@ -75,7 +75,7 @@ class RowPattern(NamedTuple):
         return self.subsets.get(variable, (variable,))
 
 
-class Token(NamedTuple):
+class PatternToken(NamedTuple):
     """A word or a sign, and its place."""
 
     kind: Literal["word", "quoted", "number", "text", "sign"]
@@ -85,7 +85,7 @@ class Token(NamedTuple):
     @property
     def upper(self) -> str:
         """A word in capitals; what is quoted is no keyword."""
-        return self.text.upper() if self.kind == "word" else "" if self.kind == "quoted" else self.text
+        return self.text.upper() if self.kind == "word" else self.text
 
     @property
     def name(self) -> str:
@@ -124,15 +124,15 @@ def failure(text: str, place: int, what: str, advice: str) -> InvalidInput:
     return InvalidInput(f"{what} (line {line}, column {place - start + 1}{near})", advice=advice)
 
 
-def tokens_of(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[PatternToken]:
     """The words and signs of a text."""
-    found = list[Token]()
+    found = list[PatternToken]()
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup
         if kind == "sign" and match.group() in "'\"`":
             raise failure(text, match.start(), "A quotation mark has no partner", "Close the quotation.")
         if kind != "space":
-            found.append(Token(kind, match.group(), match.start()))  # type: ignore[arg-type]
+            found.append(PatternToken(kind, match.group(), match.start()))  # type: ignore[arg-type]
     return found
 
 
@@ -141,7 +141,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._clauses: dict[str, list[Token]] = {}
+        self._clauses: dict[str, list[PatternToken]] = {}
         self._starts: dict[str, int] = {}
         self._cut(self._without_frame(tokens_of(text)))
 
@@ -163,7 +163,7 @@ class _Reader:
     def _failure(self, place: int, what: str, advice: str) -> InvalidInput:
         return failure(self._text, place, what, advice)
 
-    def _without_frame(self, tokens: list[Token]) -> list[Token]:
+    def _without_frame(self, tokens: list[PatternToken]) -> list[PatternToken]:
         """The clauses without MATCH_RECOGNIZE ( … ) around them."""
         if tokens and tokens[0].upper == "MATCH_RECOGNIZE":
             if len(tokens) < 3 or tokens[1].text != "(" or tokens[-1].text != ")":
@@ -173,7 +173,7 @@ class _Reader:
             return tokens[2:-1]
         return tokens
 
-    def _cut(self, tokens: list[Token]) -> None:
+    def _cut(self, tokens: list[PatternToken]) -> None:
         at, depth, reached, current = 0, 0, -1, ""
         while at < len(tokens):
             token = tokens[at]
@@ -201,14 +201,14 @@ class _Reader:
         if depth:
             raise self._failure(len(self._text), "A parenthesis is not closed", "Add the missing ).")
 
-    def _clause_at(self, tokens: list[Token], at: int) -> int | None:
+    def _clause_at(self, tokens: list[PatternToken], at: int) -> int | None:
         words = tuple(token.upper for token in tokens[at : at + 4])
         found = (n for n, (_, keyword) in enumerate(_CLAUSES) if words[: len(keyword)] == tuple(keyword))
         return next(found, None)
 
-    def _parts(self, clause: str) -> list[list[Token]]:
+    def _parts(self, clause: str) -> list[list[PatternToken]]:
         """The tokens of a clause between commas."""
-        found, depth = [list[Token]()], 0
+        found, depth = [list[PatternToken]()], 0
         for token in self._clauses.get(clause, ()):
             depth += (token.text in ("(", "[")) - (token.text in (")", "]"))
             if token.text == "," and depth == 0:
@@ -223,14 +223,14 @@ class _Reader:
                 raise self._failure(place, "Something is missing between two commas", "Add it or remove a comma.")
         return found
 
-    def _column(self, part: list[Token]) -> str:
+    def _column(self, part: list[PatternToken]) -> str:
         if len(part) != 1 or part[0].kind not in ("word", "quoted"):
             raise self._failure(
                 part[0].place, "Here only the name of a column can be", "Compute it before, in a select()."
             )
         return part[0].text[1:-1].replace("``", "`") if part[0].kind == "quoted" else part[0].text
 
-    def _order(self, part: list[Token]) -> Order:
+    def _order(self, part: list[PatternToken]) -> Order:
         column, rest = self._column(part[:1]), tuple(token.upper for token in part[1:])
         is_descending = rest[:1] == ("DESC",)
         rest = rest[1:] if rest[:1] in (("ASC",), ("DESC",)) else rest
@@ -243,7 +243,7 @@ class _Reader:
     def _formulas(self, clause: str) -> dict[str, Formula]:
         return dict(self._formula(clause, part) for part in self._checked_names(clause))
 
-    def _checked_names(self, clause: str) -> list[list[Token]]:
+    def _checked_names(self, clause: str) -> list[list[PatternToken]]:
         """The parts of a clause of which each has a name of its own."""
         parts, seen = self._parts(clause), set[str]()
         for part in parts:
@@ -253,7 +253,7 @@ class _Reader:
             seen.add(token.name)
         return parts
 
-    def _formula(self, clause: str, part: list[Token]) -> tuple[str, Formula]:
+    def _formula(self, clause: str, part: list[PatternToken]) -> tuple[str, Formula]:
         is_define = clause == "define"
         name, keyword, body = (part[0], part[1:2], part[2:]) if is_define else (part[-1], part[-2:-1], part[:-2])
         if not body or keyword[0].upper != "AS" or name.kind not in ("word", "quoted"):
@@ -319,7 +319,7 @@ class _Reader:
 class PartReader:
     """Reads what stands in PATTERN, by recursive descent: each method reads what its name says and stops after it."""
 
-    def __init__(self, text: str, tokens: Sequence[Token], start: int) -> None:
+    def __init__(self, text: str, tokens: Sequence[PatternToken], start: int) -> None:
         self._text, self._tokens, self._start, self._at, self._depth = text, tokens, start, 0, 0
 
     def whole(self) -> tree.Part:

@@ -16,7 +16,7 @@ import numpy as np
 
 from headwater.processing.patterns.automaton import ABSENT, Automaton
 from headwater.processing.patterns.matcher import Tables, segments_of
-from headwater.processing.patterns.outcome import NEVER, Matches, Outcome, Rows, Rule
+from headwater.processing.patterns.outcome import NEVER, Matches, Rule, SearchOutcome, SearchRows
 from headwater.processing.patterns.trace import MatchCondition, Trace
 
 Array = Any
@@ -45,7 +45,7 @@ class _Tries(NamedTuple):
 
 
 def find_by_trying(
-    automaton: Automaton, rule: Rule, rows: Rows, trace: Trace, conditions: Mapping[int, MatchCondition]
+    automaton: Automaton, rule: Rule, rows: SearchRows, trace: Trace, conditions: Mapping[int, MatchCondition]
 ) -> Matches:
     """The matches; `conditions` are those that depend on the match, by the numbers of their variables."""
     return _Machine(automaton, rule, rows, trace, conditions).matches()
@@ -55,11 +55,11 @@ class _Machine:
     """One search over some rows."""
 
     def __init__(
-        self, automaton: Automaton, rule: Rule, rows: Rows, trace: Trace, conditions: Mapping[int, MatchCondition]
+        self, automaton: Automaton, rule: Rule, rows: SearchRows, trace: Trace, conditions: Mapping[int, MatchCondition]
     ) -> None:
         tables = Tables.of(automaton, rule.skip_to)
         self._tables, self._rule, self._rows, self._trace, self._conditions = tables, rule, rows, trace, conditions
-        self._outcome = Outcome(rule, rows)
+        self._outcome = SearchOutcome(rule, rows)
         count = len(rows.times)
         self._is_absent = np.array([automaton.variables[each].startswith(ABSENT) for each in automaton.position], bool)
         self._source, self._place = np.zeros((2, count), np.int64)
@@ -83,6 +83,7 @@ class _Machine:
 
     def _step(self, tries: _Tries) -> _Tries:
         """Each search tries its next target."""
+        self._outcome.note_looks(len(tries.start))
         count, lists = self._tables.positions, self._tables.lists
         known, horizon = self._outcome.known[self._outcome.key[tries.start]], self._outcome.horizon[tries.start]
         target = np.where(

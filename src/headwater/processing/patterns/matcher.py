@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.processing.patterns.automaton import Automaton
-from headwater.processing.patterns.outcome import NEVER, Matches, Outcome, Rows, Rule
+from headwater.processing.patterns.outcome import NEVER, Matches, Rule, SearchOutcome, SearchRows
 
 Array = Any
 """A NumPy array."""
@@ -64,7 +64,7 @@ class Tables(NamedTuple):
         return cls(count, np.array(automaton.position, np.int64), table, edges, first_edge, sorted(pairs), is_skip)
 
 
-def segments_of(tables: Tables, rows: Rows, outcome: Outcome) -> tuple[Array, Array]:
+def segments_of(tables: Tables, rows: SearchRows, outcome: SearchOutcome) -> tuple[Array, Array]:
     """The first rows and the ends of stretches that no match leaves."""
     count, known = len(rows.times), outcome.known
     goes_on = np.zeros(count, bool)
@@ -77,7 +77,7 @@ def segments_of(tables: Tables, rows: Rows, outcome: Outcome) -> tuple[Array, Ar
     return first, np.minimum(following, known[outcome.key[first]])
 
 
-def find_matches(automaton: Automaton, rule: Rule, rows: Rows) -> Matches:
+def find_matches(automaton: Automaton, rule: Rule, rows: SearchRows) -> Matches:
     """All matches that are certain, and where each key is open."""
     return _Search(Tables.of(automaton, rule.skip_to), rule, rows).matches()
 
@@ -121,9 +121,9 @@ _FAILS, _GOES_ON, _OPEN = 0, 1, 2
 class _Search:
     """One search: horizons, then both passes over groups of segments that fit into memory."""
 
-    def __init__(self, tables: Tables, rule: Rule, rows: Rows) -> None:
+    def __init__(self, tables: Tables, rule: Rule, rows: SearchRows) -> None:
         self._tables, self._rule, self._rows = tables, rule, rows
-        self._outcome = Outcome(rule, rows)
+        self._outcome = SearchOutcome(rule, rows)
         self._starts = np.zeros(0, np.int64)
 
     def matches(self) -> Matches:
@@ -154,6 +154,7 @@ class _Search:
         self._put_bounds(ends, reach, line + lengths, end)
         many = len(lengths) - np.searchsorted(lengths[::-1], np.arange(int(lengths.max(initial=0))), "right")
         for step, active in enumerate(many.tolist()):
+            self._outcome.note_looks(active)
             row = end[:active] - 1 - step
             at = line[:active] + (row - first[:active])
             holds = rows.holds[row][:, tables.variable]
@@ -177,6 +178,7 @@ class _Search:
 
     def _choices(self, group: _Group, walks: _Walks) -> tuple[Array, Array, Array]:
         """For each search what comes of it, its next target, and how far those reach that it has passed over."""
+        self._outcome.note_looks(len(walks.start))
         line = group.line[walks.segment] + (walks.bound - group.first[walks.segment])
         targets = self._tables.lists[walks.source]
         ends, reach = group.ends[line[:, None], targets], group.reach[line[:, None], targets]

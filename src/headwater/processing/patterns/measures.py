@@ -20,7 +20,7 @@ Array = Any
 """A NumPy array."""
 
 
-class Points(NamedTuple):
+class MeasurePoints(NamedTuple):
     """Where terms are evaluated, and the matches that they are in."""
 
     match: Array
@@ -59,13 +59,13 @@ class Measures:
         kind = schema.field(self._values[term.value]).type
         return kind if isinstance(term, Navigation) else folded_type(term.kind, kind)
 
-    def columns(self, rows: pa.Table, points: Points) -> dict[str, pa.Array]:
+    def columns(self, rows: pa.Table, points: MeasurePoints) -> dict[str, pa.Array]:
         """The terms at all points."""
         fields = self.fields(rows.schema)
         found = zip(fields, self._terms.values(), strict=True)
         return {field.name: self._column(term, rows, points, field.type) for field, term in found}
 
-    def _column(self, term: Term, rows: pa.Table, points: Points, kind: pa.DataType) -> Any:
+    def _column(self, term: Term, rows: pa.Table, points: MeasurePoints, kind: pa.DataType) -> Any:
         if isinstance(term, MatchNumber):
             number = np.r_[points.number, 0][points.match]
             return pa.array(number, kind, mask=points.match < 0)
@@ -82,13 +82,13 @@ class Measures:
         is_there = (place >= 0) & (row >= low) & (row < high)
         return rows.column(self._values[term.value]).take(pa.array(np.where(is_there, row, 0), mask=~is_there))
 
-    def _is_in(self, term: Navigation | Fold, points: Points) -> Array:
+    def _is_in(self, term: Navigation | Fold, points: MeasurePoints) -> Array:
         """Which rows of the matches are of the term's variable."""
         if term.variable is None:
             return ~np.isin(points.variable, self._absent)
         return np.isin(points.variable, self._members[term.variable])
 
-    def _fold(self, term: Fold, rows: pa.Table, points: Points, kind: pa.DataType) -> Any:
+    def _fold(self, term: Fold, rows: pa.Table, points: MeasurePoints, kind: pa.DataType) -> Any:
         """An aggregate: once for each match where all rows count, and else for each row with those before it."""
         counted = _counts(points, is_final=term.is_final)
         lengths = np.diff(points.offset)
@@ -139,12 +139,12 @@ def folded_type(kind: str, value: pa.DataType) -> pa.DataType:
     return pa.int64() if kind == "sum" and pa.types.is_integer(value) else pa.float64()
 
 
-def _counts(points: Points, *, is_final: bool) -> Array:
+def _counts(points: MeasurePoints, *, is_final: bool) -> Array:
     """How many rows of its match count at each point."""
     return np.r_[np.diff(points.offset), 0][points.match] if is_final else points.rows
 
 
-def _places(term: Navigation, points: Points, is_in: Array) -> Array:
+def _places(term: Navigation, points: MeasurePoints, is_in: Array) -> Array:
     """For each point the place in `path` of the row that a navigation names, or -1."""
     before = np.r_[0, np.cumsum(is_in)]
     start = np.r_[points.offset[:-1], 0][points.match]

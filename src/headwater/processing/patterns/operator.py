@@ -27,8 +27,8 @@ from headwater.processing.patterns.conditions import RowCondition, rows_that_hol
 from headwater.processing.patterns.grammar import EmptyMatches, Order
 from headwater.processing.patterns.machine import find_by_trying
 from headwater.processing.patterns.matcher import find_matches
-from headwater.processing.patterns.measures import Measures, Points
-from headwater.processing.patterns.outcome import Matches, Rows, Rule
+from headwater.processing.patterns.measures import MeasurePoints, Measures
+from headwater.processing.patterns.outcome import Matches, Rule, SearchRows
 from headwater.processing.patterns.trace import MatchCondition, Trace
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
 from headwater.processing.state.state import State, TableSpec
@@ -42,7 +42,7 @@ Array = Any
 """A NumPy array."""
 
 
-class Plan(NamedTuple):
+class DetectPlan(NamedTuple):
     """What a pattern comes to: everything the operator needs."""
 
     text: str
@@ -73,7 +73,7 @@ class Detect:
     name = "detect"
     keeps = MATCHED_AT
 
-    def __init__(self, schema: pa.Schema, plan: Plan) -> None:
+    def __init__(self, schema: pa.Schema, plan: DetectPlan) -> None:
         self._plan, self._own = plan, schema.names
         self.settings = (plan.text, plan.rule.within_us, plan.rule.rows_max)
         self.at = plan.order[0].column
@@ -158,7 +158,7 @@ class Detect:
             table = table.append_column(name, each.evaluate({n: table.column(n) for n in each.columns}, table.num_rows))
         low, high = first[:-1][key], first[1:][key]
         holds = rows_that_hold(self._plan.automaton.variables, self._plan.conditions, table, low, high)
-        data = Rows(
+        data = SearchRows(
             holds, column(rows, AT), first, first[:-1] + context, is_begin, time.until, time.until == MAX_TIME
         )  # fmt: skip
         held_of = np.zeros(len(keys), bool)
@@ -186,7 +186,7 @@ class Detect:
             row, counted = matches.start[match], lengths[match]
         else:
             match, row, counted = self._all_rows(work, matches, is_shown, time)
-        points = Points(match, counted, number, matches.offset, matches.path, variable, low, high)
+        points = MeasurePoints(match, counted, number, matches.offset, matches.path, variable, low, high)
         names = self._own if plan.is_all_rows else plan.key
         columns = {name: work.table.column(name).take(pa.array(row)) for name in names}
         decided = np.where(match < 0, work.decided_of_failed[row], np.r_[matches.decided, 0][match])
@@ -256,7 +256,7 @@ class _Work:
     """The rows that a batch looks at."""
 
     def __init__(
-        self, rows: Rows, table: pa.Table, own: pa.Table, key: Array, counts: Array, covered: Array, timer: Array,
+        self, rows: SearchRows, table: pa.Table, own: pa.Table, key: Array, counts: Array, covered: Array, timer: Array,
         is_held: Array,
     ) -> None:  # fmt: skip
         self.rows, self.table, self.own, self.key = rows, table, own, key

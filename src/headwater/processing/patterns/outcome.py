@@ -22,7 +22,7 @@ NEVER = 2**31 - 1
 MAX_TIME = 2**63 - 1
 
 
-class Rows(NamedTuple):
+class SearchRows(NamedTuple):
     """The rows of some keys, and what is known of them."""
 
     holds: Array
@@ -76,12 +76,14 @@ class Matches(NamedTuple):
     """Starts whose match grew beyond `rows_max`, as times at which that was certain."""
     open: Array
     """For each key the first row that is still needed as a start, or the end of the key."""
+    steps: int
+    """How many times targets of a row were looked at."""
 
 
-class Outcome:
+class SearchOutcome:
     """Collects what a search finds; `key` is for each row its key, `known` for each key the bound of its known rows."""
 
-    def __init__(self, rule: Rule, rows: Rows) -> None:
+    def __init__(self, rule: Rule, rows: SearchRows) -> None:
         self._rule, self._rows = rule, rows
         ends = rows.key[1:]
         self.known = np.maximum(ends if rows.is_over else ends - rule.ahead, rows.start)
@@ -93,7 +95,7 @@ class Outcome:
         count = len(rows.times)
         self._failed_at = np.zeros(count, np.int64)
         self._is_failed, self._is_given_up = np.zeros(count, bool), np.zeros(count, bool)
-        self._count = 0
+        self._count = self._looks = 0
         self._matches: list[tuple[Array, Array, Array, Array]] = []
         self._steps: list[tuple[Array, Array, Array]] = []
 
@@ -101,6 +103,10 @@ class Outcome:
         """Numbers for so many starts that are searched from."""
         self._count += count
         return np.arange(self._count - count, self._count)
+
+    def note_looks(self, count: int) -> None:
+        """The targets of so many rows were looked at."""
+        self._looks += count
 
     def note_failing(self, start: Array, reach: Array, *, is_given_up: Array = False) -> None:
         """No match begins at some rows; of those that are given up one cannot know."""
@@ -149,7 +155,17 @@ class Outcome:
         order = order[np.searchsorted(step[order], 0) :]
         offset = np.r_[0, np.cumsum(end - start)]
         return Matches(
-            start, end, decided, path[order], position[order], offset, failed, failed_at, given_up, self._open
+            start,
+            end,
+            decided,
+            path[order],
+            position[order],
+            offset,
+            failed,
+            failed_at,
+            given_up,
+            self._open,
+            self._looks,
         )
 
     def _horizons(self) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from headwater.processing.patterns.conditions import RowCondition
 from headwater.processing.patterns.formula import MatchNumber, Navigation, SplitFormula, Term, split_formula
 from headwater.processing.patterns.grammar import RowPattern, failure
 from headwater.processing.patterns.measures import Measures
-from headwater.processing.patterns.operator import MATCHED_AT, Plan
+from headwater.processing.patterns.operator import MATCHED_AT, DetectPlan
 from headwater.processing.patterns.outcome import Rule
 from headwater.processing.patterns.trace import MatchCondition
 
@@ -72,7 +72,7 @@ def spark_parts(pattern: RowPattern, formulas: Formulas, schema: pa.Schema) -> d
 def plan_of(
     pattern: RowPattern, formulas: Formulas, schema: pa.Schema, parts: Mapping[str, str], *, rows_max: int = 100_000,
     in_log_order: bool = True,
-) -> Plan:  # fmt: skip
+) -> DetectPlan:  # fmt: skip
     """The plan for rows of a schema, of which some columns are `parts` that Spark has computed."""
     automaton = automaton_of(pattern.pattern)
     check(pattern, automaton)
@@ -113,7 +113,7 @@ def plan_of(
         pattern.within_us, rows_max, pattern.skip.to, skip_to, _ahead(formulas),
         is_numbered or pattern.empty == "unmatched",
     )  # fmt: skip
-    return Plan(
+    return DetectPlan(
         pattern.text, pattern.key, pattern.order, automaton, rule, computed, conditions, measures,
         pattern.rows == "all", pattern.empty, _behind(formulas, automaton), is_numbered or has_anchor(pattern, "begin"),
         in_log_order, of_match, spellings(pattern, automaton),
