@@ -15,11 +15,11 @@ from headwater.processing.patterns.plan import Formulas, formulas_of, plan_of, s
 class Pattern:
     """A pattern whose formulas the expression language can compute all."""
 
-    def __init__(self, text: str, schema: pa.Schema, *, rows_max: int = 100_000) -> None:
+    def __init__(self, text: str, schema: pa.Schema, *, rows_max: int = 100_000, timeouts: bool = False) -> None:
         parsed = parse_pattern(text)
         self.formulas: Formulas = formulas_of(parsed, schema.names)
         assert not spark_parts(parsed, self.formulas, schema)
-        self.operator = Detect(schema, plan_of(parsed, self.formulas, schema, {}, rows_max=rows_max))
+        self.operator = Detect(schema, plan_of(parsed, self.formulas, schema, {}, rows_max=rows_max, timeouts=timeouts))
 
     def measured(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The operator's rows with measures in place of terms."""

@@ -20,7 +20,7 @@ from headwater.processing.operators.grouping import keyed
 from headwater.processing.operators.operator import Input, in_log_order, operate
 from headwater.processing.operators.row_order import time_column
 from headwater.processing.patterns.grammar import RowPattern, failure, parse_pattern
-from headwater.processing.patterns.operator import MATCHED_AT, Detect
+from headwater.processing.patterns.operator import MATCHED_AT, TIMED_OUT, Detect
 from headwater.processing.patterns.plan import Formulas, formulas_of, has_anchor, plan_of, spark_parts
 from headwater.processing.spark.types import to_arrow
 
@@ -61,6 +61,7 @@ def detect(
     at: str | None = None,
     within: Duration | None = None,
     steps: Sequence[Step] = (),
+    timeouts: bool = False,
     rows_max: int = ROWS_MAX,
     uid: str | None = None,
     **measures: str,
@@ -70,6 +71,8 @@ def detect(
     hw.detect(bids, "PARTITION BY card ORDER BY at MEASURES … PATTERN (probe{3} strike) WITHIN '10 minutes' DEFINE …")
     hw.detect(bids, key="card", within="10 minutes", steps=[hw.step("probe", "amount < 2", times=3),
               hw.step("strike", "amount > 500")], amount="strike.amount")
+
+    With `timeouts=True` the result also has what was not complete when WITHIN was over; its column `timed_out` says so.
     """
     if isinstance(events, Table) or DELETED.name in events.columns:
         raise Unsupported("hw.detect needs events, and this is a table that changes.", advice="Use the topic's events.")
@@ -82,10 +85,10 @@ def detect(
         pattern = _text(names, time_column(events, at), within, steps, measures)
     elif key or at or within or measures:
         raise InvalidInput("A text has key, time, WITHIN and measures in it.", advice="Write them as clauses.")
-    return _detected(events, _spelled(parse_pattern(pattern), events), rows_max, uid)
+    return _detected(events, _spelled(parse_pattern(pattern), events), rows_max, uid, timeouts=timeouts)
 
 
-def _detected(events: DataFrame, pattern: RowPattern, rows_max: int, uid: str | None) -> DataFrame:
+def _detected(events: DataFrame, pattern: RowPattern, rows_max: int, uid: str | None, *, timeouts: bool) -> DataFrame:
     if events.isStreaming and has_anchor(pattern, "end"):
         place = pattern.text.find("$")
         raise failure(pattern.text, place, "The partition of a stream never ends, so $ never holds", "Remove $.")
@@ -100,12 +103,13 @@ def _detected(events: DataFrame, pattern: RowPattern, rows_max: int, uid: str | 
         *(F.col(_quoted(name)) for name in columns), *(F.expr(sql).alias(name) for name, sql in parts.items())
     )  # fmt: skip
     plan = plan_of(
-        pattern, formulas, to_arrow(rows.schema), parts, rows_max=rows_max, in_log_order=in_log_order(given)
+        pattern, formulas, to_arrow(rows.schema), parts, rows_max=rows_max, in_log_order=in_log_order(given), timeouts=timeouts
     )  # fmt: skip
     found = operate(Detect(to_arrow(rows.schema), plan), [Input(rows, key)], uid=uid)
     shown = given.columns if pattern.rows == "all" else pattern.key
     results = (F.expr(each.sql).alias(name) for name, each in formulas.measures.items())
-    return found.select(*(F.col(_quoted(name)) for name in shown), *results, MATCHED_AT)
+    more = [TIMED_OUT] if timeouts else []
+    return found.select(*(F.col(_quoted(name)) for name in shown), *results, MATCHED_AT, *more)
 
 
 def _used(formulas: Formulas, columns: Sequence[str]) -> list[str]:

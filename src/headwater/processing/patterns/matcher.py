@@ -145,6 +145,8 @@ class _Search:
             self._walk(group, self._walks(group, starts.segment, starts.start))
         else:
             self._walk(group, self._next_walks(group, np.arange(len(first)), first))
+        if self._rule.timeouts:
+            self._walk_to_horizon(group)
 
     def _backward(self, first: Array, end: Array, line: Array) -> _Group:
         """`ends` and `reach` of all rows and targets."""
@@ -243,6 +245,30 @@ class _Search:
             if len(done.start):
                 self._outcome.note_matches(done.number, done.start, done.bound, done.reach)
                 walks = self._with_following(group, walks, done)
+
+    def _walk_to_horizon(self, group: _Group) -> None:
+        """Finds what there was of matches whose time was over: the first targets from which one could reach beyond the horizon."""
+        lengths = group.end - group.first
+        segment = np.repeat(np.arange(len(lengths)), lengths)
+        row = np.arange(len(segment)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + group.first[segment]
+        start = self._outcome.timeouts(row)
+        segment_of = np.zeros(len(self._rows.times), np.int64)
+        segment_of[row] = segment
+        walks = self._walks(group, segment_of[start], start)
+        while len(walks.start):
+            horizon = self._outcome.horizon[walks.start]
+            is_done = walks.bound == horizon
+            done, walks = walks.only(is_done), walks.only(~is_done)
+            self._outcome.note_matches(
+                done.number, done.start, done.bound, np.full(len(done.start), NEVER), is_timeout=True
+            )  # fmt: skip
+            self._outcome.note_looks(len(walks.start))
+            line = group.line[walks.segment] + (walks.bound - group.first[walks.segment])
+            targets = self._tables.lists[walks.source]
+            is_far = group.reach[line[:, None], targets] > horizon[~is_done][:, None]
+            target = targets[np.arange(len(line)), np.argmax(is_far, axis=1)]
+            self._outcome.note_steps(walks.number, walks.bound, target)
+            walks = walks._replace(bound=walks.bound + 1, source=target)
 
     def _with_following(self, group: _Group, walks: _Walks, done: _Walks) -> _Walks:
         """The searches, and those that begin where others were done."""

@@ -35,6 +35,8 @@ from headwater.processing.state.state import State, TableSpec
 
 MATCHED_AT = "matched_at"
 """The event time of a result."""
+TIMED_OUT = "timed_out"
+"""With `timeouts=True`: whether a result was not complete when its time was over."""
 _WAITING, _OPEN, _TIMERS, _PARTITIONS = "waiting", "open", "timers", "partitions"
 _TIMER, _CONTEXT, _COVERED, _COUNT = "timer", "context", "covered", "count"
 
@@ -75,13 +77,14 @@ class Detect:
 
     def __init__(self, schema: pa.Schema, plan: DetectPlan) -> None:
         self._plan, self._own = plan, schema.names
-        self.settings = (plan.text, plan.rule.within_us, plan.rule.rows_max)
+        self.settings = (plan.text, plan.rule.within_us, plan.rule.rows_max, plan.rule.timeouts)
         self.at = plan.order[0].column
         shown = list(schema) if plan.is_all_rows else [schema.field(name) for name in plan.key]
         computed = [pa.field(name, each.type) for name, each in plan.computed.items()]
         moment = pa.field(MATCHED_AT, pa.timestamp("us", tz="UTC"))
         terms = plan.measures.fields(pa.schema([*schema, *computed]))
-        self.schema = pa.schema([*(field.with_nullable(True) for field in shown), *terms, moment])
+        more = [pa.field(TIMED_OUT, pa.bool_())] if plan.rule.timeouts else []
+        self.schema = pa.schema([*(field.with_nullable(True) for field in shown), *terms, moment, *more])
         own = [pa.field(f"r{number}", field.type) for number, field in enumerate(schema)]
         numbers = [pa.field(name, pa.int64()) for name in (_TIMER, _CONTEXT, _COVERED)]
         lists = [pa.field(field.name, pa.list_(field.type)) for field in [pa.field(AT, pa.int64()), *own]]
@@ -193,7 +196,8 @@ class Detect:
         last = work.rows.times[work.rows.key[1:][work.key[row]] - 1]
         shown = np.where(decided == MAX_TIME, last, decided)
         moments = pa.array(shown, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        return pa.table({**columns, **plan.measures.columns(work.table, points), MATCHED_AT: moments})
+        more = {TIMED_OUT: pa.array(np.r_[matches.is_timeout, False][match])} if plan.rule.timeouts else {}
+        return pa.table({**columns, **plan.measures.columns(work.table, points), MATCHED_AT: moments, **more})
 
     def _all_rows(self, work: _Work, matches: Matches, is_shown: Array, time: Time) -> tuple[Array, Array, Array]:
         """For each row of the output its match, its row, and how many rows of its match count; in the order of rows and matches."""

@@ -53,6 +53,8 @@ class Rule(NamedTuple):
     """The number of rows after a row that its conditions refer to."""
     is_ordered: bool = False
     """Whether a match waits until all starts before it are decided."""
+    timeouts: bool = False
+    """Whether what was open when its time was over is found, too."""
 
 
 class Matches(NamedTuple):
@@ -76,6 +78,8 @@ class Matches(NamedTuple):
     """Starts whose match grew beyond `rows_max`, as times at which that was certain."""
     open: Array
     """For each key the first row that is still needed as a start, or the end of the key."""
+    is_timeout: Array
+    """Whether it was not complete when its time was over."""
     steps: int
     """How many times targets of a row were looked at."""
 
@@ -94,9 +98,9 @@ class SearchOutcome:
         self._open = ends.copy() if rows.is_over else self.known.copy()
         count = len(rows.times)
         self._failed_at = np.zeros(count, np.int64)
-        self._is_failed, self._is_given_up = np.zeros(count, bool), np.zeros(count, bool)
+        self._is_failed, self._is_given_up, self._is_timeout = np.zeros((3, count), bool)
         self._count = self._looks = 0
-        self._matches: list[tuple[Array, Array, Array, Array]] = []
+        self._matches: list[tuple[Array, Array, Array, Array, Array]] = []
         self._steps: list[tuple[Array, Array, Array]] = []
 
     def numbers(self, count: int) -> Array:
@@ -111,6 +115,7 @@ class SearchOutcome:
     def note_failing(self, start: Array, reach: Array, *, is_given_up: Array = False) -> None:
         """No match begins at some rows; of those that are given up one cannot know."""
         self._failed_at[start] = self._decided(reach, start)
+        self._is_timeout[start] = (reach > self.horizon[start]) & ~self.is_by_rows[start]
         self._is_given_up[start] = ((reach > self.horizon[start]) & self.is_by_rows[start]) | is_given_up
 
     def note_failed(self, row: Array, until: Array) -> None:
@@ -127,22 +132,28 @@ class SearchOutcome:
         """Searches, by their numbers, take rows as positions; those of a search come in their order."""
         self._steps.append((number, row, position))
 
-    def note_matches(self, number: Array, start: Array, end: Array, reach: Array) -> None:
-        """Searches end with a match."""
-        self._matches.append((number, start, end, np.maximum(reach, end)))
+    def timeouts(self, start: Array) -> Array:
+        """Of some rows the starts that were open when their time was over."""
+        return start[self._is_timeout[start] & self._is_failed[start]]
+
+    def note_matches(self, number: Array, start: Array, end: Array, reach: Array, *, is_timeout: bool = False) -> None:
+        """Searches end with a match, or with what there was of one when its time was over."""
+        self._matches.append((number, start, end, np.maximum(reach, end), np.full(len(start), int(is_timeout))))
 
     def matches(self) -> Matches:
         """All of them."""
         none = np.zeros(0, np.int64)
-        number, start, end, reach = (np.concatenate([none, *(each[at] for each in self._matches)]) for at in range(4))
+        number, start, end, reach, timeout = (
+            np.concatenate([none, *(each[at] for each in self._matches)]) for at in range(5)
+        )
         order = np.argsort(start, kind="stable")
-        number, start, end, reach = number[order], start[order], end[order], reach[order]
+        number, start, end, reach, timeout = (each[order] for each in (number, start, end, reach, timeout))
         decided, failed = self._decided(reach, start), np.flatnonzero(self._is_failed)
         failed_at = self._failed_at[failed]
         given_up = failed_at[self._is_given_up[failed]]
         if self._rule.is_ordered or self._rule.skip != "next":
             is_sure = start < self._open[self.key[start]]
-            number, start, end, decided = number[is_sure], start[is_sure], end[is_sure], decided[is_sure]
+            number, start, end, decided, timeout = (each[is_sure] for each in (number, start, end, decided, timeout))
             is_sure = failed < self._open[self.key[failed]]
             failed, failed_at = failed[is_sure], failed_at[is_sure]
             latest = self._latest(np.r_[start, failed], np.r_[decided, failed_at])
@@ -155,18 +166,9 @@ class SearchOutcome:
         order = order[np.searchsorted(step[order], 0) :]
         offset = np.r_[0, np.cumsum(end - start)]
         return Matches(
-            start,
-            end,
-            decided,
-            path[order],
-            position[order],
-            offset,
-            failed,
-            failed_at,
-            given_up,
-            self._open,
-            self._looks,
-        )
+            start, end, decided, path[order], position[order], offset, failed, failed_at, given_up, self._open,
+            timeout > 0, self._looks,
+        )  # fmt: skip
 
     def _horizons(self) -> tuple[Array, Array]:
         """For each row as a start the bound that its match cannot pass, and whether that is by `rows_max`."""

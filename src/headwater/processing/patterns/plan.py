@@ -19,7 +19,7 @@ from headwater.processing.patterns.conditions import RowCondition
 from headwater.processing.patterns.formula import MatchNumber, Navigation, SplitFormula, Term, split_formula
 from headwater.processing.patterns.grammar import RowPattern, failure
 from headwater.processing.patterns.measures import Measures
-from headwater.processing.patterns.operator import MATCHED_AT, DetectPlan
+from headwater.processing.patterns.operator import MATCHED_AT, TIMED_OUT, DetectPlan
 from headwater.processing.patterns.outcome import Rule
 from headwater.processing.patterns.trace import MatchCondition
 
@@ -71,7 +71,7 @@ def spark_parts(pattern: RowPattern, formulas: Formulas, schema: pa.Schema) -> d
 
 def plan_of(
     pattern: RowPattern, formulas: Formulas, schema: pa.Schema, parts: Mapping[str, str], *, rows_max: int = 100_000,
-    in_log_order: bool = True,
+    in_log_order: bool = True, timeouts: bool = False,
 ) -> DetectPlan:  # fmt: skip
     """The plan for rows of a schema, of which some columns are `parts` that Spark has computed."""
     automaton = automaton_of(pattern.pattern)
@@ -111,8 +111,16 @@ def plan_of(
     is_numbered = any(isinstance(term, MatchNumber) for term in formulas.terms.values())
     rule = Rule(
         pattern.within_us, rows_max, pattern.skip.to, skip_to, _ahead(formulas),
-        is_numbered or pattern.empty == "unmatched",
+        is_numbered or pattern.empty == "unmatched", timeouts,
     )  # fmt: skip
+    if timeouts and (
+        is_numbered or of_match or automaton.waits or pattern.empty == "unmatched" or not pattern.within_us
+    ):
+        raise Unsupported(
+            "timeouts=True needs WITHIN, and conditions that do not depend on the match; it excludes MATCH_NUMBER(), "
+            "WITH UNMATCHED ROWS and ABSENT at the end of the pattern.",
+            advice="Change the pattern, or remove timeouts=True.",
+        )
     return DetectPlan(
         pattern.text, pattern.key, pattern.order, automaton, rule, computed, conditions, measures,
         pattern.rows == "all", pattern.empty, _behind(formulas, automaton), is_numbered or has_anchor(pattern, "begin"),
@@ -189,7 +197,7 @@ def check(pattern: RowPattern, automaton: Automaton) -> None:
 def _check_output(pattern: RowPattern) -> None:
     taken = {name.lower() for name in pattern.key} if pattern.rows == "one" else set[str]()
     for name, formula in pattern.measures.items():
-        if name.lower() in taken or name.lower() == MATCHED_AT:
+        if name.lower() in taken or name.lower() in (MATCHED_AT, TIMED_OUT):
             raise failure(pattern.text, formula.place, f"The result has a column {name} already", "Use another name.")
     if pattern.empty == "unmatched" and _has(pattern.pattern, lambda part: isinstance(part, tree.Exclusion)):
         place = pattern.text.find("{-")
