@@ -211,7 +211,7 @@ def test_a_copy_in_a_topic_has_one_key_column() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (no_key, "has lost its key: there is no column 'user_id'"),
+        (no_key, "has lost its key: its result has no column 'user_id'"),
         (nothing, "returned nothing, not a DataFrame"),
         (raising, r"line \d+: Spark refuses: .*missing"),
         (sorting, "cannot run as a stream in mode 'append'"),

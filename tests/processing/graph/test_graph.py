@@ -110,7 +110,7 @@ def test_hostile_names_are_refused(app: hw.App, name: str) -> None:
 
 def test_a_trigger_is_a_duration(app: hw.App) -> None:
     app.topic("clicks", schema=SCHEMA)
-    with pytest.raises(InvalidApp, match="trigger='soon' is no duration"):
+    with pytest.raises(InvalidApp, match="trigger='soon' is not a duration"):
         app.stream("clicks", to="copy", trigger="soon")(identity)
 
 

@@ -271,10 +271,10 @@ def single_within(clicks: DataFrame) -> DataFrame:
         (single_before, ("a",), "Spark's Deduplicate and an operator of Headwater"),
         (single_in_time, ("a",), "Spark's Deduplicate and an operator of Headwater"),
         (single_within, ("a",), "Spark's DeduplicateWithinWatermark and an operator of Headwater"),
-        (four, ("a", "b", "c", "d"), "over 4 inputs; 3 are possible"),
-        (per_minute_after, ("a",), "Aggregate behind an operator of Headwater"),
+        (four, ("a", "b", "c", "d"), "over 4 inputs; 3 are allowed"),
+        (per_minute_after, ("a",), "Aggregate after an operator of Headwater"),
         (no_window, ("a",), "`window_duration` must be between"),
-        (no_time, ("a",), "A window of '0 seconds' holds nothing"),
+        (no_time, ("a",), "A window of '0 seconds' is empty"),
     ],
 )
 def test_what_an_operator_cannot_do_is_refused(

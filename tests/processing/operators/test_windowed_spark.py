@@ -69,20 +69,20 @@ def test_without_a_key_all_rows_belong_together(bids: DataFrame) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"over": "0 seconds", "n": "count"}, "holds nothing"),
-        ({"over": "5 seconds", "every": "0 seconds", "n": "count"}, "holds nothing"),
+        ({"over": "0 seconds", "n": "count"}, "is empty"),
+        ({"over": "5 seconds", "every": "0 seconds", "n": "count"}, "is empty"),
         ({"over": "5 seconds", "every": "6 seconds", "n": "count"}, "rows would be lost"),
-        ({"over": "5 seconds", "gap": "6 seconds", "n": "count"}, "a length, or a gap"),
-        ({"n": "count"}, "Which windows"),
+        ({"over": "5 seconds", "gap": "6 seconds", "n": "count"}, "exclude each other"),
+        ({"n": "count"}, "both missing"),
         ({"gap": "0 seconds", "n": "count"}, "is none"),
-        ({"gap": "5 seconds", "every": "1 second", "n": "count"}, "not every so often"),
+        ({"gap": "5 seconds", "every": "1 second", "n": "count"}, "every= does not apply"),
         ({"over": "5 seconds"}, "No aggregate"),
-        ({"over": "5 seconds", "n": ("distinct", "who")}, "no aggregate 'distinct' here"),
+        ({"over": "5 seconds", "n": ("distinct", "who")}, "aggregate 'distinct' is not available"),
         ({"over": "5 seconds", "n": ("sum", "cost")}, "sum of which column"),
         ({"over": "5 seconds", "n": ("sum", "who")}, "has no sum"),
         ({"over": "5 seconds", "window_end": "count"}, "already"),
-        ({"over": "5 seconds", "by": "whom", "n": "count"}, "no column 'whom'"),
-        ({"over": "5 seconds", "at": "price", "n": "count"}, "no column 'price' with times"),
+        ({"over": "5 seconds", "by": "whom", "n": "count"}, "'whom' to group by does not exist"),
+        ({"over": "5 seconds", "at": "price", "n": "count"}, "'price' with times .TIMESTAMP. does not exist"),
     ],
 )
 def test_what_makes_no_sense_is_refused(bids: DataFrame, settings: dict[str, Any], said: str) -> None:
@@ -93,13 +93,13 @@ def test_what_makes_no_sense_is_refused(bids: DataFrame, settings: dict[str, Any
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"over": "0 seconds"}, "holds nothing"),
+        ({"over": "0 seconds"}, "is empty"),
         ({"over": "5 seconds", "every": "6 seconds"}, "rows would be lost"),
         ({"over": "5 seconds", "key": "who"}, "when its rows change"),
         ({"by": "who", "ties": True}, "for windows"),
         ({"by": "who", "every": "5 seconds"}, "for windows"),
-        ({}, "of which key"),
-        ({"over": "5 seconds", "by": "whom"}, "no column 'whom'"),
+        ({}, "by= is missing"),
+        ({"over": "5 seconds", "by": "whom"}, "key column 'whom' does not exist"),
     ],
 )
 def test_the_best_of_no_window_are_refused(bids: DataFrame, settings: dict[str, Any], said: str) -> None:

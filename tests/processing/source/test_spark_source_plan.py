@@ -142,7 +142,7 @@ def test_a_query_keeps_its_columns_while_the_schema_moves_on_and_a_restart_says_
     assert "column note STRING was added" in said and "column n was INT and is BIGINT" in said
     topics.log.append("t", [{"n": 1 << 40}])
     last = stream.latestOffset(end, ALL)
-    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is BIGINT by now.*Start the query again"):
+    with pytest.raises(SchemaConflict, match=r"Column n of topic 't' is now BIGINT.*Start the query again"):
         topics.rows(stream, stream.partitions(end, last))
 
 
@@ -299,14 +299,14 @@ def test_a_filter_picks_what_spark_would_pick(tmp_path: Path, condition: str) ->
         ("id = 'o1", "quotes"),
         ("price > 5", "'price'.*Its columns are id, amount, at, _key"),
         ("amount", "gives int64"),
-        ("sum(amount) > 5", "no condition on one row"),
-        ("amount > (select 1)", "no condition on one row"),
-        ("amount > 5; drop table t", "no condition on one row"),
-        ("select 1", "no condition on one row"),
-        ("rand() > 0.5", "random, which gives another answer each time"),
-        ("at > current_timestamp()", "another answer each time"),
-        ("at > now()", "another answer each time"),
-        ("uuid() = id", "another answer each time"),
+        ("sum(amount) > 5", "not a condition on one row"),
+        ("amount > (select 1)", "not a condition on one row"),
+        ("amount > 5; drop table t", "not a condition on one row"),
+        ("select 1", "not a condition on one row"),
+        ("rand() > 0.5", "random, which gives a different answer each time"),
+        ("at > current_timestamp()", "different answer each time"),
+        ("at > now()", "different answer each time"),
+        ("uuid() = id", "different answer each time"),
         ("no_such_function(amount) = 1", "no_such_function"),
         ("id > 5 + tags", "'tags'"),
     ],

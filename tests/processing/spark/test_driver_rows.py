@@ -50,7 +50,7 @@ def test_who_is_not_connected_waits_for_nobody(
 
     with monkeypatch.context() as refused:
         refused.setattr(spark_util, "local_connect_and_auth", refuse)
-        with pytest.raises(TimedOut, match=rf"did not hand the rows of a batch over \({type(error).__name__}") as told:
+        with pytest.raises(TimedOut, match=rf"did not transfer the rows of a batch \({type(error).__name__}") as told:
             rows_of(spark.range(5))
     assert told.value.retriable
     assert rows_of(spark.range(5)).num_rows == 5

@@ -128,10 +128,10 @@ def test_without_java_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     """Instead of what a missing program does to a shell script of Spark's."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(SparkUnavailable, match=r"no Java|none on the PATH.*Install Java 17"):
+    with pytest.raises(SparkUnavailable, match=r"no Java|not found on the PATH.*Install Java 17"):
         make_session("none")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
-    with pytest.raises(SparkUnavailable, match=r"none in JAVA_HOME.*Install Java 17"):
+    with pytest.raises(SparkUnavailable, match=r"not found in JAVA_HOME.*Install Java 17"):
         check_java()
 
 

@@ -252,7 +252,7 @@ def test_hostile_names_and_places(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
             check_uid(uid)
     assert check_uid("app.stage-1") == "app.stage-1"
-    with pytest.raises(Unsupported, match="no file system"):
+    with pytest.raises(Unsupported, match="No file system"):
         StateStore("nowhere://x", uid="op", query="q", fingerprint="f", partition=0, partitions=1, specs=SPECS)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):

@@ -126,7 +126,7 @@ def test_what_is_late_is_a_column(spark: SparkSession, tmp_path: Path) -> None:
         some = part.option("columns", "id,_late").load().collect()
         late, _ = told(log, "clicks")
         assert {row.id for row in some if row._late} == late & {row.id for row in some}
-        with pytest.raises(Exception, match="lateness='soon' is no duration"):
+        with pytest.raises(Exception, match="lateness='soon' is not a duration"):
             read.option("lateness", "soon").load()
 
 
@@ -227,7 +227,7 @@ def test_an_application_does_not_wait_for_an_idle_partition(spark: SparkSession,
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"late": "later"}, "is not known"),
+        ({"late": "later"}, "is not a policy"),
         ({"late": "correct"}, "belong together"),
         ({"corrections": "1 minute"}, "belong together"),
         ({"late": "drop", "corrections": "1 minute"}, "belong together"),
@@ -245,7 +245,7 @@ def test_a_way_that_is_none_is_refused(settings: dict[str, Any], said: str) -> N
     ("function", "settings", "said"),
     [
         (windows, {"late": "correct", "corrections": "1 minute"}, "cannot correct what it gave"),
-        (per_user, {"late": "topic", "mode": "update"}, "nothing comes too late for it"),
+        (per_user, {"late": "topic", "mode": "update"}, "no event can be too late for it"),
     ],
 )
 def test_a_way_that_a_stage_cannot_go_is_refused(

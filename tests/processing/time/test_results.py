@@ -80,7 +80,7 @@ def test_a_batch_has_no_more_events_than_the_stage_says(spark: SparkSession, tmp
         log.append("clicks", [{"who": "w", "at": NOON}] * 100)
         [stage] = app.run(available_now=True).stages
         assert (stage.epoch, stage.events, len(log.read("copied"))) == (2, 100, 100)
-    with pytest.raises(InvalidApp, match="events_max=0 is no number of events"):
+    with pytest.raises(InvalidApp, match="events_max=0 is not a number of events"):
         app.view(clicks, key="who", events_max=0)(per_minute)
 
 

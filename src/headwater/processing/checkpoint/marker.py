@@ -95,7 +95,7 @@ def _read(checkpoint: str, name: str) -> bytes:
     except FileNotFoundError:
         raise NotFound(
             f"There is no {name} in the checkpoint {checkpoint}.",
-            advice="It was deleted while the query ran; nothing was written. Stop the query, and put it back.",
+            advice="It was deleted while the query ran, and nothing was written. Stop the query and restore the file.",
         ) from None
 
 

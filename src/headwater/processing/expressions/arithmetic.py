@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from headwater.processing.expressions.decimals import digits_of, from_digits, rescaled
 from headwater.processing.expressions.term import Term, Values, anywhere, array_of, fallible, mapped, numbers
 from headwater.processing.expressions.type_rules import (
+    DIGITS_MAX,
     DOUBLE,
     LONG,
     is_decimal,
@@ -29,6 +30,7 @@ from headwater.processing.expressions.type_rules import (
 
 OVERFLOW = "its result overflows"
 ZERO = "it divides by zero"
+JAVA_DIGITS = 34
 
 _FLOATS: dict[str, Callable[..., Values]] = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}
 _CHECKED: dict[str, Callable[..., Values]] = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
@@ -58,6 +60,18 @@ def _integers(name: str, left: Values, right: Values) -> tuple[Values, Any]:
     return array_of(result, left.type, left, right), anywhere(failed, left, right)
 
 
+def _is_safe(divisor: Term) -> bool:
+    """Whether nothing can fail with it as divisor: a constant other than 0, and than -1, by which the least integer overflows."""
+    value = None if divisor.value is None else divisor.value.as_py()
+    return value is not None and value not in (0, -1)
+
+
+def _dividing(type_: pa.DataType, left: Term, right: Term, run: Any, what: str, *, tries: bool = False) -> Term:
+    if _is_safe(right):
+        return mapped(type_, [left, right], lambda one, other: run(one, other)[0])
+    return fallible(type_, [left, right], run, what, tries=tries, right_first=True)
+
+
 def divided(left: Term, right: Term, *, tries: bool = False) -> Term:
     """`left / right`, of two DOUBLE or two decimals."""
     if is_decimal(left.type):
@@ -68,7 +82,7 @@ def divided(left: Term, right: Term, *, tries: bool = False) -> Term:
             result = array_of(numbers(one) / numbers(other), DOUBLE, one, other)
         return result, anywhere(_spread(numbers(other) == 0, result), one, other)
 
-    return fallible(DOUBLE, [left, right], run, ZERO, tries=tries)
+    return _dividing(DOUBLE, left, right, run, ZERO, tries=tries)
 
 
 def whole_quotient(left: Term, right: Term) -> Term:
@@ -84,7 +98,7 @@ def whole_quotient(left: Term, right: Term) -> Term:
         result = array_of(quotient, LONG, one, other)
         return result, anywhere(_spread(zero | overflows, result), one, other)
 
-    return fallible(LONG, [left, right], run, "it divides by zero or overflows")
+    return _dividing(LONG, left, right, run, "it divides by zero or overflows")
 
 
 def _toward_zero(above: Any, below: Any) -> Any:
@@ -102,17 +116,14 @@ def remainder(left: Term, right: Term, *, positive: bool = False, tries: bool = 
         above, below = numbers(one), numbers(other)
         zero = below == 0
         with np.errstate(all="ignore"):
-            safe = np.where(zero, np.ones(1, below.dtype), below) if left.type not in _FRACTIONS else below
+            safe = np.where(zero, np.ones(1, below.dtype), below) if not is_fraction(left.type) else below
             found = np.fmod(above, safe)
             if positive:
                 found = np.where(found < 0, np.fmod(found + safe, safe), found).astype(found.dtype)
         result = array_of(found, left.type, one, other)
         return result, anywhere(_spread(zero, result), one, other)
 
-    return fallible(left.type, [left, right], run, ZERO, tries=tries)
-
-
-_FRACTIONS = (pa.float32(), pa.float64())
+    return _dividing(left.type, left, right, run, ZERO, tries=tries)
 
 
 def _spread(mask: np.ndarray, result: pa.Array) -> np.ndarray:
@@ -133,7 +144,7 @@ def _signed(term: Term, kernel: Callable[..., Any], of_fractions: Callable[..., 
     if is_fraction(term.type):
         return mapped(term.type, [term], of_fractions)
     if is_decimal(term.type):
-        return mapped(term.type, [term], lambda each: from_digits(kernel(digits_of(each)), term.type, each)[0])
+        return _signed_decimal(term, kernel)
     least = np.iinfo(term.type.to_pandas_dtype()).min
 
     def run(values: Values) -> tuple[Values, Any]:
@@ -142,6 +153,29 @@ def _signed(term: Term, kernel: Callable[..., Any], of_fractions: Callable[..., 
             return array_of(kernel(found), term.type, values), anywhere(found == least, values)
 
     return fallible(term.type, [term], run, OVERFLOW)
+
+
+def _signed_decimal(term: Term, kernel: Callable[..., Any]) -> Term:
+    if term.type.precision <= JAVA_DIGITS:
+        return mapped(term.type, [term], lambda each: from_digits(kernel(digits_of(each)), term.type, each)[0])
+
+    def run(values: Values) -> tuple[Values, Any]:
+        digits = digits_of(values)
+        turned = kernel(digits)
+        return from_digits(np.where(turned == digits, digits, _rounded_by_java(turned)), term.type, values)
+
+    return fallible(term.type, [term], run, OVERFLOW)
+
+
+def _rounded_by_java(digits: Any) -> Any:
+    """What Spark gives where it changes a sign: 34 digits, rounded half to even, as Java's DECIMAL128 has them."""
+    size = abs(digits)
+    for places in range(DIGITS_MAX - JAVA_DIGITS, 0, -1):
+        by = 10**places
+        whole, rest = size // by, size % by
+        even = whole + ((2 * rest > by) | ((2 * rest == by) & (whole % 2 == 1)))
+        size = np.where(size >= 10 ** (JAVA_DIGITS + places - 1), even * by, size)
+    return np.where(digits < 0, -size, size)
 
 
 _DECIMAL_TYPES = {
@@ -162,7 +196,7 @@ def _decimals(name: str, left: Term, right: Term, *, tries: bool = False) -> Ter
         return _decimal_result(name, above, below, type_)
 
     what = ZERO if name in ("%", "pmod") else OVERFLOW if name in "+-*" else "it divides by zero or overflows"
-    return fallible(type_, [left, right], run, what, tries=tries)
+    return fallible(type_, [left, right], run, what, tries=tries, right_first=name not in "+-*")
 
 
 def _decimal_result(name: str, left: Values, right: Values, type_: pa.DataType) -> tuple[Values, Any]:
@@ -188,10 +222,21 @@ def _decimal_result(name: str, left: Values, right: Values, type_: pa.DataType) 
         if name == "pmod":
             found = np.where(found < 0, _truncated_remainder(found + other, other), found)
         result, failed = from_digits(rescaled(found, common, type_.scale), type_, left, right)
+        zero = zero | _is_beyond_java(one, other)
     else:
         result, failed = _quotient(name, one, other, type_, left, right)
     zeros = anywhere(_spread(zero, result), left, right)
     return result, zeros if failed is None else failed if zeros is None else failed | zeros
+
+
+def _is_beyond_java(one: Any, other: Any) -> np.ndarray:
+    """The rows whose whole quotient needs more than 34 digits, for which Java finds no remainder. They are rare."""
+    if np.asarray(one).dtype != object and np.asarray(other).dtype != object:
+        return np.zeros(1, bool)
+    quotient = np.asarray(abs(one) // abs(other), object)
+    large = np.asarray(quotient >= 10**JAVA_DIGITS, bool)
+    large[large] = [len(str(each).rstrip("0")) > JAVA_DIGITS for each in quotient[large]]
+    return large
 
 
 def _truncated_remainder(one: Any, other: Any) -> Any:

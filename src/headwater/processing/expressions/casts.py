@@ -1,6 +1,7 @@
 """Casts between types as Spark makes them in ANSI mode: a value that does not fit, and a text that is not one of the type, fail.
 
-DOUBLE and FLOAT to STRING and to DECIMAL are not here: Spark takes the digits that Java prints, which differ between versions of Java.
+DOUBLE to STRING is not here, nor FLOAT to STRING and DECIMAL: Spark takes the digits that Java prints, and before version 19 Java prints
+more of them than the number needs. For DOUBLE to DECIMAL that matters from 2^53 on only, where the result is the one of newer versions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.model.ddl import type_to_ddl
 from headwater.processing.expressions.decimals import digits_of, from_digits, rescaled
 from headwater.processing.expressions.term import (
     Term,
@@ -38,6 +40,7 @@ from headwater.processing.expressions.type_rules import (
     STRING,
     TIMESTAMP,
     TIMESTAMP_NTZ,
+    as_decimal,
     is_decimal,
     is_fraction,
 )
@@ -58,17 +61,18 @@ def cast(term: Term, type_: pa.DataType, *, tries: bool = False) -> Term | None:
     kernel = _kernel(term.type, type_)
     if kernel is None:
         return None
-    if kernel in _SAFE:
+    if kernel in _SAFE or _has_room(term.type, type_):
         return mapped(type_, [term], lambda values: kernel(values, type_)[0])
-    what = f"a value does not fit into {pa_name(type_)}"
+    what = f"a value does not fit into {type_to_ddl(type_)}"
     return fallible(type_, [term], lambda values: kernel(values, type_), what, tries=tries)
 
 
-def pa_name(type_: pa.DataType) -> str:
-    """A type's name in SQL."""
-    from headwater.model.ddl import type_to_ddl
-
-    return type_to_ddl(type_)
+def _has_room(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every number of a type fits into a decimal."""
+    if not is_decimal(target) or not (is_decimal(source) or source in INTEGERS):
+        return False
+    exact = as_decimal(source)
+    return target.precision - target.scale >= exact.precision - exact.scale + (target.scale < exact.scale)
 
 
 def _kernel(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa.DataType], tuple[Values, Any]] | None:
@@ -92,6 +96,8 @@ def _of_number(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa
         return _fraction_to_integer
     if is_decimal(source):
         return _decimal_to_decimal if is_decimal(target) else _decimal_to_integer
+    if source == DOUBLE:
+        return _double_to_decimal
     return _integer_to_decimal if source in INTEGERS else None
 
 
@@ -138,6 +144,15 @@ def _decimal_to_integer(values: Values, type_: pa.DataType) -> tuple[Values, Any
     limits = np.iinfo(type_.to_pandas_dtype())
     fits = np.asarray((whole >= limits.min) & (whole <= limits.max), bool)
     return array_of(np.where(fits, whole, 0).astype(np.int64), type_, values), anywhere(~fits, values)
+
+
+def _double_to_decimal(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
+    found = numbers(values)
+    is_finite = np.isfinite(found)
+    texts = pc.cast(array_of(np.where(is_finite, found, 0.0), DOUBLE, values), STRING)
+    result, failed = FROM_TEXT["decimal"](texts, type_)
+    # NaN and infinities are null, in ANSI mode too.
+    return result if is_finite.all() else pc.if_else(pa.array(is_finite), result, pa.scalar(None, type_)), failed
 
 
 def _decimal_to_fraction(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
@@ -239,10 +254,14 @@ def _to_text(source: pa.DataType) -> Callable[[Values, pa.DataType], tuple[Value
     if source in INTEGERS or source == BOOLEAN:
         return _unchecked
     if is_decimal(source):
-        return lambda values, type_: (plain_text(arrayed(values, 1)), None)
+        return _decimal_to_text
     if source == DATE:
         return _day_to_text
     return _moment_to_text if source in (TIMESTAMP, TIMESTAMP_NTZ) else None
+
+
+def _decimal_to_text(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
+    return plain_text(arrayed(values, 1)), None
 
 
 def _day_to_text(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
@@ -264,10 +283,10 @@ def _beyond(found: np.ndarray, values: Values, unit: int) -> Any:
 _SAFE = {
     _unchecked,
     _decimal_to_fraction,
-    _truth_to_number,
+    _decimal_to_text,
     _number_to_truth,
     _moment_to_day,
     _same_moment,
     _seconds_to_moment,
 }
-_SAFE -= {_truth_to_number}
+"""The casts that cannot fail."""

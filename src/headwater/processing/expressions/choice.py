@@ -18,6 +18,7 @@ from headwater.processing.expressions.term import (
     Term,
     Values,
     arrayed,
+    columns_of,
     folded,
     mapped,
     narrowed,
@@ -113,7 +114,7 @@ def _chosen(type_: pa.DataType, terms: Sequence[Term], run: object) -> Term:
     term = Term(
         type=type_,
         run=lambda rows, active: arrayed(run(rows, active), rows.count),  # type: ignore[operator]
-        columns=tuple(dict.fromkeys(name for term in terms for name in term.columns)),
+        columns=columns_of(terms),
         may_fail=any(term.may_fail for term in terms),
     )
     return folded(term, terms)

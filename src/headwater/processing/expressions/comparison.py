@@ -8,7 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.processing.expressions.term import Active, Rows, Term, Values, arrayed, mapped, narrowed, truths
+from headwater.processing.expressions.term import (
+    Active,
+    Rows,
+    Term,
+    Values,
+    arrayed,
+    columns_of,
+    mapped,
+    narrowed,
+    truths,
+)
 from headwater.processing.expressions.type_rules import BOOLEAN, is_fraction
 
 _ARROW: dict[str, Callable[..., Values]] = {
@@ -33,6 +43,8 @@ def kernel(name: str, type_: pa.DataType) -> Callable[[Values, Values], Values]:
 
 
 def _fractions(name: str, left: Values, right: Values) -> Values:
+    if isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar):
+        return _fractions(name, arrayed(left, 1), right)[0]
     plain = _ARROW[name](left, right)
     left_nan, right_nan = _nan(left), _nan(right)
     if not (left_nan.any() or right_nan.any()):
@@ -48,9 +60,9 @@ def _fractions(name: str, left: Values, right: Values) -> Values:
             found = left_nan & ~right_nan
         case _:
             found = left_nan | (left_nan & right_nan)
-    # With a NaN Arrow says false, so what is found is only added; `and` with the plain answer keeps its nulls.
-    either = pa.array(np.broadcast_to(found, len(plain)) if len(found) != len(plain) else found)
-    return pc.or_kleene(plain, pc.if_else(pc.is_valid(plain), either, pa.scalar(None, pa.bool_())))
+    # Beside a NaN Arrow's answer is false, so what is found is only added.
+    found = np.broadcast_to(found, len(plain))
+    return pc.if_else(pc.is_valid(plain), pc.or_(plain, pa.array(found)), plain)
 
 
 def _nan(values: Values) -> np.ndarray:
@@ -97,7 +109,7 @@ def among(term: Term, choices: Sequence[Term]) -> Term:
     return Term(
         type=BOOLEAN,
         run=run,
-        columns=tuple(dict.fromkeys(name for each in (term, *choices) for name in each.columns)),
+        columns=columns_of([term, *choices]),
         may_fail=term.may_fail or any(choice.may_fail for choice in choices),
     )
 

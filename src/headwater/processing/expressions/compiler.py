@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -39,11 +41,41 @@ from headwater.processing.expressions.type_rules import (
     wider_type,
 )
 
+_LITERALS = (sql.Literal, sql.Neg, sql.Paren, sql.TryCast)
 COMPARISONS = {sql.EQ: "=", sql.LT: "<", sql.LTE: "<=", sql.GT: ">", sql.GTE: ">="}
 ARITHMETIC = {sql.Add: "+", sql.Sub: "-", sql.Mul: "*", sql.Div: "/", sql.IntDiv: "div", sql.Mod: "%"}
 PLAIN = (BOOLEAN, STRING, BINARY, BYTE, SHORT, INT, LONG, pa.float32(), DOUBLE, DATE, TIMESTAMP, TIMESTAMP_NTZ)
 INTEGERS = (BYTE, SHORT, INT, LONG)
 DEPTH_MAX = 200
+
+_KNOWN_ARGS = {
+    "this",
+    "expression",
+    "expressions",
+    "is_string",
+    "quoted",
+    "typed",
+    "safe",
+    "to",
+    "unit",
+    "_type",
+    "negate",
+}
+_KNOWN_ARGS |= {
+    "ifs",
+    "default",
+    "true",
+    "false",
+    "low",
+    "high",
+    "position",
+    "start",
+    "length",
+    "substr",
+    "coalesce",
+    "query",
+}
+"""What sqlglot's nodes say that is understood here. A node that says more means something else than it seems to."""
 
 
 def compile_term(tree: Any, schema: pa.Schema, text_: str) -> Term:
@@ -74,6 +106,9 @@ class _Compiler:
 
     def _term(self, node: Any) -> Term:
         kind = type(node)
+        known = _KNOWN_ARGS | ({"negate"} if kind in (sql.Like, sql.ILike) else set())
+        if any(value for name, value in node.args.items() if name not in known):
+            raise self.unsupported(_named(node))
         if kind in COMPARISONS:
             return self._compared(COMPARISONS[kind], *self._sides(node))
         if kind in ARITHMETIC:
@@ -81,7 +116,8 @@ class _Compiler:
         build = self._BUILD.get(kind)
         if build is None:
             raise self.unsupported(_named(node))
-        return build(self, node)
+        found = build(self, node)
+        return found if kind in _LITERALS else replace(found, digits=None)
 
     def _sides(self, node: Any) -> tuple[Term, Term]:
         return self.term(node.this), self.term(node.expression)
@@ -90,7 +126,7 @@ class _Compiler:
         """The error for what the language does not have."""
         return Unsupported(
             f"The expression {shown(self._text)} uses {what}, which is not available here.",
-            advice="docs/expressions.md lists what is available; compute the rest in Spark before.",
+            advice="The page docs/expressions.md lists what is available. Compute the rest in Spark first.",
         )
 
     def wrong(self, why: str) -> InvalidInput:
@@ -141,7 +177,9 @@ class _Compiler:
             and isinstance(inner.this, sql.Literal)
             and not inner.this.is_string
         ):
-            return self._cast_to(self._number(f"-{inner.this.this}"), self._type(inner.args["to"]))  # -5L
+            value = self._number(f"-{inner.this.this}")
+            cast_value = self._cast_to(value, self._type(inner.args["to"]))
+            return replace(cast_value, digits=value.digits if self._has_suffix(inner) else None)
         term = self.term(inner)
         if term.type == DURATION or term.months is not None:
             return times.negative(term)
@@ -187,6 +225,8 @@ class _Compiler:
         if is_decimal(type_):
             left, right = self._decimal_operand(left, type_), self._decimal_operand(right, type_)
         else:
+            if name == "div" and is_fraction(type_):
+                raise self.wrong(f"{_shown(left)} and {_shown(right)} cannot be operands of DIV")
             type_ = DOUBLE if name == "/" else LONG if name == "div" else type_
             left, right = self.as_type(left, type_), self.as_type(right, type_)
         match name:
@@ -262,7 +302,15 @@ class _Compiler:
         return choice.cases(values[0].type, [(self.truth(self.term(node.this), "IF"), values[0])], values[1])
 
     def _cast(self, node: Any) -> Term:
-        return self._cast_to(self.term(node.this), self._type(node.args["to"]), tries=bool(node.args.get("safe")))
+        if isinstance(node.this, sql.Literal) and not node.this.is_string and self._has_suffix(node):
+            value = self._number(str(node.this.this))
+            return replace(self._cast_to(value, self._type(node.args["to"])), digits=value.digits)
+        found = self._cast_to(self.term(node.this), self._type(node.args["to"]), tries=bool(node.args.get("safe")))
+        return replace(found, digits=None)
+
+    def _has_suffix(self, node: Any) -> bool:
+        """Whether it is a literal such as `5L`, which sqlglot gives as a cast."""
+        return re.search(rf"(?i)(?<!\w){re.escape(str(node.this.this))}[LSY](?!\w)", self._text) is not None
 
     def _cast_to(self, term: Term, type_: pa.DataType, *, tries: bool = False) -> Term:
         found = cast(term, type_, tries=tries) if term.type in (type_, NULL) or term.type != DURATION else None
@@ -280,9 +328,9 @@ class _Compiler:
             raise self.unsupported(f"the type {name}") from None
 
     def _like(self, node: Any, escape: str = "\\") -> Term:
-        return text.like(
-            self, self.term(node.this), self.term(node.expression), escape, folds=isinstance(node, sql.ILike)
-        )
+        folds = isinstance(node, sql.ILike)
+        found = text.like(self, self.term(node.this), self.term(node.expression), escape, folds=folds)
+        return choice.negated(found) if node.args.get("negate") else found
 
     def _escaped(self, node: sql.Escape) -> Term:
         escape = node.expression
@@ -300,6 +348,9 @@ class _Compiler:
         return text.trimmed(self, name, self.term(node.this), None if characters is None else self.term(characters))
 
     def _function(self, node: sql.Anonymous) -> Term:
+        if str(node.this).lower() in times.DIFFERENCES and len(node.expressions) == 3:
+            unit, start, end = node.expressions
+            return times.difference(self, unit.name.lower(), self.term(start), self.term(end))
         return self.call(str(node.this).lower(), node.expressions)
 
     def call(self, name: str, nodes: Sequence[Any]) -> Term:

@@ -9,10 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.processing.expressions import arithmetic
+from headwater.processing.expressions.casts import plain_text
 from headwater.processing.expressions.decimals import digits_of, from_digits
 from headwater.processing.expressions.operands import Function, Operands
 from headwater.processing.expressions.term import Term, Values, anywhere, array_of, fallible, mapped, numbers
-from headwater.processing.expressions.type_rules import BOOLEAN, DOUBLE, LONG, is_decimal, is_fraction
+from headwater.processing.expressions.text_casts import FROM_TEXT
+from headwater.processing.expressions.type_rules import BOOLEAN, DOUBLE, LONG, STRING, is_decimal, is_fraction
+
+PLACES_MAX = 15
 
 
 def _absolute(operands: Operands, args: list[Term]) -> Term:
@@ -44,9 +48,9 @@ def _whole(name: str) -> Function:
 
         def run(values: Values) -> tuple[Values, Any]:
             found = round_(numbers(values).astype(np.float64))
-            fits = (found >= -(2.0**63)) & (found <= 2.0**63)
-            is_last = found == 2.0**63
-            stored = np.where(is_last, 2**63 - 1, np.where(fits & ~is_last, found, 0).astype(np.int64))
+            found = np.where(np.isnan(found), 0, found)  # as Java casts it
+            fits = (found >= -(2.0**63)) & (found < 2.0**63)
+            stored = np.where(fits, found, 0).astype(np.int64)
             return array_of(stored, LONG, values), anywhere(~fits, values)
 
         return fallible(LONG, [term], run, arithmetic.OVERFLOW)
@@ -102,7 +106,9 @@ def _rounded(operands: Operands, args: list[Term]) -> Term:
     if not is_fraction(term.type):
         return term if places >= 0 else _rounded_integer(term, -places)
     if places != 0:
-        raise operands.unsupported("round of DOUBLE to digits after the point (cast it to DECIMAL before)")
+        if term.type != DOUBLE or not 0 < places <= PLACES_MAX:
+            raise operands.unsupported(f"round of FLOAT, or of DOUBLE to {places} digits,")
+        return mapped(DOUBLE, [term], lambda values: _rounded_fraction(values, places))
     return mapped(term.type, [term], lambda values: array_of(_half_up(numbers(values)), term.type, values))
 
 
@@ -113,6 +119,17 @@ def _half_up(found: np.ndarray) -> np.ndarray:
         rounded = np.where(away, whole + np.sign(found), whole)
     # Through BigDecimal, so there is no -0.0.
     return np.where(np.isfinite(found), rounded + 0.0, found).astype(found.dtype)
+
+
+def _rounded_fraction(values: Values, places: int) -> Values:
+    """Half up by the decimal digits that a number is printed with, as Spark does it: 1.005 becomes 1.01."""
+    found = numbers(values)
+    with np.errstate(invalid="ignore"):
+        is_whole = ~np.isfinite(found) | (np.abs(found) >= 2.0**53)
+    is_zero = np.abs(found) < 0.4 / 10**places
+    texts = pc.cast(pa.array(np.where(is_whole | is_zero, 0.0, found)), STRING)
+    rounded, _ = FROM_TEXT["decimal"](texts, pa.decimal128(38, places))
+    return array_of(np.where(is_whole, found, numbers(pc.cast(plain_text(rounded), DOUBLE)) + 0.0), DOUBLE, values)
 
 
 def _rounded_integer(term: Term, places: int) -> Term:
@@ -132,8 +149,7 @@ def _rounded_integer(term: Term, places: int) -> Term:
 
 def _rounded_decimal(term: Term, places: int) -> Term:
     precision, scale = term.type.precision, term.type.scale
-    if places >= scale:
-        return term
+    places = min(places, scale)
     whole = precision - scale + 1
     type_ = (
         pa.decimal128(min(38, max(whole, -places + 1)), 0)

@@ -10,7 +10,7 @@ fails only for those.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,8 +77,15 @@ def fallible(
     what: str,
     *,
     tries: bool = False,
+    right_first: bool = False,
 ) -> Term:
-    """A term whose kernel also gives a mask of the rows that fail, or None. With `tries` such rows are null instead."""
+    """A term whose kernel also gives a mask of the rows that fail, or None. With `tries` such rows are null instead.
+
+    Spark evaluates arguments in their order, and no further where one is null; `right_first` says that it begins with the last.
+    """
+    if right_first:
+        term = _folded(type_, args[::-1], lambda *values: kernel(*values[::-1]), what, strict=True, tries=tries)
+        return replace(term, columns=columns_of(args)) if term.value is None else term
     return _folded(type_, args, kernel, what, strict=True, tries=tries)
 
 
@@ -112,10 +119,14 @@ def _folded(
             raise RowFailure(what, int(np.argmax(failing)))
         return result
 
-    columns = tuple(dict.fromkeys(name for arg in args for name in arg.columns))
     may_fail = any(arg.may_fail for arg in args) or (bool(what) and not tries)
-    term = Term(type=type_, run=run, columns=columns, may_fail=may_fail)
+    term = Term(type=type_, run=run, columns=columns_of(args), may_fail=may_fail)
     return folded(term, args)
+
+
+def columns_of(terms: Sequence[Term]) -> tuple[str, ...]:
+    """The columns that terms read, in the order of the terms."""
+    return tuple(dict.fromkeys(name for term in terms for name in term.columns))
 
 
 def folded(term: Term, args: Sequence[Term]) -> Term:

@@ -102,14 +102,18 @@ def _joined(operands: Operands, args: list[Term]) -> Term:
 
 
 def _joined_by(operands: Operands, args: list[Term]) -> Term:
-    terms = [operands.text(arg, "concat_ws") for arg in args]
-    if len(terms) == 1:
-        return mapped(STRING, terms, lambda values: pc.if_else(pc.is_valid(values), "", pa.scalar(None, STRING)))
+    separator = operands.text(args[0], "concat_ws").value
+    if separator is None:
+        raise operands.unsupported("concat_ws with a separator that is not a constant")
+    if not separator.is_valid or len(args) == 1:
+        return constant("" if separator.is_valid else None, STRING)
+    between = separator.as_py()
 
-    def run(separator: Values, *values: Values) -> Values:
-        return pc.binary_join_element_wise(*values, separator, null_handling="skip")
+    def run(*values: Values) -> Values:
+        parts = [pc.fill_null(pc.binary_join_element_wise(between, value, ""), "") for value in values]
+        return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*parts, ""), len(between))
 
-    return mapped(STRING, terms, run, strict=False)
+    return mapped(STRING, [operands.text(arg, "concat_ws") for arg in args[1:]], run, strict=False)
 
 
 def trimmed(operands: Operands, name: str, value: Term, characters: Term | None) -> Term:

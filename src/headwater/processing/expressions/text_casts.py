@@ -8,12 +8,14 @@ without a date, which Spark takes to be of today.
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.processing.expressions.decimals import from_digits
 from headwater.processing.expressions.term import Values, anywhere, array_of, arrayed, truths
 from headwater.processing.expressions.type_rules import (
     BOOLEAN,
@@ -86,9 +88,7 @@ def _truth(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
 
 
 def _decimal(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
-    from headwater.processing.expressions.decimals import from_digits
-
-    texts = _trimmed(values)
+    texts = _without_exponents(_trimmed(values))
     good = truths(pc.match_substring_regex(texts, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"))
     whole = pc.replace_substring_regex(texts, r"^[+-]?0*([0-9]*).*$", r"\1")
     # One digit more than is kept decides how the rest is rounded.
@@ -103,6 +103,18 @@ def _decimal(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
     found, failed = from_digits(signed, type_, values)
     bad = anywhere(~good, values)
     return found, bad if failed is None else failed if bad is None else failed | bad
+
+
+def _without_exponents(texts: pa.Array) -> pa.Array:
+    """Decimal texts such as `1.5e3` in full. Few columns have any, so each distinct one is left to Python."""
+    has_exponent = pc.match_substring_regex(texts, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,9}$")
+    if not pc.any(has_exponent).as_py():
+        return texts
+    distinct = pc.unique(texts.filter(has_exponent))
+    full = pa.array(
+        [f"{Decimal(text.as_py()):f}" if abs(Decimal(text.as_py()).adjusted()) <= 76 else "e" for text in distinct]
+    )
+    return pc.if_else(has_exponent, pc.take(full, pc.index_in(texts, value_set=distinct)), texts)
 
 
 def _big(values: pa.Array) -> np.ndarray:

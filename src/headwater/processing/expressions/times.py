@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headwater.processing.expressions import arithmetic
 from headwater.processing.expressions.decimals import from_digits
+from headwater.processing.expressions.interval import MICROSECONDS
 from headwater.processing.expressions.operands import Function, Operands
 from headwater.processing.expressions.term import Term, Values, anywhere, array_of, constant, fallible, mapped, numbers
 from headwater.processing.expressions.text_casts import days_of
@@ -185,7 +186,7 @@ _FIELDS |= {
     "doy": "dayofyear",
     "dow": "dayofweek",
 }
-_FIELDS |= {"qtr": "quarter", "dayofweek_iso": "", "h": "hour", "m": "minute"}
+_FIELDS |= {"qtr": "quarter", "h": "hour", "m": "minute"}
 
 
 def _of_day(name: str) -> Function:
@@ -241,6 +242,19 @@ def _date_difference(operands: Operands, args: list[Term]) -> Term:
         return array_of(numbers(one) - numbers(other), INT, one, other)
 
     return mapped(INT, [end, start], run)
+
+
+DIFFERENCES = ("datediff", "date_diff", "timestampdiff")
+"""Functions that count the units between two moments, where a unit is their first argument."""
+
+
+def difference(operands: Operands, unit: str, start: Term, end: Term) -> Term:
+    """`TIMESTAMPDIFF(unit, start, end)`: the whole units from one moment to the other."""
+    if unit not in MICROSECONDS:
+        raise operands.unsupported(f"a difference in {unit.upper()}")
+    first, last = operands.moment(start, "timestampdiff"), operands.moment(end, "timestampdiff")
+    span = arithmetic.arithmetic("-", _whole(last), _whole(first))
+    return arithmetic.whole_quotient(span, constant(MICROSECONDS[unit], LONG))
 
 
 def _months_added(operands: Operands, args: list[Term]) -> Term:

@@ -116,7 +116,7 @@ class Graph:
         if node.trigger is not None:
             check_trigger(node)
         if (most := node.settings.get("events_max")) is not None and (not isinstance(most, int) or most < 1):
-            raise InvalidApp(f"{node.place}: events_max={most!r} is no number of events.", advice="Use 1 or more.")
+            raise InvalidApp(f"{node.place}: events_max={most!r} is not a number of events.", advice="Use 1 or more.")
         if node.kind == "stream" or (node.kind == "sink" and "/" not in node.to):
             self._check_free(check_name(node.to), node.where)
             if len(node.key) > 1:
@@ -139,7 +139,7 @@ class Graph:
         """The stages that keep what comes too late for a stage: one for each input, if it asks for that. No row of a table is left out."""
         if stage.late not in (None, "drop", "topic", "correct", "window"):
             raise InvalidApp(
-                f"{stage.place}: late={stage.late!r} is not known.",
+                f"{stage.place}: late={stage.late!r} is not a policy for late events.",
                 advice='Use "drop", "topic", "correct" or "window".',
             )
         if (stage.late == "correct") != (stage.corrections_us > 0):
@@ -290,12 +290,12 @@ def declared_schema(schema: SchemaLike | None) -> pa.Schema | None:
 
 
 def check_trigger(stage: StageNode) -> None:
-    """Refuses a trigger that is no duration."""
+    """Refuses a trigger that is not a duration."""
     try:
         duration_us(stage.trigger)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, the sentence is the same
         raise InvalidApp(
-            f"{stage.place}: trigger={stage.trigger!r} is no duration.", advice='Use one such as "1 second".'
+            f"{stage.place}: trigger={stage.trigger!r} is not a duration.", advice='Use one such as "1 second".'
         ) from None
 
 
@@ -315,6 +315,6 @@ def place_of(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         raise InvalidApp(
-            f"{function!r} is no function of Python.", advice="Decorate a function that is defined with def."
+            f"{function!r} is not a Python function.", advice="Decorate a function that is defined with def."
         )
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -36,7 +36,9 @@ def aggregates_of(
 ) -> list[Aggregate]:
     """The aggregates that are asked for, over rows with this schema; the result has columns with `taken` names already."""
     if not wanted:
-        raise InvalidInput("No aggregate is asked for.", advice='Such as n="count" or total=("sum", "amount").')
+        raise InvalidInput(
+            "No aggregate is given.", advice='Name at least one, such as n="count" or total=("sum", "amount").'
+        )
     return [_aggregate(name, want, schema, taken, kinds) for name, want in wanted.items()]
 
 
@@ -44,7 +46,9 @@ def _aggregate(name: str, want: Wanted, schema: pa.Schema, taken: Sequence[str],
     parts: tuple[Any, ...] = (want,) if isinstance(want, str) else want
     kind, *rest = parts
     if kind not in kinds:
-        raise InvalidInput(f"{name}: there is no aggregate {kind!r} here.", advice=f"Use one of {', '.join(kinds)}.")
+        raise InvalidInput(
+            f"{name}: the aggregate {kind!r} is not available here.", advice=f"Use one of {', '.join(kinds)}."
+        )
     if name in taken:
         raise InvalidInput(f"There is a column {name!r} already.", advice="Give the aggregate another name.")
     if kind == "count" and not rest:
@@ -60,7 +64,7 @@ def _aggregate(name: str, want: Wanted, schema: pa.Schema, taken: Sequence[str],
         )
     share = float(rest[1]) if kind == "percentile" and len(rest) > 1 else 0.5
     if not 0.0 <= share <= 1.0:
-        raise InvalidInput(f"{name}: {share} is no percentile.", advice="Use a number from 0 to 1, such as 0.95.")
+        raise InvalidInput(f"{name}: {share} is not a percentile.", advice="Use a number from 0 to 1, such as 0.95.")
     return Aggregate(name, kind, rest[0], share, _type(kind, given))
 
 

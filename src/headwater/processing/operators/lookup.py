@@ -50,7 +50,7 @@ def lookup(
     """
     if how not in ("left", "inner") or ties not in ("table", "event"):
         raise InvalidInput(
-            f"how={how!r}, ties={ties!r} make no sense.", advice='Use "left" or "inner"; "table" or "event".'
+            f"how={how!r}, ties={ties!r} are not valid.", advice='Use "left" or "inner"; "table" or "event".'
         )
     changes = table.versions if isinstance(table, Table) else table
     key = [on] if isinstance(on, str) else list(on)

@@ -156,7 +156,7 @@ class OperatorContext:
         if given is not None:
             uid = check_uid(given)
             if uid in self.uids:
-                raise InvalidInput(f"Two operators have uid={uid!r}.", advice="Give each another one.")
+                raise InvalidInput(f"Two operators have uid={uid!r}.", advice="Give one of them another uid.")
         else:
             uid = next(uid for number in range(1, 10_000) if (uid := f"{name}-{number}") not in self.uids)
         self.uids.add(uid)
@@ -220,7 +220,7 @@ def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = No
         return _spread(operator, inputs, stage.partitions if stage is not None else 4)
     if stage is None:
         raise InvalidInput(
-            f"hw.{operator.name} keeps a state on a stream, and does not know where.",
+            f"hw.{operator.name} keeps a state on a stream, and has no folder for it.",
             advice="Use it in a function of an application (@app.stream or @app.view).",
         )
     known = fingerprint_of(operator.name, operator.settings, [_remembered(operator, each) for each in inputs])
@@ -338,12 +338,12 @@ def hashed_parts(frame: DataFrame, names: Sequence[str], called: Mapping[str, st
     for name in names:
         if name not in frame.columns:
             raise InvalidInput(
-                f"There is no column {name!r} to be a key.", advice=f"Columns are {', '.join(frame.columns)}."
+                f"The key column {name!r} does not exist.", advice=f"Columns are {', '.join(frame.columns)}."
             )
         kind = frame.schema[name].dataType
         if not isinstance(kind, AtomicType):  # Spark's hash leaves out nulls inside of them, so different ones are one
             raise InvalidInput(
-                f"Column {name!r} is {kind.simpleString()}, which is no key.",
+                f"Column {name!r} is {kind.simpleString()}, which cannot be a key.",
                 advice="Use its parts, as columns of their own.",
             )
         value = F.col(f"`{name if called is None else called[name]}`")
@@ -414,7 +414,7 @@ def _in_batch(operator: Operator, sides: Sequence[_Side], table: pa.Table | None
 def _misplaced(uid: str, what: str) -> Unsupported:
     """The error for rows that are not where they were sent: an operator would work with the wrong state, so nothing is done."""
     return Unsupported(
-        f"Spark has not kept the partitions of operator {uid!r}: {what}.",
+        f"Spark changed the partitions of operator {uid!r}: {what}.",
         advice="Run the Spark version that Headwater is made for, and leave its settings spark.sql.adaptive.… as they are.",
     )
 

@@ -38,13 +38,13 @@ def checked(over: Duration, every: Duration | None) -> Panes:
     over_us, every_us = duration_us(over), duration_us(over if every is None else every)
     if over_us <= 0 or every_us <= 0:
         raise InvalidInput(
-            f"A window of {over!r}{'' if every is None else f' every {every!r}'} holds nothing.",
+            f"A window of {over!r}{'' if every is None else f' every {every!r}'} is empty.",
             advice='Use positive times, such as over="10 seconds", every="2 seconds".',
         )
     if every_us > over_us:
         raise InvalidInput(
-            f"Between windows of {over!r} every {every!r} rows would be lost.",
-            advice="Use an every= that is not longer than over=, and leave windows out behind it.",
+            f"Rows between windows of {over!r} every {every!r} rows would be lost.",
+            advice="Use an every= that is not longer than over=, and filter the windows afterwards.",
         )
     return Panes(over_us, every_us)
 

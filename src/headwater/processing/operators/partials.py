@@ -102,7 +102,7 @@ def _cast(sums: pa.ChunkedArray, each: Aggregate) -> pa.ChunkedArray:
 def _too_large(error: Exception) -> InvalidInput:
     return InvalidInput(
         f"A sum does not fit into its column: {str(error).splitlines()[0]}",
-        advice="Cast the column that is summed to DECIMAL(38, 0) before.",
+        advice="Cast the column that is summed to DECIMAL(38, 0) first.",
     )
 
 

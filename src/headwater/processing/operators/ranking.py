@@ -93,12 +93,12 @@ def parsed(order: Sequence[str], columns: Sequence[str]) -> list[tuple[str, bool
         found = _ORDER.fullmatch(each)
         if found is None or found[1] not in columns:
             raise InvalidInput(
-                f"There is no column to order by in {each!r}.",
+                f"The order {each!r} does not name a column.",
                 advice=f"Use a column and ASC or DESC; columns are {', '.join(columns)}.",
             )
         parts.append((found[1], (found[2] or "").lower() == "desc"))
     if not parts:
-        raise InvalidInput("The best by which order?", advice='Such as order="price DESC".')
+        raise InvalidInput("The order is missing.", advice='Give one, such as order="price DESC".')
     return parts
 
 

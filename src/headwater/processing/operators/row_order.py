@@ -30,11 +30,11 @@ def time_column(df: DataFrame, at: str | None) -> str:
         times = declared or [field.name for field in df.schema if isinstance(field.dataType, TimestampType)]
         if len(times) != 1:
             raise InvalidInput(
-                f"Which column is the event time? It could be {', '.join(times) or 'none'}.", advice="Say it with at=."
+                f"The event time is ambiguous: it could be {', '.join(times) or 'none'}.", advice="Name it with at=."
             )
         return times[0]
     if at not in df.columns or not isinstance(df.schema[at].dataType, TimestampType):
-        raise InvalidInput(f"There is no column {at!r} with times (TIMESTAMP).", advice="Name another with at=.")
+        raise InvalidInput(f"Column {at!r} with times (TIMESTAMP) does not exist.", advice="Name another with at=.")
     return at
 
 

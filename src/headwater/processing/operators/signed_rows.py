@@ -43,7 +43,7 @@ def signed(df: DataFrame, key: str | Sequence[str], *, at: str | None, uid: str 
         at in df.columns and (at == OFFSET or isinstance(df.schema[at].dataType, TimestampType))
     ):
         raise InvalidInput(
-            f"There is no column {at!r} with times (TIMESTAMP).",
+            f"Column {at!r} with times (TIMESTAMP) does not exist.",
             advice=f"Name another with at=, or {OFFSET!r}, which the stage has with log_columns=[{OFFSET!r}].",
         )
     operator = SignedRows(to_arrow(df.schema), names, at, in_log_order=in_log_order(df))
@@ -55,10 +55,10 @@ def check_facts(df: DataFrame, *, at: str | None) -> None:
     if DELETED.name in df.columns:
         raise InvalidInput(
             f"Rows with {DELETED.name} are changes of a table.",
-            advice=f"Say with key= what its key is; or drop the column {DELETED.name}.",
+            advice=f"Name its key with key=, or drop the column {DELETED.name}.",
         )
     if at is not None:
-        raise InvalidInput("at= says which row of a key is the later one.", advice="Say with key= what the key is.")
+        raise InvalidInput("at= orders the rows of a key, and key= is missing.", advice="Name the key with key=.")
 
 
 class SignedRows:
@@ -138,7 +138,7 @@ class SignedRows:
         values = ", ".join(f"{name}={rows.column(name)[row].as_py()!r}" for name in self._key)
         raise InvalidInput(
             f"A batch has two rows of the key {values}: which one is the later?",
-            advice=f"Say with at= which column is the time of a change; for a table of the log at={OFFSET!r}, its order there.",
+            advice=f"Name the column with the time of a change with at=. For a table of the log, use at={OFFSET!r}, its order there.",
         )
 
 

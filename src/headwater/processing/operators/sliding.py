@@ -47,9 +47,7 @@ def sliding(
     key = [by] if isinstance(by, str) else list(by)
     schema, over_us = to_arrow(df.schema), duration_us(over)
     if over_us <= 0:
-        raise InvalidInput(
-            f"A window of {over!r} holds nothing.", advice='Use a positive time, such as over="5 minutes".'
-        )
+        raise InvalidInput(f"A window of {over!r} is empty.", advice='Use a positive time, such as over="5 minutes".')
     aggregates = aggregates_of(wanted, schema, taken=schema.names)
     return operate(Sliding(schema, time_column(df, at), over_us, aggregates), [Input(df, key)], uid=uid)
 

@@ -59,7 +59,7 @@ def top_n(
     hw.top_n(bids, 1, order="price DESC", over="10 seconds", ties=True)
     """
     if n < 1:
-        raise InvalidInput(f"There is no top {n!r}.", advice="Use 1 or more.")
+        raise InvalidInput(f"A top {n!r} is not possible.", advice="Use 1 or more.")
     if RANK in df.columns:
         raise InvalidInput(f"There is a column {RANK!r} already.", advice="Rename it.")
     group = [] if by is None else [by] if isinstance(by, str) else list(by)
@@ -82,23 +82,24 @@ def top_n(
 def _check_windows(df: DataFrame, key: object) -> None:
     if key is not None:
         raise InvalidInput(
-            "What a table had in a window is not known when its rows change.", advice="Leave key= or over= out."
+            "What a table had in a window cannot be derived when its rows change.", advice="Leave out key= or over=."
         )
     check_facts(df, at=None)
     for name in (START, END):
         if name in df.columns:
-            raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours before.")
+            raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours first.")
 
 
 def _check_no_windows(group: Sequence[str], every: object, *, ties: bool) -> None:
     if not group:
         raise InvalidInput(
-            "The best of which key?", advice='Say by="…"; or over="10 seconds" for the best of all rows in each window.'
+            "by= is missing.",
+            advice='Name the columns of the key, as in by="…"; or over="10 seconds" for the best of all rows in each window.',
         )
     if every is not None or ties:
         raise InvalidInput(
             "every= and ties= are for windows: a list that is kept up to date has a row for each rank.",
-            advice="Say over= as well, or leave them out.",
+            advice="Add over=, or leave them out.",
         )
 
 

@@ -167,8 +167,8 @@ class Totals:
             return ask(sql, given=given, known=known, seen=seen)
         except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
             raise InvalidInput(
-                f"A sum does not fit into its column any more: {str(error).splitlines()[0]}.",
-                advice="Cast the column that is summed to DECIMAL(38, 0) before.",
+                f"A sum no longer fits into its column: {str(error).splitlines()[0]}.",
+                advice="Cast the column that is summed to DECIMAL(38, 0) first.",
             ) from None
 
     def _results(self) -> list[str]:
@@ -256,11 +256,11 @@ def _check_retractable(aggregates: Sequence[Aggregate], schema: pa.Schema) -> No
     for each in aggregates:
         if each.kind in ("min", "max"):
             raise InvalidInput(
-                f"{each.name}: a row that goes takes its {each.kind} with it, and the next is not known.",
+                f"{each.name}: a row that is removed takes its {each.kind} with it, and the next one was not kept.",
                 advice=f"Use hw.top_n(…, 1, key=…) for the {each.kind} of a table that changes.",
             )
         if each.kind in ("sum", "avg") and pa.types.is_floating(schema.field(each.column).type):
             raise InvalidInput(
                 f"{each.name}: column {each.column!r} is DOUBLE, whose sums drift when rows are taken back.",
-                advice="Cast it to DECIMAL before.",
+                advice="Cast it to DECIMAL first.",
             )

@@ -74,23 +74,23 @@ def _check_names(df: DataFrame, group: Sequence[str]) -> None:
     for name in group:
         if name not in df.columns:
             raise InvalidInput(
-                f"There is no column {name!r} to group by.", advice=f"Columns are {', '.join(df.columns)}."
+                f"The column {name!r} to group by does not exist.", advice=f"Columns are {', '.join(df.columns)}."
             )
         if name in (START, END):
-            raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours before.")
+            raise InvalidInput(f"The result has a column {name!r} of its own.", advice="Rename yours first.")
 
 
 def _shape(over: Duration | None, every: Duration | None, gap: Duration | None) -> Panes | None:
     """How windows lie; None for sessions."""
     if (over is None) == (gap is None):
         raise InvalidInput(
-            "Which windows?" if over is None else "Windows have a length, or a gap between them.",
+            "over= and gap= are both missing." if over is None else "over= and gap= exclude each other.",
             advice='Use over="10 seconds", with every="2 seconds" where they overlap; or gap="10 seconds" for sessions.',
         )
     if over is not None:
         return checked(over, every)
     if every is not None:
-        raise InvalidInput("Sessions begin with their first row, not every so often.", advice="Leave every= out.")
+        raise InvalidInput("Sessions begin with their first row, so every= does not apply.", advice="Leave out every=.")
     if duration_us(gap) <= 0:
         raise InvalidInput(f"A gap of {gap!r} is none.", advice='Use a positive time, such as gap="10 seconds".')
     return None

@@ -86,7 +86,10 @@ class _Writer:
         """A topic that is not there yet gets the columns of the DataFrame."""
         log = self.log()
         if log.url.startswith("memory://"):
-            raise Unsupported("Spark's tasks are other processes.", advice="Use a log in a folder, or kafka://.")
+            raise Unsupported(
+                "Spark's tasks run in other processes, which cannot reach this log.",
+                advice="Use a log in a folder, or kafka://.",
+            )
         try:
             topic = log.topic(self.topic)
         except TopicNotFound:
@@ -96,7 +99,7 @@ class _Writer:
         if self.key is not None and self.key != topic.key:
             raise SchemaConflict(
                 f"Topic {self.topic!r} has the key {topic.key!r}, and option key says {self.key!r}.",
-                advice="Leave the option out: a topic keeps the key that it was made with.",
+                advice="Leave out the option: a topic keeps the key that it was created with.",
             )
 
 
@@ -109,7 +112,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         run = None if context is None else context.getLocalProperty(_RUN)
         epoch = None if context is None else context.getLocalProperty(_EPOCH)
         if context is None or run is None or epoch is None:
-            raise InvalidInput("This task belongs to no streaming query.", advice="Write with df.writeStream.")
+            raise InvalidInput("This task does not belong to a streaming query.", advice="Write with df.writeStream.")
         return SinkTask(str(run), int(epoch), context.partitionId())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -152,8 +155,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise Unsupported(
-                "A log keeps what was written: it cannot be overwritten.",
-                advice='Use .mode("append"), or delete the topic and make it again.',
+                "A log is append-only and cannot be overwritten.",
+                advice='Use .mode("append"), or delete the topic and create it again.',
             )
         super().__init__(options, schema)
         self.schema = schema

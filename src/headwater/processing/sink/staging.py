@@ -76,7 +76,7 @@ def number_of_run(log: Log, stage: str, run: str) -> int:
         if run in runs:
             if next(reversed(runs)) != run:
                 raise Fenced(
-                    f"Stage {stage!r} is run by another run of its query by now.",
+                    f"Stage {stage!r} now belongs to another run of its query.",
                     advice="Nothing was written. Stop this one.",
                 )
             return runs[run]
@@ -180,7 +180,7 @@ def writes_of(log: Log, topic: Topic, staged: StagedRows) -> Iterator[Write]:
         source = pa.memory_map(staged.path) if staged.path else pa.py_buffer(staged.data)
     except FileNotFoundError:
         raise Fenced(
-            f"What the tasks staged for topic {topic.name!r} was swept: another run of the query has begun.",
+            f"The files that the tasks staged for topic {topic.name!r} were removed: another run of the query has begun.",
             advice="Nothing was written. Stop this one.",
         ) from None
     batches = list(pa.ipc.open_stream(source))

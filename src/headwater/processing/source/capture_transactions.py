@@ -129,7 +129,7 @@ def check_not_overtaken(log: Log, checkpoint: str, epoch: int) -> None:
             raise TimedOut(
                 f"Compaction came by partition {number} of topic {topic!r} while batch {epoch} was read, so what its rows were at offset "
                 f"{end} is not certain any more.",
-                advice="Nothing was written; the batch is planned anew.",
+                advice="Nothing was written; Headwater plans the batch again.",
             )
 
 
@@ -149,6 +149,6 @@ def _are_live(marker: Marker | None, topics: Sequence[str]) -> bool:
         if topic in tables and tables[topic].state == "stopped":
             raise NotCapturable(
                 f"The capture of {topic!r} has stopped, so it is no longer what its database holds: {tables[topic].why}",
-                advice="Mend that, and start the application again: the table is copied anew.",
+                advice="Repair the capture, and start the application again: it then copies the table again.",
             )
     return all(topic in tables and tables[topic].state == "live" for topic in topics)

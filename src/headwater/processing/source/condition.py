@@ -1,11 +1,12 @@
 """A condition: the `filter` option, a piece of Spark SQL that picks rows where they are read.
 
-It is parsed as Spark SQL (sqlglot), may name the topic's columns and the log's own, and is answered by DuckDB for a whole Arrow batch
-at a time: only the columns that it names go in, and only one boolean for each row comes out, so what Spark gets is the log's
-own memory. As in a WHERE clause, a row for which it is neither true nor false is not picked.
+It is parsed as Spark SQL and may name the topic's columns and the log's own. The expression language of Headwater answers it for a whole
+Arrow batch at a time, with Spark's results. A condition that the language does not have, or that could fail for a row, is answered by
+DuckDB: only the columns that it names go in, and only one boolean for each row comes out. What Spark gets is the log's own memory. As in a
+WHERE clause, a row for which the condition is neither true nor false is not picked.
 
-What could give another answer when a lost task is run again (random numbers, the present) is refused, and so is everything that is no
-condition on one row. DuckDB is loaded with the first condition: Spark starts a Python process for every query, and few have one.
+What could give another answer when a lost task is run again (random numbers, the present) is refused, and so is everything that is not a
+condition on one row. DuckDB is loaded with the first condition that needs it: Spark starts a Python process for every query, and few do.
 Thread-safety: a `Filter` belongs to one thread.
 """
 
@@ -29,10 +30,11 @@ _PRESENT = {"current_timestamp", "current_date", "current_time", "localtimestamp
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A condition that was read and understood: the columns that it needs, and DuckDB's way to say it."""
+    """A condition that was read and understood: the columns that it needs, DuckDB's way to say it, and ours where there is one."""
 
     columns: tuple[str, ...]
     sql: str
+    expression: Any = None
 
 
 @lru_cache(maxsize=CONDITIONS_MAX)
@@ -52,7 +54,7 @@ def parse_condition(text: str, columns: tuple[pa.Field, ...]) -> Condition:
     wrong = next(tree.find_all(*no_row), None)
     if wrong is not None or not isinstance(tree, sql.Expression):
         shown = (wrong or tree).sql("spark")
-        raise _refused(text, f"{shown!r} is no condition on one row")
+        raise _refused(text, f"{shown!r} is not a condition on one row")
     known = {field.name: field for field in columns}
     names = {name.lower(): name for name in known}
     found: dict[str, None] = {}
@@ -60,10 +62,13 @@ def parse_condition(text: str, columns: tuple[pa.Field, ...]) -> Condition:
         name = column.parts[0].name
         if name.lower() not in names:
             raise InvalidInput(
-                f"Option filter={text!r} names the column {name!r}, which is not there.",
+                f"Option filter={text!r} names the column {name!r}, which does not exist.",
                 advice=f"Its columns are {', '.join(known)}.",
             )
         found[names[name.lower()]] = None
+    expression = _expression(text, pa.schema([known[name] for name in found]))
+    if expression is not None:
+        return Condition(tuple(found), "", expression)
     condition = Condition(tuple(found), tree.sql("duckdb"))
     called = {function.sql("duckdb").partition("(")[0].strip().lower() for function in tree.find_all(sql.Func)}
     _check_answer(text, condition, called, pa.schema([known[name] for name in found]))
@@ -78,12 +83,26 @@ class Filter:
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
         """For each row whether it is picked."""
+        if self.condition.expression is not None:
+            columns = {name: batch.column(name) for name in self.condition.columns}
+            return self.condition.expression.evaluate(columns, batch.num_rows).fill_null(False)
         rows = batch.select(list(self.condition.columns)) if self.condition.columns else _numbered(batch.num_rows)
         return _answer(self._connection, self.condition, pa.Table.from_batches([rows])).combine_chunks()
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         return _connect()
+
+
+def _expression(text: str, columns: pa.Schema) -> Any:
+    """The condition in our own language; None where it is not in it, or could fail, as a division can. DuckDB then says what is wrong."""
+    from headwater.processing.expressions.expression import compile_condition
+
+    try:
+        expression = compile_condition(text, columns)
+    except InvalidInput:
+        return None
+    return None if expression.may_fail else expression
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
@@ -119,8 +138,8 @@ def _check_answer(text: str, condition: Condition, called: set[str], columns: pa
         changing = called & ({name for (name,) in unstable.fetchall()} | _PRESENT)
         if changing:
             raise InvalidInput(
-                f"Option filter={text!r} calls {min(changing)}, which gives another answer each time.",
-                advice="A lost task is read again and must give the same rows: filter by such a thing in Spark itself.",
+                f"Option filter={text!r} calls {min(changing)}, which gives a different answer each time.",
+                advice="A repeated task must give the same rows. Filter in Spark instead.",
             )
         rows = columns.empty_table() if condition.columns else pa.Table.from_batches([_numbered(0)])
         answer = _answer(connection, condition, rows)
@@ -141,6 +160,6 @@ def _place(error: Any) -> str:
 
 def _refused(text: str, why: str) -> InvalidInput:
     return InvalidInput(
-        f"Option filter={text!r} is no condition: {why}.",
-        advice="Write what would stand in a WHERE clause of Spark SQL, such as \"amount > 10 AND page LIKE '/shop/%'\".",
+        f"Option filter={text!r} is not a condition: {why}.",
+        advice="Write a WHERE clause of Spark SQL, such as \"amount > 10 AND page LIKE '/shop/%'\".",
     )

@@ -122,7 +122,7 @@ class Load:
                 )
                 raise SchemaConflict(
                     f"The DataFrame's schema has {field.name} {type_to_ddl(field.type)}, and what is read {has}.",
-                    advice="Leave .schema(…) out, so that the topic's is taken; to read fewer columns use the option columns.",
+                    advice="Leave out .schema(…) to use the topic's schema. To read fewer columns, use the option columns.",
                 )
         return self.subscription
 

@@ -88,7 +88,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         if name.lower() not in known:
             close = difflib.get_close_matches(name.lower(), known, 1)
             meant = f"Did you mean {known[close[0]]}? " if close else ""
-            raise InvalidInput(f"There is no option {name!r}.", advice=f"{meant}Options are {', '.join(NAMES)}.")
+            raise InvalidInput(f"Unknown option {name!r}.", advice=f"{meant}Options are {', '.join(NAMES)}.")
     said = {known[name.lower()]: text for name, text in given.items()}
     as_of = said.get("asOf")
     options = Options(
@@ -118,7 +118,7 @@ def read_options(given: Mapping[str, str]) -> Options:
     )
     if options.as_of is not None and (options.starting is not None or options.ending is not None):
         raise InvalidInput(
-            "Option asOf reads a table, which has neither startingOffsets nor endingOffsets.",
+            "Option asOf reads a table, which does not have startingOffsets or endingOffsets.",
             advice="Use asOf for the newest row of each key, or offsets for the events.",
         )
     return options
@@ -134,7 +134,7 @@ def _log(url: str) -> str:
         raise InvalidInput("Option log is missing.", advice='Give the log\'s URL, such as .option("log", "./data").')
     if url.startswith("memory:"):
         raise Unsupported(
-            "Option log: a memory:// log lives in one process, and Spark reads with others.",
+            "Option log: a memory:// log exists in one process only, and Spark reads from other processes.",
             advice="Use a folder (file://) or kafka://; in tests a temporary folder.",
         )
     return url
@@ -180,7 +180,7 @@ def _duration(option: str, text: str | None) -> int | None:
         return None if text is None else duration_us(text)
     except InvalidInput:
         raise InvalidInput(
-            f"Option {option}={text!r} is no duration.", advice='Use one such as "10 minutes".'
+            f"Option {option}={text!r} is not a duration.", advice='Use one such as "10 minutes".'
         ) from None
 
 
@@ -189,7 +189,7 @@ def _count(option: str, text: str | None) -> int | None:
         return None
     if not re.fullmatch(r"\d{1,18}", text.strip()) or not 0 < int(text) <= _COUNT_MAX:
         raise InvalidInput(
-            f"Option {option}={text!r} is no number of 1 or more.", advice="Use a whole number, such as 100000."
+            f"Option {option}={text!r} is not a number of 1 or more.", advice="Use a whole number, such as 100000."
         )
     return int(text)
 
@@ -211,9 +211,9 @@ def _columns(text: str) -> tuple[str, ...]:
         at = part.end()
     if not found or at < len(text) or len({name.lower() for name in found}) < len(found):
         raise InvalidInput(
-            f"Option columns={text!r} is no list of different names.",
-            advice='Separate names by commas, such as "id,amount,_offset"; "*" stands for all columns of the topic, and a name '
-            "with a comma stands between backticks.",
+            f"Option columns={text!r} is not a list of different names.",
+            advice='Separate names by commas, such as "id,amount,_offset"; "*" means all columns of the topic. Put a name '
+            "with a comma between backticks.",
         )
     return tuple(found)
 

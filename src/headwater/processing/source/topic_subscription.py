@@ -66,7 +66,7 @@ class TopicSubscription:
         if not topics:
             raise TopicNotFound(
                 f"Option subscribePattern={self._options.pattern!r} matches no topic of {self._log.url} yet.",
-                advice=f"Topics there: {', '.join(self._log.topics()[:10]) or 'none yet'}. Create one first, or give the schema "
+                advice=f"Topics of the log: {', '.join(self._log.topics()[:10]) or 'none yet'}. Create one first, or give the schema "
                 "with .schema(…).",
             )
         first = self._columns(topics[0])
@@ -147,7 +147,7 @@ class TopicSubscription:
         return topics
 
     def check_as_planned(self) -> None:
-        """Refuses to go on where the topic has other columns than the query was planned by.
+        """Refuses to go on where the topic no longer has the columns that the query was planned with.
 
         To be asked behind `bounds`: whatever is in them then has the columns that are seen here.
         """
@@ -155,8 +155,8 @@ class TopicSubscription:
         moved = [topic for topic in self.topics() if planned not in (None, str(topic.schema_id))]
         if moved:
             raise SchemaMoved(
-                f"Topic {moved[0].name!r} has other columns than the query was planned by: {to_ddl(moved[0].schema)}.",
-                advice="Plan it again.",
+                f"Topic {moved[0].name!r} no longer has the columns that the query was planned with: {to_ddl(moved[0].schema)}.",
+                advice="Start the query again.",
             )
 
     def check_kept(self, at: At, offset: int, bound: Bounds) -> int:
@@ -196,7 +196,7 @@ class TopicSubscription:
                 if self._options.fails_on_loss:
                     raise TopicNotFound(
                         f"Topic {name!r} was deleted, and this query has read it before.",
-                        advice="Set failOnDataLoss=false to go on without it, or start the query with a new checkpoint.",
+                        advice="Set failOnDataLoss=false to continue without it, or start the query with a new checkpoint.",
                     ) from None
         return topics
 
@@ -234,7 +234,7 @@ class TopicSubscription:
         if offset > bound.end:
             raise InvalidInput(
                 f"Option {option}: offset {offset} is not in partition {at[1]} of topic {at[0]!r}.",
-                advice=f"{bound.described()}; -1 stands for its end.",
+                advice=f"{bound.described()}; -1 means its end.",
             )
         return offset
 
@@ -271,7 +271,7 @@ def missed(at: At, offset: int, first: int) -> EventsMissed:
     """The error for events that retention removed before they were read."""
     return EventsMissed(
         f"Events {offset} to {first - 1} of partition {at[1]} of topic {at[0]!r} were removed by retention before they were read.",
-        advice="Set failOnDataLoss=false to go on with the first event there is, and give the topic a longer retention.",
+        advice="Set failOnDataLoss=false to continue with the first event that is left, and give the topic a longer retention.",
         first=offset,
         last=first - 1,
     )
@@ -280,9 +280,9 @@ def missed(at: At, offset: int, first: int) -> EventsMissed:
 def taken_back(at: At, offset: int, lost: int) -> PositionLost:
     """The error for an offset that the log no longer has, or has given to another event."""
     return PositionLost(
-        f"Offset {offset} of partition {at[1]} of topic {at[0]!r}, up to which this query has read, was taken back: the machine "
-        f"stopped uncleanly, or the log was restored from a backup, and went on from offset {lost}.",
-        advice="What the query made of those events is void: start it with a new checkpoint, and repair what it wrote.",
+        f"Offset {offset} of partition {at[1]} of topic {at[0]!r}, up to which this query has read, was lost: the machine "
+        f"stopped uncleanly, or the log was restored from a backup, and continued from offset {lost}.",
+        advice="The query's results from those events are void. Start it with a new checkpoint, and repair what it wrote.",
     )
 
 

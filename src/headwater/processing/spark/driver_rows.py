@@ -31,8 +31,8 @@ def rows_of(df: DataFrame) -> pa.Table:
     except (EOFError, OSError, PySparkRuntimeError) as error:
         why = f"{type(error).__name__}: {error}".rstrip(": ")
         raise TimedOut(
-            f"Spark did not hand the rows of a batch over ({why}).",
-            advice="The driver was held up for ten seconds, or has too many files open; the batch is run again.",
+            f"Spark did not transfer the rows of a batch ({why}).",
+            advice="The driver did not respond for ten seconds, or has too many open files. Spark retries the batch.",
         ) from error
     try:
         with closing(connection), closing(stream):

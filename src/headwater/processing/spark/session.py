@@ -132,7 +132,7 @@ def listen(spark: SparkSession) -> None:
     if gateway._callback_server.server_socket.fileno() >= FILES_MAX:
         raise SparkUnavailable(
             f"Spark cannot call back into a process that had {FILES_MAX:,} files open before.",
-            advice="Start Spark or the application before the program opens that many files.",
+            advice="Start Spark or the application before the program opens more files than this.",
         )
 
 
@@ -195,7 +195,7 @@ def check_java() -> None:
     advice = f"Install Java {JAVA_MIN} or newer (on Debian: apt-get install default-jre-headless)"
     if java is None:
         where = f"in JAVA_HOME ({home})" if home else "on the PATH, and JAVA_HOME is not set"
-        raise SparkUnavailable(f"Spark needs Java, and there is none {where}.", advice=f"{advice}, or set JAVA_HOME.")
+        raise SparkUnavailable(f"Spark needs Java, which was not found {where}.", advice=f"{advice}, or set JAVA_HOME.")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', told)
     if found is None or int(found[1]) < JAVA_MIN:

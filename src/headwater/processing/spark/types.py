@@ -52,7 +52,7 @@ def _conformed(column: pa.Array, field: pa.Field, topic: str) -> pa.Array:
             column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaConflict(
-                f"Column {field.name} of topic {topic!r} is {type_to_ddl(column.type)} by now, and a value does not fit "
+                f"Column {field.name} of topic {topic!r} is now {type_to_ddl(column.type)}, and a value does not fit "
                 f"into the {type_to_ddl(field.type)} that this query was started with: {str(error).splitlines()[0]}.",
                 advice=RESTART,
             ) from None

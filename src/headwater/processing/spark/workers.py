@@ -38,7 +38,7 @@ def check_workers(spark: SparkSession, folders: Sequence[Path], *, wait_s: float
     python = context.pythonExec
     if os.path.dirname(python) and shutil.which(python) is None:
         raise SparkUnavailable(
-            f"This machine has no {python}, by which the workers run Python: batches are planned here in the same way.",
+            f"This machine has no {python}, which the workers use to run Python, and which this machine needs to plan batches.",
             advice="Start in the folder that it is relative to, or link it there; see docs/cluster.md.",
         )
     name = f"probe-{uuid.uuid4().hex}"
@@ -69,7 +69,7 @@ def _run(spark: SparkSession, look: Any, wait_s: float) -> list[dict[str, Any]]:
         if late.finished.is_set():
             raise SparkUnavailable(
                 f"The master {context.master} gave this application no worker in {wait_s:g} s.",
-                advice="Look at its page for free cores and memory; spark.cores.max and spark.executor.memory ask for less.",
+                advice="Check its page for free cores and memory, or request less with spark.cores.max and spark.executor.memory.",
             ) from None
         found = _NO_PYTHON.search(str(error))
         if found is None:

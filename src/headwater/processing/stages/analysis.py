@@ -155,7 +155,7 @@ def apply(stage: StageNode, frames: Sequence[DataFrame | Table]) -> DataFrame:
     if not isinstance(result, DataFrame):
         raise InvalidApp(
             f"{stage.place} returned {_described(result)}, not a DataFrame.",
-            advice="Return the DataFrame that its result is to be made of.",
+            advice="Return the DataFrame that has its result.",
         )
     return result
 
@@ -208,7 +208,7 @@ class Analysis:
         for name in stage.log_columns:
             if name not in LOG_COLUMNS:
                 raise InvalidApp(
-                    f"{stage.place} asks for {name!r}, which is no column of the log.",
+                    f"{stage.place} requests {name!r}, which is not a column of the log.",
                     advice=f"Use some of {', '.join(LOG_COLUMNS)}.",
                 )
         more = [LOG_COLUMNS[name] for name in stage.log_columns]
@@ -238,7 +238,7 @@ class Analysis:
         if not result.isStreaming:
             raise InvalidApp(
                 f"{stage.place} returned a DataFrame that does not come from its inputs.",
-                advice="Make the result of the DataFrames that the function is given.",
+                advice="Derive the result from the DataFrames that are the function's arguments.",
             )
         self._check_mode(stage, result)
         schema = _checked_schema(stage, result.drop(*stage.log_columns) if stage.kind == "sink" else result)
@@ -399,7 +399,7 @@ def _checked_schema(stage: StageNode, result: DataFrame) -> pa.Schema:
     missing = [] if stage.log_columns and stage.kind == "sink" else [name for name in stage.key if name not in names]
     if missing:
         raise InvalidApp(
-            f"{stage.place} has lost its key: there is no column {missing[0]!r} in its result.",
+            f"{stage.place} has lost its key: its result has no column {missing[0]!r} in its result.",
             advice=f"Its columns are {', '.join(names)}; keep the key, or name another with key=.",
         )
     kept = to_arrow(result.schema)
@@ -426,7 +426,8 @@ def _check_late(
         )
     if stage.late in ("topic", "correct") and not uses_time:
         raise InvalidApp(
-            f"{stage.place} has late={stage.late!r}, but nothing comes too late for it: it has no window, join or operator by event time.",
+            f"{stage.place} has late={stage.late!r}, but no event can be too late for it: "
+            "it has no window, join or operator by event time.",
             advice="Leave late= out, or give its inputs an event time (time=) and group by a window of it.",
         )
     if stage.late == "correct" and (operators or stage.mode != "update"):
@@ -445,21 +446,21 @@ def _check_operated(stage: StageNode, result: DataFrame, *, is_paced: bool, pass
     inputs = set(_topics(result)) - {NAME}
     if is_paced and len(inputs) >= SOURCES_MAX:
         raise InvalidApp(
-            f"{stage.place} has an operator of Headwater over {len(inputs)} inputs; {SOURCES_MAX - 1} are possible.",
-            advice="Let a stage before it bring some of them together in one topic.",
+            f"{stage.place} has an operator of Headwater over {len(inputs)} inputs; {SOURCES_MAX - 1} are allowed.",
+            advice="Merge some of them into one topic in an earlier stage.",
         )
     for node in remembering(result):
         if NAME in map(_topic, _relations(node)):
             raise InvalidApp(
-                f"{stage.place} has Spark's {kind(node)} behind an operator of Headwater, which event time does not pass through.",
-                advice="Write the operator's result to a topic (@app.stream(…, time=…)), and have another stage read that.",
+                f"{stage.place} has Spark's {kind(node)} after an operator of Headwater that does not preserve event time.",
+                advice="Write the operator's result to a topic (@app.stream(…, time=…)), and read that topic in another stage.",
             )
         if keeps_state(node) and (passes or kind(node) in TIMED):
             raise InvalidApp(
                 f"{stage.place} has Spark's {kind(node)} and an operator of Headwater, and works by event time: what Spark gives when the "
                 "watermark has passed would be late for the operator.",
-                advice=f"Write what the {kind(node)} gives to a topic (@app.stream(…, time=…)), and have another stage with the "
-                "operator read that.",
+                advice=f"Write what the {kind(node)} gives to a topic (@app.stream(…, time=…)), and use the operator "
+                "in another stage that reads it.",
             )
 
 

@@ -186,9 +186,9 @@ def chosen(checkpoint: str, sound: Sequence[str]) -> list[str]:
     lost = sorted(set(begun) - set(sound))
     if lost:
         raise Conflict(
-            f"Operator {lost[0]!r} was begun inside its source, and the stage's function or its topic have changed so that it "
-            "cannot be there any more.",
-            advice="Undo the change; or give it another uid= and begin from the first events with "
+            f"Operator {lost[0]!r} started inside its source and can no longer run there, because the stage's function "
+            "or its topic changed.",
+            advice="Undo the change; or give it another uid= and start from the first events with "
             "--accept-new-checkpoint STAGE=earliest.",
         )
     return begun

@@ -34,7 +34,7 @@ class OpenBatches:
         """Stands around what writes a batch; `Closed` where none may begin any more."""
         with self._changed:
             if self._is_over:
-                raise Closed("The application has ended.", advice="Start it again: the batch is run again.")
+                raise Closed("The application has ended.", advice="Start it again. It then repeats the batch.")
             self._batches += 1
         try:
             yield

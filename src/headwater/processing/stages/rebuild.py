@@ -42,8 +42,8 @@ def rebuild(supervisor: Supervisor, plan: StagePlan, how: Rebuild, *, folder: Pa
     stage = plan.stage
     if not plan.analysed.operators:
         raise InvalidApp(
-            f"{stage.place} has no operator of ours, so there is no state to be rebuilt.",
-            advice="What Spark's own aggregates and joins remember is in the checkpoint: see --accept-new-checkpoint.",
+            f"{stage.place} has no operator of Headwater, so it has no state that could be rebuilt.",
+            advice="The state of Spark's own aggregates and joins is in the checkpoint: see --accept-new-checkpoint.",
         )
     last = committed(plan.checkpoint)
     if last is None:
@@ -85,9 +85,9 @@ def _kept(
             if how == "all" and (topic, number) in end.places and span.start > began.get((topic, number), 0):
                 raise InvalidApp(
                     f"{plan.stage.place}: retention has removed events of {topic}[{number}] before offset {span.start:,}, "
-                    "which its state was made of.",
-                    advice="Where what is kept reaches back far enough (a window, a lateness), have it rebuilt from that: "
-                    f"--rebuild-state {plan.stage.name}=kept. Otherwise put the state back.",
+                    "from which its state was built.",
+                    advice="If the events that are left reach back far enough (a window, a lateness), rebuild the state from them: "
+                    f"--rebuild-state {plan.stage.name}=kept. Otherwise restore the state.",
                 )
         start[topic] = {number: max(span.start, began.get((topic, number), 0)) for number, span in spans.items()}
     return start
@@ -115,7 +115,7 @@ def _take_over(replay: StagePlan, plan: StagePlan, epoch: int) -> None:
     if last is None or not uids:
         raise InvalidApp(
             f"{plan.stage.place} has read no event up to batch {epoch}, so nothing can be rebuilt.",
-            advice=f"Begin from its first events: --accept-new-checkpoint {plan.stage.name}=earliest.",
+            advice=f"Start from its first events: --accept-new-checkpoint {plan.stage.name}=earliest.",
         )
     for uid in uids:
         [(layout, folders)] = layouts(inside(replay.operators, uid)).items()

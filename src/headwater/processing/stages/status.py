@@ -184,7 +184,7 @@ def check_stages(status: AppStatus) -> None:
         told = "; ".join(f"stage {stage.name!r} ({stage.where}) failed: {stage.error}" for stage in failed)
         raise AppFailed(
             f"Application {status.name!r}: {told}",
-            advice="Start it again once that is mended: it goes on where it was.",
+            advice="Fix the cause and start it again: it continues where it stopped.",
         )
 
 

@@ -138,7 +138,7 @@ class StateFolder:
         )
         if found.num_rows != at.rows:
             raise Damaged(
-                f"Version {at.epoch} of the state in {self.shown} is not the one that version {version.epoch} was made with.",
+                f"Version {at.epoch} of the state in {self.shown} differs from the one that version {version.epoch} was built on.",
                 advice=REBUILD,
             )
         return found
@@ -340,7 +340,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         return arrow_fs.FileSystem.from_uri(url)
     except (pa.ArrowException, ValueError, OSError, TypeError) as error:
         raise Unsupported(
-            f"There is no file system for {without_password(url)!r}: {said_of(url, error)}.",
+            f"No file system is known for {without_password(url)!r}: {said_of(url, error)}.",
             advice="Use a folder, or a URL that pyarrow.fs knows, such as s3://bucket/folder.",
         ) from None
 

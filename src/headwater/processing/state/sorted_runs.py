@@ -272,7 +272,7 @@ def check_fits(inputs: Sequence[pa.Table]) -> None:
     if brought > FOUND_BYTES_MAX:
         raise KeyTooLarge(
             f"A batch brings {brought / 1e9:.1f} GB of rows to one state partition of an operator.",
-            advice=f"One takes {FOUND_BYTES_MAX / 1e9:.1f} GB at once. Bound the batches with events_max=, or use more state_partitions; "
+            advice=f"One takes {FOUND_BYTES_MAX / 1e9:.1f} GB at once. Limit the batches with events_max=, or use more state_partitions; "
             "where it is a single key, take a finer one.",
         )
 
@@ -285,7 +285,7 @@ def _too_large(needed: int, counts: Array) -> KeyTooLarge:
     return KeyTooLarge(
         f"A batch needs {needed / 1e9:.1f} GB or more of an operator's state at once; one key alone has {int(counts.max()):,} rows.",
         advice=f"A state partition takes {FOUND_BYTES_MAX / 1e9:.1f} GB of it. Use a finer key or a shorter time; "
-        "`headwater state show` tells what is kept.",
+        "`headwater state show` shows what is kept.",
     )
 
 

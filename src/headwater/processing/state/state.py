@@ -339,5 +339,7 @@ def fingerprint_of(*parts: object) -> str:
 def check_uid(uid: str) -> str:
     """The name of an operator's state is the name of a folder."""
     if not uid or len(uid) > 200 or not all(sign.isalnum() or sign in "._-" for sign in uid) or uid[0] in ".-":
-        raise InvalidInput(f"uid={uid!r:.80} is no name for a state.", advice="Use letters, digits, dots and dashes.")
+        raise InvalidInput(
+            f"uid={uid!r:.80} is not a valid name for a state.", advice="Use letters, digits, dots and dashes."
+        )
     return uid

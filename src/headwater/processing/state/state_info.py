@@ -50,7 +50,7 @@ def find_states(url: str) -> list[StateInfo]:
     found = [_describe(each) for each in _operators(inside(url), 0)]
     if not found:
         raise NotFound(
-            f"There is no state of operators in {without_password(url)}.",
+            f"No state of operators was found in {without_password(url)}.",
             advice="Name the application's script, its state folder (…/apps/NAME), a checkpoint, or what state= says; "
             "a stage without hw.dedupe, hw.sliding, hw.lookup or the like keeps none.",
         )
@@ -120,7 +120,7 @@ def _newest(url: str) -> list[tuple[StateFolder, Version]]:
             complete += [(max(common), folders)] if common else []
     if not complete:
         raise Damaged(
-            f"No version of the state in {without_password(url)} is there in all its partitions.", advice=REBUILD
+            f"No version of the state in {without_password(url)} is complete in all its partitions.", advice=REBUILD
         )
     epoch, folders = max(complete, key=lambda each: each[0])
     return [(folder, folder.version(epoch)) for folder in folders]
