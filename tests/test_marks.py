@@ -19,7 +19,7 @@ def test_a_mark_that_names_a_row_is_accepted(pytester: pytest.Pytester) -> None:
         @pytest.mark.covers("concept: replay")
         def test_it(): pass
     """)
-    pytester.runpytest("-p", "marks").assert_outcomes(passed=1)
+    pytester.runpytest("-p", "tests.rigs.marks").assert_outcomes(passed=1)
 
 
 def test_a_mark_that_names_no_row_stops_the_run(pytester: pytest.Pytester) -> None:
@@ -30,6 +30,6 @@ def test_a_mark_that_names_no_row_stops_the_run(pytester: pytest.Pytester) -> No
         @pytest.mark.covers("Kafak")
         def test_it(): pass
     """)
-    result = pytester.runpytest("-p", "marks")
+    result = pytester.runpytest("-p", "tests.rigs.marks")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*no such row in docs/coverage.md*test_it covers 'Kafak'*"])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.architecture_page import BATCH_WALK, places
 from tests.rigs.trace.entries import entered, listed
 
 APPEND_FILES_MAX = 22
@@ -43,5 +44,7 @@ def test_a_micro_batch_passes_through_few_files(tmp_path: Path) -> None:
     found = entered("traced_app.py", tmp_path, rounds_first=3, round_begins="StreamReader.latestOffset")
     functions = {function.rpartition(".")[2] for names in found.values() for function in names}
     assert {"latestOffset", "partitions", "read", "process", "commit_staged"} <= functions, listed(found)
+    missing = [place for place in places(BATCH_WALK) if place.name not in found.get(place.file, [])]
+    assert not missing, f"docs/architecture.md does not describe what runs: {missing}\n{listed(found)}"
     check({file: names for file, names in found.items() if not file.startswith("log/")}, BATCH_FILES_MAX)
     check(found, BATCH_FILES_WITH_LOG_MAX)

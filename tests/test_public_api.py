@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -336,6 +337,13 @@ def test_docs_and_examples_import_public_names_only() -> None:
     assert not private
 
 
+def test_docs_and_examples_use_names_that_exist() -> None:
+    """Each `hw.name` of a page or an example is public."""
+    pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md"), *(_ROOT / "examples").rglob("*.py")]
+    used = {(page.name, name) for page in pages for name in re.findall(r"\bhw\.([A-Za-z]\w*)", page.read_text())}
+    assert len(used) > 60 and not [(page, name) for page, name in used if name not in NAMES]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """As of any module, so that `hasattr` and `from headwater import …` say what they should."""
     assert not hasattr(hw, "nothing_of_that_name")
@@ -376,6 +384,25 @@ def test_the_settings_of_topics_are_those_of_create_topic() -> None:
     assert settings == {name: typed[name] for name in typed if name not in NO_SETTINGS}
 
 
+def test_durations_and_limits_have_one_style() -> None:
+    """A duration is a text or a `timedelta`; a number of seconds ends with `_s`, a limit with `_max`, and `limit` is SQL's LIMIT."""
+    found = [(place, each) for place, signature in _signatures() for each in signature.parameters.values()]
+    named = {(place, each.name) for place, each in found}
+    others = {name for _, name in named if re.search(r"_(ns|us|ms|seconds|minutes|hours|days)$", name)}
+    assert others == {"linger_ms"}, "Kafka's producers have a setting of this name; everything else is in seconds"
+    seconds = [each for _, each in found if each.name.endswith("_s")]
+    assert len(seconds) > 20 and not [each for each in seconds if "float" not in str(each.annotation)]
+    durations = [each for _, each in found if "Duration" in str(each.annotation)]
+    assert len(durations) > 10 and not [each for each in durations if each.name.endswith("_s")]
+    assert not [name for _, name in named if re.match(r"(max|min|n|num|number)_", name)]
+    assert {place for place, name in named if name == "limit"} == {
+        "App.view",
+        "View.rows",
+        "View.subscribe",
+        "define_view",
+    }
+
+
 def test_error_codes_are_these() -> None:
     """Programs compare them, so they never change."""
     kinds = [hw.HeadwaterError]
@@ -401,6 +428,17 @@ def test_nothing_is_loaded_before_it_is_needed(statement: str, allowed: list[str
     script = f"{statement}\nimport sys\nprint([module for module in {HEAVY!r} if module in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert set(eval(done.stdout)) <= set(allowed), done.stdout
+
+
+def _signatures() -> Iterator[tuple[str, inspect.Signature]]:
+    """The functions that users call, and their signatures."""
+    for name in FUNCTIONS:
+        yield name, inspect.signature(getattr(hw, name))
+    for name, members in SIGNATURES.items():
+        kind = getattr(hw, name)
+        for member in members:
+            if members[member] != "property":
+                yield f"{name}.{member}", inspect.signature(getattr(kind, member) if member else kind.__init__)
 
 
 def _signature(member: Any) -> str:

@@ -18,7 +18,21 @@ from headwater.model import errors
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "headwater"
 # Packages join this list as their texts are put right.
-DONE = ["capture", "cli", "databases", "formats", "model", "processing", "query", "server", "sinks", "verify", "views"]
+DONE = [
+    "app",
+    "capture",
+    "cli",
+    "databases",
+    "formats",
+    "model",
+    "processing",
+    "query",
+    "server",
+    "sinks",
+    "testing",
+    "verify",
+    "views",
+]
 FILES = sorted(file for folder in DONE for file in (PACKAGE / folder).rglob("*.py"))
 
 ERRORS = {name for name, _ in inspect.getmembers(errors, inspect.isclass)}
@@ -84,6 +98,8 @@ def _arguments(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     name = ast.unparse(call.func).rpartition(".")[2]
     if name in ERRORS and call.args:
         yield "message", call.args[0]
+    if name == "ServerError":
+        yield "message", call.args[1]
     if name in LOG_METHODS and call.args and "log" in ast.unparse(call.func).lower():
         yield "log line", call.args[0]
     for word in call.keywords:

@@ -14,7 +14,7 @@ from bench.log.latency import percentiles, ticks
 from bench.processes import run_together
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 
 ROWS = 100
 WARM_BATCHES = 20

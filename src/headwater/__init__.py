@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from headwater.views.catalog import plan_view as plan_view
     from headwater.views.definition import define_view as define_view
     from headwater.views.maintainer import ViewMaintainer as ViewMaintainer
-    from headwater.views.store import open_view_store as open_view_store
+    from headwater.views.store_url import open_view_store as open_view_store
     from headwater.views.subscription import Change as Change
     from headwater.views.subscription import Subscription as Subscription
     from headwater.views.view import View as View
@@ -109,7 +109,7 @@ _HOMES = {
     "make_session": "headwater.processing.source.spark_source",
     "open_log": "headwater.log.log",
     "open_view": "headwater.views.view",
-    "open_view_store": "headwater.views.store",
+    "open_view_store": "headwater.views.store_url",
     "operators": "headwater.operators",
     "our_error_in": "headwater.processing.spark.errors",
     "plan_view": "headwater.views.catalog",

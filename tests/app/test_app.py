@@ -183,7 +183,7 @@ def elsewhere(clicks: DataFrame) -> DataFrame:
 def test_a_setting_that_a_topic_has_not_is_told_where_it_is_given() -> None:
     """Not when the topic is made, which may be much later, and in words of ours."""
     app = hw.App("shop")
-    said = r"test_app.py:\d+: a topic has no setting 'nmae'. It has key, time, .*retention"
+    said = r"test_app.py:\d+: a topic has no setting 'nmae'. Its settings are: key, time, .*retention"
     for declare_one in (
         lambda: app.topic("clicks", SCHEMA, nmae="x"),
         lambda: app.table("users", SCHEMA, key="user_id", nmae="x"),
@@ -329,7 +329,7 @@ def test_a_changed_view_is_built_anew_beside_the_old_one(place: Place) -> None:
     second = place.app()
     second.view(second.topic("clicks"), key="page", name="pages")(per_page_twice)
     last = second.run(available_now=True)
-    assert "built anew" in last.notes[0] and "code" in last.notes[0]
+    assert "must be rebuilt" in last.notes[0] and "code" in last.notes[0]
     with second.views["pages"] as view:
         assert {row["count"] for row in view.rows().to_pylist()} == {16}
 
@@ -360,7 +360,7 @@ def test_one_process_at_a_time_runs_an_application(place: Place) -> None:
     app = declare(place.app())
     app.start()
     try:
-        with pytest.raises(AppRunning, match="running already"):
+        with pytest.raises(AppRunning, match="already running"):
             declare(place.app()).start()
     finally:
         app.stop()

@@ -248,7 +248,7 @@ def test_an_operator_is_replaced_while_the_rest_goes_on(live: Live) -> None:
 
 def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> None:
     """As in a notebook: started twice, by the same object and by a new one, stopped twice, changed and started again."""
-    with pytest.raises(InvalidApp, match=r"was started already.*stop\(\)"):
+    with pytest.raises(InvalidApp, match=r"is already running.*stop\(\)"):
         live.app.start()
 
     def notebook() -> hw.App:
@@ -278,7 +278,7 @@ def test_a_started_application_says_so_and_can_be_stopped_twice(live: Live) -> N
         with changed.views["counted"] as view:
             seen(lambda: live.total(view), lambda found: found == 2 * counted)
         told = changed.status()
-        assert told is not None and "built anew" in told.notes[0]
+        assert told is not None and "must be rebuilt" in told.notes[0]
     finally:
         changed.stop()
 

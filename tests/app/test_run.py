@@ -39,7 +39,7 @@ def test_what_fails_is_told_until_it_works_and_tried_later_and_later() -> None:
         troubles.attempt("It could not be written", fail_for_ten_seconds)
         told = troubles.told
         assert told == (
-            ["It could not be written, and that is tried again: OSError: no space left"] if now[0] < 15 else []
+            ["It could not be written. The application retries: OSError: no space left"] if now[0] < 15 else []
         )
     assert calls == [0, 1, 3, 7, 15, 16, 17, 18, 19]
 

@@ -16,7 +16,7 @@ import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.processing.stages.failure import is_about_data
 from headwater.processing.stages.supervisor import OVERTAKEN_MAX
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 TASK_FAILURES_MAX = 4
 """So often the Spark of these tests runs a task, before its query fails."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from headwater.model.errors import AppFailed, InvalidApp, NotCapturable
 from headwater.processing.graph.table import Table
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 
 def names(users: Table) -> DataFrame:
@@ -47,7 +47,7 @@ def declared(folder: Path, spark: SparkSession | None = None) -> hw.App:
 def test_what_the_database_says_itself_is_not_declared(tmp_path: Path) -> None:
     """Nothing is opened or made before the application runs."""
     app = hw.App("shop", log=tmp_path / "log")
-    with pytest.raises(InvalidApp, match="says itself what schema is"):
+    with pytest.raises(InvalidApp, match="from a database, which defines schema"):
         app.table("users", "id BIGINT", source="sqlite:///shop.db")
     with pytest.raises(InvalidApp, match="not the URL of a database"):
         app.table("users", source="shop.db")
@@ -98,7 +98,7 @@ def test_a_running_application_follows_the_database(
         status = app.status()
         assert status is not None
         assert status.stages[0].state == "failed"
-        assert "There is no table 'orders'" in (status.stages[0].error or "")
+        assert "Table 'orders' does not exist" in (status.stages[0].error or "")
     finally:
         app.stop()
     assert database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'headwater:shop:changes'").fetchone() == (

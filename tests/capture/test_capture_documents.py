@@ -16,7 +16,7 @@ from headwater.capture.mongodb import source as mongodb_source
 from headwater.capture.source_url import open_source
 from headwater.model.errors import CaptureLost, InvalidSchema, NotCapturable, NotFound, Unreachable
 from tests.rigs.capture.documents import KINDS, CouchDocuments, Documents, Make, Rig, check, empty_documents, rigs
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 

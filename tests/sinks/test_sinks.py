@@ -406,7 +406,7 @@ def test_sets_in_redis_follow_pairs(make_target: Make) -> None:
     for epoch, changes in enumerate([pairs, [('["a",1]', None), ("odd", None)]]):
         table = batch(changes, first=epoch * 4, schema=shape.schema)
         write_batch(sink, marker(epoch, epoch + 4), Pieces([table], ("id",)), tell=dead.extend)
-    assert [(one.offset, "no JSON array" in one.error) for one in dead] == [(0, True)]
+    assert [(one.offset, "not a JSON array" in one.error) for one in dead] == [(0, True)]
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         assert client.smembers("likes:a") == {b"x|y"}
         assert client.smembers("likes:b") == {b"2"}

@@ -110,9 +110,9 @@ def test_the_pages_program_runs(spark: SparkSession) -> None:
 
 def test_a_wrong_test_is_told_so() -> None:
     """Before any process is started."""
-    with pytest.raises(InvalidApp, match="no application"), AppTest(lambda: None):  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidApp, match="not an application"), AppTest(lambda: None):  # type: ignore[arg-type,return-value]
         pass
-    with pytest.raises(InvalidApp, match="no script"), AppTest("nothing.py"):
+    with pytest.raises(InvalidApp, match="does not exist"), AppTest("nothing.py"):
         pass
     with AppTest(make()) as test:
         with pytest.raises(TopicNotFound, match="nothing"):

@@ -134,7 +134,7 @@ def test_what_is_on_its_way_is_no_difference(rig: Make, documents: Documents, tm
 
 def test_nothing_is_put_right_in_a_database_of_documents(documents: Documents) -> None:
     side = side_of(named(documents))
-    with pytest.raises(Unsupported, match="not written to"):
+    with pytest.raises(Unsupported, match="is not the target of a sink"):
         side.repairs("stage")
     side.close()
 
@@ -172,7 +172,7 @@ def test_a_collection_that_is_not_there_is_told(mongodb: MongoServer) -> None:
     """And one that is not named."""
     documents = MongoDocuments(mongodb.url)
     for url, kind, words in (
-        (documents.url, InvalidInput, "names no collection"),
+        (documents.url, InvalidInput, "does not name a collection"),
         (f"{documents.url}?table=gone", NotFound, "no collection 'gone'"),
     ):
         side = side_of(url)

@@ -24,7 +24,8 @@ from headwater.testing.contracts.views import Feeder, by_page, counts, drained, 
 from headwater.views.catalog import ViewCatalog, plan_view
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import ViewStore, open_view_store
+from headwater.views.store import ViewStore
+from headwater.views.store_url import open_view_store
 from headwater.views.token import parse_token
 from headwater.views.view import View, open_view
 from tests.rigs.children import Child, Gate, in_child

@@ -9,9 +9,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from headwater.databases.keys import key_texts
 from headwater.model.errors import InvalidInput
 from headwater.views.definition import ViewDefinition, check_definition, code_fingerprint, define_view
-from headwater.views.keys import key_text, key_texts
+from headwater.views.view import key_text
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ import headwater as hw
 from headwater.model.errors import Fenced
 from headwater.testing.contracts.views import Feeder, by_page, counts, drained, pages
 from headwater.testing.servers.kafka import KafkaServer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from headwater.views.view import View
 from tests.views.test_views_swap import followed, next_generation, shown
 

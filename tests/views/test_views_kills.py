@@ -15,7 +15,7 @@ from headwater.testing.contracts.views import Feeder, by_page, counts, pages
 from headwater.testing.crash.points import kill_at
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.catalog import plan_view
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from headwater.views.view import View, open_view
 from tests.rigs.app import view_storm
 from tests.rigs.children import Child

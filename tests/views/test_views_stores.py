@@ -15,7 +15,7 @@ from headwater.testing.contracts.case import refused
 from headwater.testing.contracts.views import Feeder, ViewStoreContract
 from headwater.testing.servers.postgres import PostgresServer
 from headwater.views.definition import define_view
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 
 
 class TestSqlite(ViewStoreContract):

@@ -21,7 +21,8 @@ from headwater.testing.crash.points import kill_at
 from headwater.verify.log_sides import open_log_side
 from headwater.views.catalog import CatalogEntry, ViewCatalog, plan_view
 from headwater.views.definition import ViewDefinition, define_view
-from headwater.views.store import ViewStore, open_view_store
+from headwater.views.store import ViewStore
+from headwater.views.store_url import open_view_store
 from headwater.views.view import View
 from tests.rigs.children import Child
 

@@ -10,8 +10,8 @@
     if __name__ == "__main__":
         app.run()
 
-Decorators return the function unchanged, so it can be tested with ordinary DataFrames. Nothing is opened, made or started
-before `plan`, `start` or `run`. What belongs to an application lies in its folder `state`: checkpoints, the status, what was left out.
+Decorators return the function unchanged, so tests can call it with ordinary DataFrames. An application opens, makes and starts
+nothing before `plan`, `start` or `run`. Its folder `state` holds its checkpoints, its status and the rows that it left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import HeadwaterError, InvalidApp, NotFound
 from headwater.model.extras import check_spark
 from headwater.model.schema import SchemaLike
-from headwater.model.url import inside
+from headwater.model.url import inside, without_password
 from headwater.processing.graph.graph import (
     CHANGES,
     Graph,
@@ -80,15 +80,16 @@ class App:
         views: str | None = None,
         idle: Duration = "30 seconds",
     ) -> None:
-        """`spark` is a session to use; without it one is started with `master` and `conf`, and stopped at the end.
+        """`spark` is a session to use. Without it the application starts one with `master` and `conf`, and stops it at the end.
 
-        Without a `master` it is the one of `spark-submit`, otherwise `local[*]`: this machine.
+        The default `master` is that of `spark-submit`, otherwise `local[*]`: this machine.
 
-        Windows and joins wait for the partition whose event time is furthest behind; one that had no event for `idle` is not waited for.
+        Windows and joins wait for the partition whose event time is furthest behind. They do not wait for a partition that had no
+        event for `idle`.
 
-        `state` and `views` lie beside a log in a folder unless told otherwise; a log on Kafka has no folder, so it needs both.
-        `state` may be a URL that `pyarrow.fs` knows: what operators remember is there then, and checkpoints stay beside the log.
-        `state_partitions` is how many parts that has, one task for each; another number goes on from what there is.
+        `state` and `views` are by default in the folder of the log; for a log on Kafka they are in the folder `./<name>`.
+        `state` may be a URL that `pyarrow.fs` knows: it then holds the state of operators, and checkpoints stay in the default folder.
+        `state_partitions` is the number of parts of that state, with one task for each. A later run may use another number.
         """
         self._graph = Graph(name)
         self._url = os.fspath(log)
@@ -105,6 +106,13 @@ class App:
         self._running: AppRun | None = None
         self.views = Views(self)
 
+    def __repr__(self) -> str:
+        state = "not running" if self._running is None else "running"
+        return (
+            f"App(name={self.name!r}, log={without_password(self._url)!r}, "
+            f"topics={list(self._graph.topics)}, stages={list(self._graph.stages)}, {state})"
+        )
+
     @property
     def name(self) -> str:
         """Its name: part of the names of its stages."""
@@ -117,7 +125,7 @@ class App:
 
     @property
     def operators_url(self) -> str | None:
-        """Where what operators remember is, if that is not beside the checkpoints."""
+        """The URL of the operators' state, if that is not beside the checkpoints."""
         return None if self._operators_url is None else inside(self._operators_url, self.name)
 
     @property
@@ -127,13 +135,13 @@ class App:
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The functions of its stages by name, as they were declared: to be tested with ordinary DataFrames."""
+        """The functions of its stages by name, as they were declared. Tests call them with ordinary DataFrames."""
         return {node.name: function for function, node in self._functions.items()}
 
     def moved(self, log: str | os.PathLike[str], *, master: str, conf: Mapping[str, str] | None = None) -> App:
-        """The same application over another log, with its state and views beside that, and a Spark of its own: for tests.
+        """The same application over another log, with its state and views there, and a Spark of its own: for tests.
 
-        What goes to systems outside goes to tables of SQLite in the working directory instead.
+        Its sinks write to tables of SQLite in the working directory instead of the systems that it names.
         """
         other = copy.copy(self)
         other._graph = redirected(self._graph)
@@ -149,7 +157,7 @@ class App:
     def topic(
         self, name: str, schema: SchemaLike | None = None, *, key: str | None = None, **settings: Unpack[TopicSettings]
     ) -> TopicNode:
-        """A topic to read. With a schema it is made where it is missing, by the settings of `log.create_topic`."""
+        """A topic to read. With a schema the application creates a missing topic, with the settings of `log.create_topic`."""
         where = caller()
         made = {"key": key, **check_settings(settings, where)}
         return self._graph.add_topic(TopicNode(name=name, schema=declared_schema(schema), settings=made, where=where))
@@ -163,16 +171,19 @@ class App:
         source: str | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicNode:
-        """A topic whose newest row per key counts. A function gets it as an object whose `changes` is a DataFrame.
+        """A topic of which the newest row per key counts. A function gets an object whose `changes` is a DataFrame.
 
-        With `source` it is a table of a database, captured while the application runs: "sqlite:///shop.db?table=users", or without
-        `?table=` the table of this name. Its columns and its key are the database's own; `key` is for one without a primary key.
+        With `source`, such as "sqlite:///shop.db?table=users", it is a table of a database, which the application captures while it runs.
+        Without `?table=` the database's table has this name. The database gives the columns and the key; pass `key` only for a table
+        without a primary key.
         """
         where = caller()
         if source is not None:
             return self._graph.add_topic(captured_node(name, schema, key, source, settings, where))
         if schema is not None and key is None:
-            raise InvalidApp(f"{where}: table {name!r} has no key.", advice="Give key=…: a table has one row per key.")
+            raise InvalidApp(
+                f"{where}: table {name!r} has no key.", advice="Pass key=… with the column that identifies a row."
+            )
         made = {"key": key, "compact": True, **check_settings(settings, where)}
         return self._graph.add_topic(
             TopicNode(name=name, schema=declared_schema(schema), settings=made, is_table=True, where=where)
@@ -191,14 +202,16 @@ class App:
         events_max: int | None = None,
         **settings: Unpack[TopicSettings],
     ) -> Callable[[F], F]:
-        """Declares a function whose result is written to the topic `to` (the function's name unless told), exactly once.
+        """Declares a function whose result is written to a topic, exactly once; `to` defaults to the function's name.
 
-        The topic is made with the result's columns; `key` and the settings of `log.create_topic` are its own. `late` says what becomes
-        of events that come too late for a window or a join: "drop" counts them, "topic" keeps them in the topic `<name>.late` too, and
-        "correct" counts them in for so long as `corrections` says. With "window" an event whose window of `hw.windowed` is open
-        counts, however late it is. `log_columns` are columns of the log that the inputs have as well, such
-        as `_appended`, its time: what is computed by that is computed by processing time, and the same when it is computed again.
-        `events_max` events of each input at most are one batch; without it, all that wait.
+        A missing topic is created with the columns of the result; `key` and the settings of `log.create_topic` are its own.
+        `late` decides about events that are too late for a window or a join: "drop" counts them, and "topic" also writes them to the
+        topic `<name>.late`. "correct" still applies them for the time `corrections`. With "window" an event counts
+        as long as its window of `hw.windowed` is open.
+
+        `log_columns` adds columns of the log to the inputs, such as `_appended`, its time. A result by `_appended` is a result
+        by processing time, and a repeated batch gives the same one. A batch has at most `events_max` events of each input; without
+        it, all that are available.
         """
 
         def declare(function: F) -> F:
@@ -239,10 +252,10 @@ class App:
         events_max: int | None = None,
         name: str | None = None,
     ) -> Callable[[F], F]:
-        """Declares a function whose result can be asked and followed: `app.views[name]`, elsewhere `hw.open_view`.
+        """Declares a function whose result you can query and subscribe to: with `app.views[name]`, elsewhere with `hw.open_view`.
 
-        `key` are the columns that identify a row. With `order` and `limit` it is the first rows in that order. `late`, `log_columns` and
-        `events_max` as in `stream`.
+        The columns `key` identify a row. With `order` and `limit` the view has the first rows in that order. `late`, `log_columns` and
+        `events_max` are as in `stream`.
         """
 
         def declare(function: F) -> F:
@@ -281,17 +294,19 @@ class App:
         partition_by: str | Sequence[str] = (),
         transactions: bool = False,
     ) -> None:
-        """Copies the events of a topic or stage to another topic (`to="copies"`), or to files in a folder, each once.
+        """Copies the events of a topic or stage to another topic, to files in a folder, or to another system, each once.
 
-        A topic that is made for it has the key of what is copied, unless `key` names another column: what comes of one row keeps its order.
-        A folder has a slash in it: "./warehouse/orders", with "?format=json" or "?format=csv" behind it for other files than Parquet.
-        A URL such as "postgresql://…?table=users", "redis://…" or "sqlite:///…" is a system that holds the newest row of each key, kept in
-        step: a deleted key is removed there too, and of a view its rows are written. `events_max` events at most (250,000) are one
-        transaction there. `partition_by` names columns by whose values files are put into folders (`country=PE/`), for a folder and for
-        "delta:///…".
+        | `to=` | what it holds |
+        |---|---|
+        | `"copies"` | the events, in another topic; its key is that of the source, or the column `key` |
+        | `"./warehouse/orders"` | the events, in Parquet files of a folder; `?format=json` or `?format=csv` for other files |
+        | `"postgresql://…?table=users"`, `"redis://…"`, `"sqlite:///…"` | the newest row of each key; a deleted key is removed |
 
-        With `transactions` the sources are captured tables of one database, `[users, orders]`, and the target is a database that gets them
-        all in one transaction per batch: it always holds what the source held at a commit, never a part of a transaction.
+        The sink of a view writes the view's rows. A transaction of another system has at most `events_max` events (250,000).
+        `partition_by` names columns whose values become folders (`country=PE/`), for a folder and for "delta:///…".
+
+        With `transactions` the sources are captured tables of one database, such as `[users, orders]`. The target is a database, which gets
+        all tables of a batch in one transaction. It always holds what the source held at a commit.
         """
         where = caller()
         topics = self._names(source if isinstance(source, list | tuple) else (source,), where)
@@ -312,15 +327,15 @@ class App:
             node = transactional(self._graph, node, log=self._url, events_max=events_max)
         elif len(topics) > 1:
             raise InvalidApp(
-                f"{where}: a sink copies one topic or table, and {len(topics)} are given.",
-                advice="Declare a sink for each; or, for captured tables that are to stay in step, give transactions=True.",
+                f"{where}: a sink copies one topic or table, but {len(topics)} were given.",
+                advice="Declare one sink for each. To apply the transactions of captured tables whole, pass transactions=True.",
             )
         self._graph.add_stage(node)
 
     # Running
 
     def plan(self) -> str:
-        """Checks everything that can be checked without reading an event, and draws the graph."""
+        """Checks the application without reading an event, and returns a drawing of its graph."""
         launch = self._launch()
         try:
             return self._graph.draw(launch.describe())
@@ -336,12 +351,14 @@ class App:
         watch: Watch | None = None,
         check: bool = True,
     ) -> AppStatus:
-        """Runs all stages until Ctrl-C, which lets each finish its batch; or with `available_now` over what is there, and ends.
+        """Runs all stages until Ctrl-C, which lets each finish its batch. With `available_now` it processes the available events and ends.
 
-        `accept_new_checkpoint` says for a stage whose checkpoint is gone where it begins: `{"enriched": "marker"}` behind what it
-        wrote last, or "earliest", "latest". `rebuild_state` says for a stage whose operators have lost their state, or got other settings,
-        that it is made anew from the log before the stage goes on: `{"enriched": "all"}`, or "kept" for the events that retention has
-        left. Returns the last status; where stages had failed by then it raises `AppFailed`, unless `check` is false.
+        `accept_new_checkpoint` decides where a stage starts whose checkpoint was lost: `{"enriched": "marker"}` continues after its
+        last batch; the others are "earliest" and "latest". `rebuild_state` is for a stage whose operators lost their state or have new
+        settings. The stage first rebuilds the state from the log: from all events with `{"enriched": "all"}`, from those that
+        retention kept with "kept".
+
+        Returns the last status. It raises `AppFailed` if a stage has failed, unless `check` is false.
         """
         running = self._run(watch)
         try:
@@ -361,7 +378,7 @@ class App:
         return status
 
     def use(self, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> None:
-        """Runs elsewhere, or with other settings of Spark, than the script says: what `headwater run --master` does."""
+        """Replaces the master and the Spark settings of the script, as `headwater run --master` does."""
         self._master = master or self._master
         self._conf |= conf or {}
 
@@ -371,9 +388,9 @@ class App:
         accept_new_checkpoint: Mapping[str, Restart] | None = None,
         rebuild_state: Mapping[str, Rebuild] | None = None,
     ) -> None:
-        """Starts all stages and returns; a thread looks after them. For notebooks and tests; a program that ends stops it."""
+        """Starts all stages and returns, for notebooks and tests. A thread supervises them; the end of the program stops them."""
         if self._running is not None:
-            raise InvalidApp(f"Application {self.name!r} was started already.", advice="Call stop() first.")
+            raise InvalidApp(f"Application {self.name!r} is already running.", advice="Call stop() first.")
         running = self._run(None)
         try:
             running.start(accept_new_checkpoint, rebuild_state)
@@ -385,14 +402,14 @@ class App:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Lets each stage finish its batch, and ends; stopping twice does nothing."""
+        """Lets each stage finish its batch, and ends. A second call does nothing."""
         running, self._running = self._running, None
         if running is not None:
             atexit.unregister(self.stop)
             running.end()
 
     def status(self) -> AppStatus | None:
-        """What each stage does now, or did when the application last ran; None where it never did."""
+        """The status of each stage now, or of the last run; None if the application has never run."""
         return self._running.status() if self._running is not None else read_status(self.state)
 
     def _run(self, watch: Watch | None) -> AppRun:
@@ -432,8 +449,8 @@ class App:
         stage = next((node for function, node in self._functions.items() if function is given), None)
         if stage is None:
             raise InvalidApp(
-                f"{where}: {given!r} is no input.",
-                advice="Give what app.topic or app.table returned, the function of another stage, or a topic's name.",
+                f"{where}: {given!r} is not an input.",
+                advice="Pass the result of app.topic or app.table, the function of another stage, or the name of a topic.",
             )
         return stage.name + CHANGES if stage.kind == "view" else stage.to
 
@@ -445,19 +462,19 @@ class App:
 
 
 def load_app(script: str | os.PathLike[str]) -> App:
-    """The application of a script; `InvalidApp` says in which line the script went wrong.
+    """The application of a script; `InvalidApp` names the line at which the script failed.
 
-    The script's functions go to Spark's workers by value: the script is not a module that they could import.
+    The script's functions go to Spark's workers by value, because they cannot import the script as a module.
     """
     path = Path(script)
     if not path.is_file():
-        raise InvalidApp(f"There is no script {path}.", advice="Name the file that declares the application.")
+        raise InvalidApp(f"Script {path} does not exist.", advice="Name the file that declares the application.")
     check_spark("An application")
     from headwater.processing.spark.serialization import ship_by_value
 
     spec = importlib.util.spec_from_file_location("headwater_app", path)
     if spec is None or spec.loader is None:
-        raise InvalidApp(f"{path} is no Python script.", advice="Name a file that ends in .py.")
+        raise InvalidApp(f"{path} is not a Python script.", advice="Name a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules["headwater_app"] = module
     sys.path.insert(0, str(path.resolve().parent))
@@ -469,20 +486,23 @@ def load_app(script: str | os.PathLike[str]) -> App:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path.name}:{lines[-1]}" if lines else path.name
-        raise InvalidApp(f"{where}: {type(error).__name__}: {error}", advice="Correct the script.") from error
+        raise InvalidApp(f"{where}: {type(error).__name__}: {error}", advice="Fix the script.") from error
     ship_by_value(module)
     apps = list({id(value): value for value in vars(module).values() if isinstance(value, App)}.values())
     if len(apps) != 1:
         found = "no application" if not apps else f"{len(apps)} applications"
-        raise InvalidApp(f"{path} declares {found}.", advice='One script declares one: app = hw.App("name").')
+        raise InvalidApp(f"{path} declares {found}.", advice='A script declares exactly one: app = hw.App("name").')
     return apps[0]
 
 
 class Views:
-    """The views of an application by name: `app.views["per_page"]`. Each is opened when it is asked for."""
+    """The views of an application by name: `app.views["per_page"]` opens the view."""
 
     def __init__(self, app: App) -> None:
         self._app = app
+
+    def __repr__(self) -> str:
+        return f"Views(app={self._app.name!r}, names={list(self)})"
 
     def __iter__(self) -> Iterator[str]:
         return (stage.name for stage in self._app.graph.stages.values() if stage.kind == "view")
@@ -491,6 +511,6 @@ class Views:
         if name not in list(self):
             raise NotFound(
                 f"Application {self._app.name!r} has no view {name!r}.",
-                advice=f"Its views: {', '.join(self) or 'none'}.",
+                advice=f"Its views are: {', '.join(self) or 'none'}.",
             )
         return self._app._open_view(name)

@@ -30,7 +30,9 @@ def check_settings(settings: TopicSettings, where: str) -> TopicSettings:
     known = list(TopicSettings.__annotations__)
     wrong = next((name for name in settings if name not in known), None)
     if wrong is not None:
-        raise InvalidApp(f"{where}: a topic has no setting {wrong!r}.", advice=f"It has key, {', '.join(known)}.")
+        raise InvalidApp(
+            f"{where}: a topic has no setting {wrong!r}.", advice=f"Its settings are: key, {', '.join(known)}."
+        )
     for name in _DURATIONS:
         try:
             duration_us(settings.get(name) or "0 seconds")
@@ -52,8 +54,8 @@ def make_declared(log: Log, node: TopicNode) -> None:
         if found is None or found.type != field.type:
             has = f"has no column {field.name}" if found is None else f"has {field.name} {to_ddl(pa.schema([found]))}"
             raise InvalidApp(
-                f"{node.where}: topic {node.name!r} was declared with {field.name}, and in the log it {has}.",
-                advice="Declare it as it is (`headwater topics show`), or alter the topic.",
+                f"{node.where}: topic {node.name!r} is declared with {field.name}, but in the log it {has}.",
+                advice="Declare the columns that `headwater topics show` prints, or alter the topic.",
             )
 
 
@@ -71,8 +73,8 @@ def captured_node(
     if schema is not None or settings:
         given = ", ".join([*(["schema"] if schema is not None else []), *settings])
         raise InvalidApp(
-            f"{where}: table {name!r} is captured from a database, which says itself what {given} is.",
-            advice="Leave that out; its topics can be altered later with `headwater topics alter`.",
+            f"{where}: table {name!r} is captured from a database, which defines {given}.",
+            advice=f"Leave out {given}. To change its topics later, run `headwater topics alter`.",
         )
     node = TopicNode(name=name, settings={"key": key}, is_table=True, source=source, where=where)
     declared = captured_table(node)
@@ -106,8 +108,8 @@ def make_output(log: Log, stage: StageNode, analysed: StageAnalysis) -> None:
     there = log.topic(stage.to)
     if there.key != named and not is_copy:
         raise InvalidApp(
-            f"{stage.place} writes topic {stage.to!r} with key {named!r}, and its key is {there.key!r}.",
-            advice="A topic's key is for ever; write to another topic.",
+            f"{stage.place} writes topic {stage.to!r} with key {named!r}, but the topic's key is {there.key!r}.",
+            advice="The key of a topic cannot change. Write to another topic, or declare the topic's key.",
         )
     try:
         if widen(there.schema, analysed.schema) != there.schema:

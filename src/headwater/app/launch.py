@@ -1,8 +1,8 @@
 """A launch: log, Spark, topics and views of an application put together, from its declaration to running stages.
 
-Everything is checked before the first stage starts, and what is wrong is said in one sentence: `InvalidApp` for the script,
-other errors for the world around it. One process at a time runs an application: it holds a lock on the folder `state` (the log's
-fencing numbers would keep a second one from doing harm, but not from confusing people).
+A launch checks everything before the first stage starts. It raises `InvalidApp` for mistakes in the script, and other errors for the
+world around it. One process at a time runs an application: it holds a lock on the folder `state`. Without the lock the log's fencing
+numbers would still keep a second process from doing harm, but people could not see which one runs.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Launch:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about this run: why a view is built anew, where a stage begins again."""
+        """What the user should know about this run: why a view is rebuilt, where a stage starts with a new checkpoint."""
         return [*([] if self._views is None else self._views.notes), *self._notes]
 
     def describe(self) -> dict[str, list[str]]:
-        """What `plan` says of each stage, by its name; nothing is made."""
+        """The notes of `plan` for each stage, by its name. Nothing is created."""
         check_spark("An application")
         from headwater.processing.spark.java import told_when_gone
 
@@ -101,7 +101,7 @@ class Launch:
     def start(
         self, *, accept: Mapping[str, Restart] | None = None, rebuild: Mapping[str, Rebuild] | None = None
     ) -> Supervisor:
-        """Makes what is missing and returns the stages, ready to run."""
+        """Creates what is missing, and returns the stages, ready to run."""
         check_spark("An application")
         from headwater.processing.stages.supervisor import Supervisor
 
@@ -137,12 +137,12 @@ class Launch:
         return supervisor
 
     def look(self, supervisor: Supervisor, attempt: Attempt) -> None:
-        """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
+        """Called often while stages run: a rebuilt view replaces the old one after it has caught up."""
         if self._views is not None:
             self._views.look(supervisor, attempt)
 
     def close(self) -> None:
-        """Frees everything, Spark too where it was started here."""
+        """Frees everything, and stops Spark if the launch started it."""
         while self._closing:
             self._closing.pop()()
         for target in self._targets.values():
@@ -167,11 +167,11 @@ class Launch:
             lock.close()
             here = holder == f"process {os.getpid()}"
             raise AppRunning(
-                f"Application {self._graph.name!r} is running already ({'in this program' if here else holder}), "
+                f"Application {self._graph.name!r} is already running ({'in this program' if here else holder}), "
                 f"with its state in {state}.",
-                advice="Call stop() of the App that was started."
+                advice="Call stop() on the App that runs."
                 if here
-                else "Stop that one first, or give this one another state=.",
+                else "Stop the other one first, or pass another state= to this one.",
             )
         lock.truncate(0)
         lock.write_at(0, [f"process {os.getpid()}".encode()])
@@ -188,7 +188,7 @@ class Launch:
             register(self._given_spark)
             listen(self._given_spark)
             return self._given_spark
-        is_quiet = not os.environ.get("HEADWATER_DEBUG")  # what went wrong is told in the status, in a sentence
+        is_quiet = not os.environ.get("HEADWATER_DEBUG")  # the status shows errors in a sentence
         if is_quiet:  # before the start: py4j writes a traceback for every call that finds no JVM
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
         with self._spark_log(keep=keep_log) as said:
@@ -209,7 +209,7 @@ class Launch:
 
     @contextmanager
     def _spark_log(self, *, keep: bool) -> Iterator[IO[bytes] | None]:
-        """Where the words of Java and of Spark's workers go: to `<state>/spark.log`, begun anew by each run."""
+        """The file for the output of Java and of Spark's workers, `<state>/spark.log`; each run starts an empty one."""
         if os.environ.get("HEADWATER_DEBUG"):
             yield None
             return
@@ -289,14 +289,14 @@ class Launch:
         )
 
     def _takes_all(self, stage: StageNode) -> bool:
-        """Whether a stage takes rows as they are in a topic that others write, and so is to have columns that come while it runs.
+        """Whether a stage copies a topic that other programs write, and so needs the columns that the topic gets while the stage runs.
 
         Transactions have all columns of their tables in every batch.
         """
         return stage.kind == "sink" and stage.capture is None and self._graph.writer_of(stage.inputs[0]) is None
 
     def _plan_anew(self, log: Log, views: ViewStages, stage: StageNode, analysis: Analysis) -> StagePlan:
-        """The plan of a stage whose topic has other columns by now."""
+        """The plan of a stage after the columns of its topic have changed."""
         analysed = analysis.run_one(stage)
         make_output(log, stage, analysed)
         return self._plan(log, views, stage, analysed, analysis, None)
@@ -304,11 +304,11 @@ class Launch:
     def _writer(
         self, log: Log, stage: StageNode, analysed: StageAnalysis, path: str
     ) -> Callable[[], WriteBatch] | None:
-        """What writes the batches of a stage in the driver, made anew for each run of its query.
+        """The writer of a stage's batches in the driver. Each run of the query gets a new one.
 
-        A run that ended in an error may have lost its transaction: on Kafka whoever holds a stage cannot go on then, only open it again.
-        There each task of a batch writes its own rows by the data source, if the mode allows it. For a log in a folder the data
-        source can do the same, but Spark starts new Python processes for it in every batch.
+        A run that ended in an error may have lost its transaction. On Kafka the stage must then be opened again.
+        There each task of a batch writes its own rows through the data source, if the mode allows it. For a log in a folder the data
+        source can do the same, but Spark would start new Python processes for it in every batch.
         """
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.sink.frame_writer import FrameWriter
@@ -376,7 +376,7 @@ def _changes_of(stage: StageNode, analysed: StageAnalysis) -> pa.Schema:
 
 
 def _followed(topic: Topic, view: StageNode, analysed: StageAnalysis) -> pa.Schema:
-    """The columns of a view's topic once it holds what the view's code gives now; `InvalidApp` where it cannot."""
+    """The columns of a view's topic with the results of the view's present code; `InvalidApp` if the topic cannot hold them."""
     from headwater.views.definition import define_view
     from headwater.views.topic import shared_schema
 
@@ -384,9 +384,9 @@ def _followed(topic: Topic, view: StageNode, analysed: StageAnalysis) -> pa.Sche
         return shared_schema(topic.schema, define_view(view.name, analysed.schema, key=view.key, mode=view.mode))
     except SchemaConflict as error:
         raise InvalidApp(
-            f"{view.place} is read by other stages, and its topic {topic.name!r} cannot hold the rows of its new code: "
+            f"{view.place} is read by other stages, but its topic {topic.name!r} cannot hold the rows of its new code: "
             f"{error.what}",
-            advice="Give the column another name, or the view; its readers then begin with the new one.",
+            advice="Rename the column or the view. After that, the readers start with the new one.",
         ) from None
 
 
@@ -404,9 +404,9 @@ def _notes(stage: StageNode, analysed: StageAnalysis) -> list[str]:
 
 
 def check_partitions(count: Any) -> int:
-    """How many partitions the state of an operator may have; `InvalidApp`."""
+    """A valid number of state partitions; `InvalidApp` for any other value."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= STATE_PARTITIONS_MAX:
         raise InvalidApp(
-            f"state_partitions={count!r} is no number of partitions.", advice=f"Use 1 to {STATE_PARTITIONS_MAX}."
+            f"state_partitions={count!r} is not a number of partitions.", advice=f"Use 1 to {STATE_PARTITIONS_MAX}."
         )
     return count

@@ -1,7 +1,7 @@
-"""A restart: a stage whose checkpoint is gone begins a new one, at a place that somebody has chosen.
+"""A restart: a stage that lost its checkpoint starts a new one, at a place that the user chose.
 
-Where it begins is on disk in a file before the checkpoint is removed, and that it is removed is on disk before the last marker is
-forgotten: whoever is killed on the way, also by a power loss, chooses again.
+The place is on disk before the checkpoint is removed. The removal is on disk before the last marker is forgotten. So after a kill or a
+power loss on the way the user chooses again.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ if TYPE_CHECKING:
     from headwater.processing.stages.analysis import StageAnalysis
 
 Restart = Literal["marker", "earliest", "latest"]
-"""Where a stage begins whose checkpoint is gone: behind what it wrote last, or at one end of its inputs."""
+"""Where a stage starts that lost its checkpoint: after its last batch, or at one end of its inputs."""
 
 
 def checked_restarts(given: Mapping[str, str]) -> dict[str, Restart]:
-    """Where stages are to begin, checked; `InvalidApp`."""
+    """The chosen places, checked; `InvalidApp`."""
     known: dict[str, Restart] = {"marker": "marker", "earliest": "earliest", "latest": "latest"}
     for name, start in given.items():
         if start not in known:
-            raise InvalidApp(f"Stage {name!r} cannot begin from {start!r}.", advice="Use marker, earliest or latest.")
+            raise InvalidApp(f"Stage {name!r} cannot start from {start!r}.", advice="Use marker, earliest or latest.")
     return {name: known[start] for name, start in given.items()}
 
 
 def check_restart(stage: StageNode, analysed: StageAnalysis, restart: Restart) -> None:
-    """The state of a query is in its checkpoint: without it only a replay from the beginning gives the same answers."""
+    """Refuses a place that would give other results. The state of a query is lost with its checkpoint, so only a full replay is right."""
     if analysed.stateful and restart != "earliest":
         raise InvalidApp(
-            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which is gone with its checkpoint.",
-            advice=f"Begin from its first events: --accept-new-checkpoint {stage.name}=earliest.",
+            f"{stage.place} keeps state ({', '.join(analysed.stateful)}), which was lost with its checkpoint.",
+            advice=f"Start from its first events: --accept-new-checkpoint {stage.name}=earliest.",
         )
     if stage.capture is not None and restart == "latest":
         raise InvalidApp(
-            f"{stage.place} would leave out what came meanwhile, and its target would hold halves of transactions.",
-            advice=f"Begin where it was, or with everything: --accept-new-checkpoint {stage.name}=marker or =earliest.",
+            f"{stage.place} would skip changes, and its target would hold parts of transactions.",
+            advice=f"Continue where it was, or start from its first events: --accept-new-checkpoint {stage.name}=marker or =earliest.",
         )
     replaces = stage.kind == "view" or (stage.kind == "sink" and is_target(stage.to))
     if not analysed.stateful and restart == "earliest" and not replaces:
         raise InvalidApp(
-            f"{stage.place} would write everything again that it has written before.",
-            advice=f"Go on behind what it wrote last: --accept-new-checkpoint {stage.name}=marker.",
+            f"{stage.place} would write its earlier results a second time.",
+            advice=f"Continue after its last batch: --accept-new-checkpoint {stage.name}=marker.",
         )
 
 
 def check_checkpoint(log: Log, stage: StageNode, name: str, checkpoint: Path) -> None:
-    """Refuses a checkpoint by which a stage has not written what it wrote last; `CheckpointConflict`.
+    """Refuses a checkpoint that does not belong to the last batch of a stage; `CheckpointConflict`.
 
-    Nothing is opened for it: an application that was started by mistake, with another folder `state`, takes nothing from the one that runs.
+    The check opens nothing: an application that was started by mistake, with another folder `state`, fences nothing of the one that runs.
     """
     from headwater.processing.checkpoint.marker import query_of
     from headwater.processing.sink.staging import can_stage
@@ -93,7 +93,7 @@ def begin_again(
     starts: Path,
     disk: Disk | None = None,
 ) -> str:
-    """Forgets a stage's checkpoint and its last marker, and says what was done; `starts` is the file for where it begins."""
+    """Forgets the checkpoint and the last marker of a stage, and returns a note. The file `starts` records where it starts."""
     disk = disk or RealDisk()
     ledger = ledger_of(stage, name)
     try:
@@ -114,12 +114,12 @@ def begin_again(
     finally:
         if ledger is not None:
             _close(ledger)
-    behind = f"behind what it wrote last ({last})"
-    return f"{stage.place} begins again {behind if restart == 'marker' else f'at the {restart} events of its inputs'}."
+    place = f"after its last batch ({last})" if restart == "marker" else f"at the {restart} events of its inputs"
+    return f"{stage.place} starts with a new checkpoint {place}."
 
 
 def beginnings(starts: Path, *, disk: Disk | None = None) -> dict[str, str]:
-    """Where the inputs of a stage begin that was begun again; nothing for one that was not."""
+    """Where the inputs of a restarted stage start; empty for another stage."""
     try:
         found: dict[str, str] = json.loads(read_file(disk or RealDisk(), str(starts)))
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _make_folder(disk: Disk, folder: Path) -> None:
 
 
 def _remove_checkpoint(disk: Disk, checkpoint: Path) -> None:
-    """A checkpoint that a power loss brings back would be gone on with, by a query whose last marker is forgotten."""
+    """Also on disk: a power loss could restore the checkpoint, and the query would continue from it without its last marker."""
     disk.remove_folder(str(checkpoint))
     with suppress(FileNotFoundError):
         disk.sync_folder(str(checkpoint.parent))
@@ -171,10 +171,10 @@ def _close(ledger: FileSink | Sink) -> None:
 def _no_marker(stage: StageNode, *, by_task: bool) -> InvalidApp:
     if by_task:
         return InvalidApp(
-            f"{stage.place} writes to Kafka task by task: which tasks of its last batch had written is not known.",
-            advice=f"Put the checkpoint back; or leave out what came since, with --accept-new-checkpoint {stage.name}=latest.",
+            f"{stage.place} writes to Kafka task by task. It is unknown which tasks of its last batch were written.",
+            advice=f"Restore the checkpoint. To skip the events since then, use --accept-new-checkpoint {stage.name}=latest.",
         )
     return InvalidApp(
-        f"{stage.place} has written nothing yet, so there is no marker to go on from.",
-        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave it out.",
+        f"{stage.place} has not written a batch yet, so it has no marker to continue from.",
+        advice=f"Use --accept-new-checkpoint {stage.name}=earliest, or leave out the option.",
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headwater.processing.stages.supervisor import Supervisor
 
 Watch = Callable[[AppStatus], None]
-"""Called while an application runs, every second or so, with its status."""
+"""Called about once per second with the status of an application that runs."""
 
 _REPORT_S = 1.0
 _JOIN_S = 0.5
@@ -37,7 +37,7 @@ class AppRun:
     """An application that runs: its launch, its stages, and the status that others read."""
 
     def __init__(self, launch: Launch, *, name: str, log: str, state: Path, watch: Watch | None = None) -> None:
-        """`watch` is called every second or so with the status, which is written into the folder `state` as well."""
+        """`watch` gets the status about once per second. The status is also written into the folder `state`."""
         self._launch = launch
         self._name, self._log, self._state = name, log, state
         self._watch = watch
@@ -54,24 +54,24 @@ class AppRun:
         return self._supervisor
 
     def start(self, accept: Mapping[str, Restart] | None, rebuild: Mapping[str, Rebuild] | None) -> None:
-        """Makes what is missing; stages do not run yet."""
+        """Creates what is missing; stages do not run yet."""
         with _told_when_spark_is_gone():
             self._supervisor = self._launch.start(accept=accept, rebuild=rebuild)
 
     def run_to_the_end(self) -> None:
-        """Captured tables, then stages, over what is there at this moment; what fails beside the stages ends it."""
+        """Captures tables, then runs the stages over the available events. An error outside of the stages ends it."""
         self._launch.captures.catch_up()
         with _told_when_spark_is_gone():
             self.supervisor.run_to_the_end(on_look=partial(self._look, _at_once))
 
     def supervise(self) -> None:
-        """Starts the captures and the stages and looks after them until they end; what fails beside the stages is tried again."""
+        """Starts the captures and the stages, and supervises them until they end. It retries what fails outside of the stages."""
         with _told_when_spark_is_gone():
             self._start()
             self.supervisor.supervise(on_look=partial(self._look, self._troubles.attempt))
 
     def supervise_in_background(self) -> None:
-        """The same, with a thread that looks after them."""
+        """The same in a thread of its own."""
         self._start()
         look = partial(self._look, self._troubles.attempt)
         self._thread = threading.Thread(
@@ -82,7 +82,7 @@ class AppRun:
     def end(self) -> None:
         """Lets each stage finish its batch, and frees everything.
 
-        Whoever looks after the stages ends first: else a stage that it starts at this moment would be stopped by nobody.
+        The supervising thread ends first. Otherwise it could start a stage at this moment, which nothing would stop.
         """
         try:
             self._launch.captures.stop()
@@ -99,7 +99,7 @@ class AppRun:
             self._launch.close()
 
     def status(self) -> AppStatus:
-        """How it is at this moment: a copy, which does not change any more."""
+        """The status at this moment: a copy, which does not change."""
         stages: list[StageStatus] = (
             [] if self._supervisor is None else [replace(each) for each in self._supervisor.statuses]
         )
@@ -119,7 +119,7 @@ class AppRun:
         self.supervisor.start()
 
     def _look(self, attempt: Attempt) -> None:
-        """To be called often while stages run."""
+        """Called often while stages run."""
         self._launch.look(self.supervisor, attempt)
         if time.monotonic() - self._reported >= _REPORT_S:
             self._report(attempt)
@@ -134,7 +134,7 @@ class AppRun:
 
 @contextmanager
 def _told_when_spark_is_gone() -> Iterator[None]:
-    """A JVM that was killed is told as such; loaded late, because it needs PySpark."""
+    """Reports a killed JVM as such. The import is late, because it needs PySpark."""
     check_spark("An application")
     from headwater.processing.spark.java import told_when_gone
 

@@ -1,6 +1,6 @@
-"""Troubles: what fails beside the stages of a running application, told in its status until it works again.
+"""Troubles: what fails beside the stages of a running application, shown in its status until it works again.
 
-A database that is away or a disk that is full must not end those who look after the stages: what failed is tried again, later and later.
+A database that is away or a full disk must not end the thread that supervises the stages. It retries what failed with backoff.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headwater.model.backoff import Backoff
 from headwater.model.errors import HeadwaterError
 
 AGAIN_S = (1.0, 30.0)
-"""The first and the longest pause after which something that failed is attempted again."""
+"""The first and the longest pause before a retry."""
 
 
 class _Trouble(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class _Trouble(msgspec.Struct, frozen=True):
 
 
 class Troubles:
-    """What has failed, by what it was to do. Thread-safety: one thread attempts, any may ask."""
+    """What has failed, by what it was to do. Thread-safety: one thread attempts, any thread may read."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Troubles:
     @property
     def told(self) -> list[str]:
         """A sentence for each of them."""
-        return [f"{what}, and that is tried again: {trouble.why}" for what, trouble in list(self._found.items())]
+        return [f"{what}. The application retries: {trouble.why}" for what, trouble in list(self._found.items())]
 
     def attempt(self, what: str, do: Callable[[], object]) -> None:
         """Does something, unless it failed a moment ago; `what` says what it means when it fails."""
@@ -47,7 +47,7 @@ class Troubles:
             return
         try:
             do()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - the status shows it
             backoff = self._backoff() if before is None else before.backoff
             again_at = self._clock() + backoff.next_s()
             why = f"[{error.code}] {error}" if isinstance(error, HeadwaterError) else f"{type(error).__name__}: {error}"

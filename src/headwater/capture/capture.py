@@ -108,6 +108,11 @@ class Capture:
         self.progress = CaptureProgress(url=self.source.url, position="")
         self._kept = self.progress
 
+    def __repr__(self) -> str:
+        tables = {name: table.state for name, table in self.progress.tables.items()}
+        name, url = self.source.name, self.source.url
+        return f"Capture(name={name!r}, source={url!r}, log={self._log.url!r}, state={self._state!r}, tables={tables})"
+
     # Running
 
     def open(self) -> None:

@@ -81,6 +81,10 @@ class DebeziumExport:
         """How far each partition of the history was written."""
         self.changes = 0
 
+    def __repr__(self) -> str:
+        state = "not open" if self._stage is None else "open"
+        return f"DebeziumExport(history={self._history!r}, topic={self.topic!r}, to={self._to.url!r}, changes={self.changes}, {state})"
+
     def open(self) -> None:
         """Makes the topic, and finds how far it was written; earlier exports to it are refused from now on."""
         if self.topic not in self._to.topics():

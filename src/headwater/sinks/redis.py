@@ -31,12 +31,11 @@ import pyarrow.compute as pc
 
 from headwater.databases.address import load_client, parse_address
 from headwater.databases.keys import plain_key_texts
-from headwater.log.arrow.json_types import row_texts
+from headwater.log.arrow.json_types import from_json_texts, row_texts
 from headwater.model.errors import Fenced, InvalidInput, NoAccess, Unreachable
 from headwater.model.marker import Marker
 from headwater.model.points import PROCESS
 from headwater.sinks.ledger import NO_ENTRY, LedgerEntry, admits, check_unmoved
-from headwater.sinks.redis_fields import field_texts
 from headwater.sinks.sink import Refusal, Shape, ShapedSink
 
 As = Literal["hash", "json", "set"]
@@ -87,6 +86,7 @@ end
 """
 )
 _ENTER = _CHECKED + "redis.call('HSET', KEYS[1], 'marker', ARGV[3])"
+_FLOATS_WITHOUT_DIGITS = ("NaN", "Infinity", "-Infinity")
 _TAKE = "return redis.call('HINCRBY', KEYS[1], 'number', 1)"
 
 
@@ -312,3 +312,33 @@ def _style(given: str, url: str) -> As:
         if given == known:
             return known
     raise InvalidInput(f"{url}: as={given} is not valid.", advice=f"Use one of {', '.join(get_args(As))}.")
+
+
+def field_texts(column: pa.Array) -> pa.Array:
+    """The bytes of each value of a column; null stays null."""
+    is_, type_ = pa.types, column.type
+    if is_.is_binary(type_):
+        return column
+    if is_.is_string(type_):
+        return column.view(pa.binary())
+    texts = row_texts(pa.record_batch([column], names=["v"]))
+    texts = pc.utf8_slice_codeunits(texts, len('{"v":'), -1)
+    if not is_.is_nested(type_):
+        texts = pc.utf8_trim(texts, '"')
+    return pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.string())).view(pa.binary())
+
+
+def from_field_texts(values: Sequence[bytes | None], field: pa.Field) -> pa.Array:
+    """The column that `field_texts` gave these values for; `ValueError` and errors of ours where somebody wrote something else."""
+    is_, type_ = pa.types, field.type
+    if is_.is_binary(type_):
+        return pa.array(values, pa.binary())
+    texts = pa.array([None if value is None else value.decode() for value in values], pa.string())
+    if is_.is_string(type_):
+        return texts
+    if is_.is_timestamp(type_) or is_.is_date(type_) or is_.is_decimal(type_):
+        texts = pc.binary_join_element_wise('"', texts, '"', "")
+    elif is_.is_floating(type_):
+        quoted = pc.binary_join_element_wise('"', texts, '"', "")
+        texts = pc.if_else(pc.is_in(texts, value_set=pa.array(_FLOATS_WITHOUT_DIGITS)), quoted, texts)
+    return from_json_texts(texts.to_pylist(), field)

@@ -132,7 +132,7 @@ class AppTest:
         status = self._life.ended(self._timeout_s)
         for stage in status.stages:
             if stage.state == "failed":
-                raise InvalidApp(f"Stage {stage.name!r} failed: {stage.error}", advice="Correct the application.")
+                raise InvalidApp(f"Stage {stage.name!r} failed: {stage.error}", advice="Fix the application.")
             assert stage.is_whole, f"Events of stage {stage.name!r} are unaccounted for: {stage}"
         return status
 
@@ -156,7 +156,7 @@ class AppTest:
                     life.ended(0.0)
                     raise InvalidInput(
                         f"Nothing was written before the crash{f' after {crash.after!r}' if crash.after else ''}.",
-                        advice="Feed events before CRASH that come so far.",
+                        advice="Feed events before CRASH that reach the stage.",
                     )
                 if time.monotonic() > deadline:
                     life.kill()
@@ -217,7 +217,7 @@ class _Life:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise TimedOut(f"The application was not done in {timeout_s:g} s.", advice=self.told) from None
+            raise TimedOut(f"The application did not finish in {timeout_s:g} s.", advice=self.told) from None
         self.kill()
         try:
             outcome = pickle.loads(self._outcome.read_bytes())
@@ -251,7 +251,7 @@ def made(given: App | str | os.PathLike[str] | Callable[[], App]) -> App:
         return load_app(Path(given))
     app = given()
     if not isinstance(app, App):
-        raise InvalidApp(f"{given!r} returned {app!r}, no application.", advice="Return the hw.App that it made.")
+        raise InvalidApp(f"{given!r} returned {app!r}, which is not an application.", advice="Return an hw.App.")
     return app
 
 

@@ -26,7 +26,7 @@ class MySqlSide:
     def __init__(self, url: str) -> None:
         parsed = parse_source_url(url)
         if len(parsed.tables) != 1:
-            raise InvalidInput(f"{parsed.shown} has no table.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {parsed.shown} does not name a table.", advice="Add ?table=NAME to the URL.")
         (self._name,) = parsed.tables
         self._database = MySqlDatabase(parsed)
         self.url = msgspec.structs.replace(parsed, options={}).shown

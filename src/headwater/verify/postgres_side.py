@@ -20,8 +20,7 @@ from headwater.model.errors import InvalidInput, NotFound
 from headwater.sinks.postgres import PostgresSink
 from headwater.sinks.sink import Shape
 from headwater.verify.digest import CHUNK_DIGITS, NAN_BITS, Sums
-from headwater.verify.side import Follows, Look, Places, chosen, nullable
-from headwater.verify.sink_side import SinkSide
+from headwater.verify.side import Follows, Look, Places, SinkSide, chosen, nullable
 
 _CHUNK_BYTES = 8 << 20
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -41,7 +40,7 @@ class PostgresSide(SinkSide):
     def shape(self) -> Shape | None:
         name = self._sink.address.options.get("table")
         if name is None:
-            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {self.url} does not name a table.", advice="Add ?table=NAME to the URL.")
         self._sink.attach(Shape(name, pa.schema([]), ()))
         with self._sink.reading() as connection:
             columns = self._sink.columns_in(connection)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headwater.databases.keys import key_texts
 from headwater.model.marker import Marker
 from headwater.sinks.ledger import LedgerEntry
-from headwater.sinks.sink import Shape, Sink
+from headwater.sinks.sink import Shape, Sink, open_sink
 
 At = tuple[str, int]
 Places = Mapping[At, int]
@@ -81,6 +81,38 @@ class VerifySide(Protocol):
 
     def close(self) -> None:
         """Frees connections."""
+
+
+class SinkSide:
+    """A target of one of our sinks: the sink's own code finds, reads and repairs it. Each kind adds how it is looked at."""
+
+    _sink: Sink
+
+    def __init__(self, url: str) -> None:
+        self._given = url
+        self._sink = open_sink(url, stage="")
+        self.url = self._sink.url
+        self._shape: Shape | None = None
+
+    def shape(self) -> Shape | None:
+        """None: it takes its columns from the other side."""
+        return None
+
+    def take(self, shape: Shape) -> None:
+        """From now on rows are read in these columns."""
+        self._shape = shape
+        self._sink.attach(shape)
+
+    def repairs(self, stage: str) -> Sink:
+        """The sink of the stage that feeds the target."""
+        assert self._shape is not None
+        sink = open_sink(self._given, stage=stage)
+        sink.attach(self._shape)
+        return sink
+
+    def close(self) -> None:
+        """Frees connections."""
+        self._sink.close()
 
 
 def chosen(entries: Mapping[str, LedgerEntry], *, topic: str | None, stage: str | None) -> Follows | None:

@@ -21,12 +21,10 @@ from headwater.log.arrow.json_types import from_json_texts
 from headwater.model.errors import HeadwaterError, InvalidInput, NotFound, Unsupported
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.opensearch import OpenSearchSink
-from headwater.sinks.redis import RedisSink
-from headwater.sinks.redis_fields import from_field_texts
+from headwater.sinks.redis import RedisSink, from_field_texts
 from headwater.sinks.search import LEDGER, ROW, SearchSink
 from headwater.sinks.sink import Shape, Sink
-from headwater.verify.side import Follows, Look, Places, chosen, nullable, picked
-from headwater.verify.sink_side import SinkSide
+from headwater.verify.side import Follows, Look, Places, SinkSide, chosen, nullable, picked
 from headwater.verify.table_sides import conformed
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from headwater.log.arrow.columns import ARROW_ERRORS
 from headwater.model.errors import InvalidInput, NotFound
 from headwater.sinks.sink import Shape
 from headwater.sinks.table import TableSink
-from headwater.verify.side import Look, Places, chosen, nullable, picked
-from headwater.verify.sink_side import SinkSide
+from headwater.verify.side import Look, Places, SinkSide, chosen, nullable, picked
 
 _CHUNK_ROWS = 65_536
 _AFFINITIES = (("INT", pa.int64()), ("CHAR", pa.string()), ("CLOB", pa.string()), ("TEXT", pa.string()), ("BLOB", pa.binary()),
@@ -37,7 +36,7 @@ class TableSide(SinkSide, ABC):
     def _named(self) -> str:
         name = self._sink.address.options.get("table")
         if name is None and self._shape is None:
-            raise InvalidInput(f"{self.url} has no table.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {self.url} does not name a table.", advice="Add ?table=NAME to the URL.")
         return name or self._shape.name  # type: ignore[union-attr]
 
     @contextmanager

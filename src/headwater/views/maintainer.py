@@ -115,6 +115,11 @@ class ViewMaintainer:
             self._lead_readers()
             self._show(entry)
 
+    def __repr__(self) -> str:
+        seen = "current" if self._is_current else "not current"
+        view, generation = self.definition.name, self.definition.generation
+        return f"ViewMaintainer(view={view!r}, generation={generation}, {seen}, store={self._store.url!r}, log={self._log.url!r})"
+
     def maintain(self, rows: pa.Table, marker: Any) -> Maintained:
         """Applies one batch: result rows with the view's columns, and `_deleted` where some of them remove their key."""
         self._catch_up()

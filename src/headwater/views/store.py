@@ -1,8 +1,8 @@
-"""A view store: where the rows of views are kept to be asked, and how far they follow the log.
+"""A view store: it holds the rows of views for queries, and how far they follow the log.
 
 A store holds one table for each generation of a view, the SQL view `<view>` on the current one, and in `headwater@views` for
-each generation its definition, the last batch, and the place in its topic of changes up to which they were applied. It is made
-of the log and may be deleted at any time: maintainers bring it up again from the topics.
+each generation its definition, the last batch, and the place in its topic of changes up to which they were applied. It is derived
+from the log and may be deleted at any time: maintainers rebuild it from the topics.
 
 SQLite (`sqlite:///./data/views.db`) and PostgreSQL (`postgresql://…`) are the two stores; both pass the contract of
 `headwater.testing.contracts.views`. One process maintains a view, any number read it. A store may be used by many threads.
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from headwater.model.errors import Fenced, InvalidInput, NotFound, Unsupported
+from headwater.model.errors import Fenced, InvalidInput, NotFound
 from headwater.views.changes import Delta
 from headwater.views.definition import ViewDefinition
 
@@ -39,7 +39,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one question may cost."""
+    """What one query may cost."""
 
     timeout_s: float = 10.0
     rows_max: int = 100_000
@@ -115,29 +115,11 @@ class ViewStore(Protocol):
     def ask(self, query: str, *, limits: Limits, instead: tuple[ViewDefinition, pa.Table] | None = None) -> pa.Table:
         """The answer to one SELECT, which can change nothing; `InvalidInput`, `TimedOut`.
 
-        `instead` gives the rows that a view's name stands for in this question.
+        `instead` gives other rows for the name of a view in this query.
         """
 
     def close(self) -> None:
         """Frees everything."""
-
-
-def open_view_store(url: str, *, read_only: bool = False) -> ViewStore:
-    """The store at a URL: `sqlite:///` and then a path, absolute or not, or `postgresql://user@host/database`."""
-    scheme, found, rest = str(url).partition("://")
-    if found and scheme == "sqlite":
-        from headwater.views.sqlite import SqliteStore
-
-        return SqliteStore(_sqlite_path(url, rest), read_only=read_only)
-    if found and scheme in ("postgresql", "postgres"):
-        from headwater.views.postgres import PostgresStore
-
-        return PostgresStore(url, read_only=read_only)
-    shown = scheme if found else str(url)[:60]
-    raise Unsupported(
-        f"{shown!r} is not a kind of view store.",
-        advice="Use sqlite:///./data/views.db or postgresql://user@host/database.",
-    )
 
 
 def table_name(definition: ViewDefinition) -> str:
@@ -172,7 +154,7 @@ def check_condition(condition: str, definition: ViewDefinition, *, dialect: str)
 
 
 def choose(found: Sequence[Stored], name: str, generation: int | None, url: str) -> Stored:
-    """The generation that was asked for, or the current one; `NotFound`."""
+    """The requested generation, or the current one; `NotFound`."""
     for stored in found:
         if stored.definition.generation == generation or (generation is None and stored.current):
             return stored
@@ -215,13 +197,3 @@ def _too_large(limits: Limits) -> InvalidInput:
         f"The result is larger than {limits.rows_max:,} rows or {limits.bytes_max >> 20} MiB.",
         advice="Select less (LIMIT, WHERE, GROUP BY), or raise rows_max.",
     )
-
-
-def _sqlite_path(url: str, rest: str) -> str:
-    path = rest.partition("?")[0]
-    if not path.startswith("/") or path == "/":
-        raise InvalidInput(
-            f"The URL {url!r} has no path.",
-            advice="Write the path after sqlite:///, such as sqlite:///./data/views.db.",
-        )
-    return path[1:]

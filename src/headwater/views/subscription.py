@@ -97,6 +97,9 @@ class Subscription:
         self._top: RankedRows | None = None
         self._open(None if since is None else parse_token(since, view=name))
 
+    def __repr__(self) -> str:
+        return f"Subscription(view={self._name!r}, token={self.token!r}, {'closed' if self._closed else 'open'})"
+
     def poll(self, *, changes_max: int = 500, timeout_s: float = 1.0) -> list[Change]:
         """The next changes; an empty list (or a heartbeat) when none came in time."""
         deadline = time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
 """A view as its readers see it: by key, in SQL, as it was, and live.
 
-Rows come from the store; what was (`as_of`) is folded from the topic of changes, and changes are followed there. Without a log
-a view can be read and asked, not followed. Thread-safety: as many threads as you like; a subscription belongs to one.
+Rows come from the store. Earlier rows (`as_of`) and subscriptions come from the topic of changes in the log. Without a log a view
+can be read and queried, but not subscribed to. Thread-safety: any number of threads; a subscription belongs to one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.databases.keys import key_texts
 from headwater.log.arrow.rows import to_batch
 from headwater.log.log import Log, open_log
 from headwater.log.port.topic import check_name
@@ -23,8 +24,8 @@ from headwater.model.errors import EventsMissed, InvalidInput, NotFound, Unsuppo
 from headwater.views.catalog import ViewCatalog
 from headwater.views.changes import KEY
 from headwater.views.definition import ViewDefinition, check_limit, check_order
-from headwater.views.keys import key_text
-from headwater.views.store import Limits, ViewSelection, ViewStore, open_view_store
+from headwater.views.store import Limits, ViewSelection, ViewStore
+from headwater.views.store_url import open_view_store
 from headwater.views.subscription import Subscription
 from headwater.views.token import Token, is_token, parse_token
 from headwater.views.top_n import ranked_keys
@@ -60,6 +61,10 @@ class View:
         self._store = store
         self._log = log
         self._owns_log = owns_log
+
+    def __repr__(self) -> str:
+        log = None if self._log is None else self._log.url
+        return f"View(name={self.name!r}, store={self._store.url!r}, log={log!r})"
 
     @property
     def definition(self) -> ViewDefinition:
@@ -234,3 +239,15 @@ def _selected(rows: pa.Table, selection: ViewSelection, definition: ViewDefiniti
         ranked = ranked_keys(rows, selection.order)
         rows = rows.take(pc.index_in(ranked, value_set=rows.column(KEY).combine_chunks()))
     return rows if selection.limit is None else rows.slice(0, selection.limit)
+
+
+def key_text(definition: ViewDefinition, key: Mapping[str, Any]) -> str:
+    """The text of one key that a user gave by its columns' values; `headwater.databases.keys` says how it is made."""
+    if set(key) != set(definition.key) or not definition.key:
+        wanted = ", ".join(definition.key) or "empty, because its rows are append-only"
+        raise InvalidInput(
+            f"The key of view {definition.name!r} is {wanted}; got {', '.join(key) or 'nothing'}.",
+            advice="Pass each key column once, such as get(page='/').",
+        )
+    fields = [definition.schema.field(column).with_nullable(True) for column in definition.key]
+    return key_texts(to_batch([dict(key)], pa.schema(fields)), definition.key)[0].as_py()

@@ -108,7 +108,7 @@ def test_a_row_that_is_refused_leaves_its_transaction_out_and_stops_the_stage(
         status = app.run(available_now=True, check=False)
         assert failed in (status.stages[-1].error or "")
     assert seen_in(f"sqlite:///{tmp_path}/copy.db") == bank.states[2]
-    with pytest.raises(InvalidApp, match="halves of transactions"):
+    with pytest.raises(InvalidApp, match="parts of transactions"):
         app.run(available_now=True, accept_new_checkpoint={"to.copy": "latest"})
     with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         copy.executescript(
@@ -234,16 +234,16 @@ def test_compaction_that_overtakes_a_batch_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "to", "more", "said"),
     [
-        (["users", "orders"], "redis://host/0", {}, "redis://host/0 takes no transactions over several tables"),
-        (["users", "orders"], "delta:///./warehouse", {}, "takes no transactions over several tables"),
-        (["users", "orders"], "./warehouse", {}, "takes no transactions over several tables"),
+        (["users", "orders"], "redis://host/0", {}, "redis://host/0 does not support transactions over several tables"),
+        (["users", "orders"], "delta:///./warehouse", {}, "does not support transactions over several tables"),
+        (["users", "orders"], "./warehouse", {}, "does not support transactions over several tables"),
         (["users", "orders"], "sqlite:///x.db?table=users", {}, "names one table"),
-        (["users", "orders"], "sqlite:///x.db", {"events_max": 10}, "events_max=10 would cut transactions"),
-        (["users", "orders"], "sqlite:///x.db", {"key": "id"}, "cannot be for all"),
+        (["users", "orders"], "sqlite:///x.db", {"events_max": 10}, "events_max=10 would split transactions"),
+        (["users", "orders"], "sqlite:///x.db", {"key": "id"}, "cannot apply to all"),
         (["users", "orders"], "sqlite:///x.db", {"transactions": False}, "copies one topic or table"),
-        (["users", "clicks"], "sqlite:///x.db", {}, "'clicks' is no captured table"),
+        (["users", "clicks"], "sqlite:///x.db", {}, "'clicks' is not a captured table"),
         (["users", "others"], "sqlite:///x.db", {}, "'users' and 'others' come from different databases"),
-        (["polled"], "sqlite:///x.db", {}, "poll\\+sqlite://, which does not tell"),
+        (["polled"], "sqlite:///x.db", {}, "poll\\+sqlite://, which does not report"),
         ([], "sqlite:///x.db", {}, "no inputs"),
     ],
 )

@@ -15,7 +15,7 @@ from headwater.capture.source_url import parse_source_url
 from headwater.model.errors import CaptureLost, NotCapturable, NotFound
 from headwater.testing.servers.couchdb import CouchServer
 from tests.rigs.capture.documents import CouchDocuments, Rig, check
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 pytestmark = pytest.mark.timeout(400)  # the first of them fetches its server
 

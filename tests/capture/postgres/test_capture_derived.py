@@ -35,7 +35,7 @@ from headwater.verify.comparison import compare, open_pair
 from tests.rigs.app.sink_targets import SHAPE, Target
 from tests.rigs.capture.postgres import Rig, follow, rigged
 from tests.rigs.commands import COMMAND, Command, command
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 __all__ = ["command"]
 

@@ -69,7 +69,7 @@ def test_a_database_that_is_gone_can_be_forgotten(
     """Its capture is taken out of the log; there is nothing to take out elsewhere."""
     command("capture", "run", "sqlite:///shop.db", "--available-now")
     (tmp_path / "shop.db").rename(tmp_path / "moved.db")
-    assert "no database" in command("capture", "status", "shop").out
+    assert "does not exist" in command("capture", "status", "shop").out
     refused(command("capture", "remove", "shop", "--yes"), "not_found")
     assert command("capture", "remove", "shop", "--yes", "--forget").code == 0
 

@@ -31,7 +31,7 @@ from headwater.processing.stages.status import AppStatus, Rate, StageStatus, wri
 from headwater.server.page import REQUESTS_MAX, StatusPage
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from tests.rigs.commands import COMMAND, Command, refused
 from tests.rigs.processes import assert_all_gone, java_of, processes_of
 
@@ -106,7 +106,7 @@ def test_a_wrong_script_is_told_in_a_sentence(command: Command, script: str, wor
 def test_what_was_never_run_has_no_status(command: Command) -> None:
     write_script(SCRIPT)
     refused(command("status", "app.py"), "invalid_app", "has not run yet")
-    refused(command("status", "none.py"), "invalid_app", "no script")
+    refused(command("status", "none.py"), "invalid_app", "does not exist")
     refused(command("run", "app.py", "--accept-new-checkpoint", "taxed"), "invalid_app", "taxed")
     refused(command("run", "app.py", "--accept-new-checkpoint", "taxed=somewhere"), "invalid_app", "somewhere")
 

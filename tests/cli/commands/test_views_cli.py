@@ -10,7 +10,7 @@ import pytest
 import headwater as hw
 from headwater.testing.contracts.views import Feeder
 from headwater.views.definition import define_view
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from tests.rigs.commands import Command, refused
 
 VIEW = define_view("per_page", "page STRING, day DATE, n BIGINT", key=["page", "day"], order="-n", limit=2)

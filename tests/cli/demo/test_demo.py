@@ -22,7 +22,7 @@ from headwater.cli.demo.proof import QUESTIONS, compare, prove, stored
 from headwater.cli.demo.run import find_script
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from tests.rigs.commands import COMMAND
 from tests.rigs.processes import assert_all_gone, processes_of
 

@@ -20,7 +20,7 @@ from headwater.testing.crash.invariants import check_round
 from headwater.testing.crash.worker import COLUMNS, TOPICS
 from headwater.testing.oracle import Violation
 from tests.rigs.memory_folders import memory_folder
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 RELENTLESS = ("settle: before publish", "commit: published one", "roll: created", "anywhere")
 DRIVER = """

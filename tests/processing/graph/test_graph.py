@@ -92,7 +92,7 @@ def test_what_is_no_input_is_refused(app: hw.App, tmp_path: Any) -> None:
     other = hw.App("other", log=tmp_path / "log").topic("clicks", schema=SCHEMA)
     with pytest.raises(InvalidApp, match="another application"):
         app.stream(other, to="copy")(identity)
-    with pytest.raises(InvalidApp, match="is no input"):
+    with pytest.raises(InvalidApp, match="is not an input"):
         app.stream(7, to="copy")(identity)  # type: ignore[arg-type]
     with pytest.raises(InvalidApp, match="has no inputs"):
         app.stream(to="copy")(identity)

@@ -25,7 +25,7 @@ from tests.rigs.app.kafka_apps import PARTITIONS, SCHEMA, SCRIPT, Clicks, check,
 from tests.rigs.commands import Command, refused
 from tests.rigs.processing.spark_writers import ROOT, kill_session
 from tests.rigs.relay import Relay
-from tests.rigs.waiting import wait_until
+from tests.rigs.wait import wait_until
 
 DEADLINE_S = 240.0
 

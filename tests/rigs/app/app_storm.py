@@ -28,7 +28,7 @@ import headwater as hw
 from headwater.log.log import Log
 from headwater.processing.checkpoint.offsets import places_of
 from headwater.sinks.files import FileSink
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from headwater.views.view import open_view
 from tests.rigs.app.storm_orders import environment, kill_session, session_of
 

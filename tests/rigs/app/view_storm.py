@@ -17,7 +17,7 @@ from headwater.model.marker import Marker
 from headwater.testing.crash.points import kill_at
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import open_view_store
+from headwater.views.store_url import open_view_store
 from headwater.views.view import View
 from tests.rigs.children import Child
 

@@ -209,7 +209,7 @@ def work(
 
     try:
         with (
-            hw.open_log(log, **({"disk": SlowSyncDisk(sync_delay_ms)} if sync_delay_ms else {})) as mine,
+            hw.open_log(log, **({"disk": SlowSyncDisk(sync_delay_ms / 1000)} if sync_delay_ms else {})) as mine,
             mine.consumer(
                 "in",
                 group=GROUP,

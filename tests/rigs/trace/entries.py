@@ -56,5 +56,5 @@ def entered(
 
 
 def listed(found: Mapping[str, list[str]]) -> str:
-    """The files with their functions, to be read by whoever wants fewer."""
+    """The files with their functions, for people who want fewer."""
     return "\n".join([f"{len(found)} files:", *(f"  {file}: {', '.join(names)}" for file, names in found.items())])

@@ -91,7 +91,7 @@ def test_points_are_recorded() -> None:
 
 def test_syncs_are_delayed(tmp_path: Path) -> None:
     """Those of files, mappings and folders."""
-    disk = SlowSyncDisk(delay_ms=20)
+    disk = SlowSyncDisk(delay_s=0.02)
     file = disk.open(f"{tmp_path}/a", "create")
     file.allocate(8)
     mapped = disk.map(file.path, 8)

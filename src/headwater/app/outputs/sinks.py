@@ -1,8 +1,8 @@
-"""A sink's stage: what Spark gives of each batch, put into a target outside exactly once.
+"""A sink's stage: it writes the rows of each batch to a target outside of the log, exactly once.
 
-Here meet `processing.sink.batch_tables` (a batch's rows in the driver) and `sinks` (how a target takes them). The sink is opened anew for
-each run of the query, which fences whoever still lives of an earlier one. What the target refuses goes to the topic `<stage>.dead`, with
-the batch's marker in the log: a batch that is run again after a crash does not tell it twice.
+It joins `processing.sink.batch_tables` (a batch's rows in the driver) and `sinks` (how a target takes them). Each run of the query opens
+the sink again, which fences a process that is left of an earlier run. Rows that the target refuses go to the topic `<stage>.dead`, with
+the batch's marker, so a batch that Spark repeats after a crash does not write them twice.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LOG_COLUMNS = (*PLACE, DELETED.name)
-"""What a stage that feeds a target reads beside its topic's own columns."""
+"""The columns that a stage for a target reads in addition to those of its topic."""
 
 EVENTS_MAX = 250_000
-"""So many events are in one batch, which is one transaction of the target, unless told otherwise."""
+"""The default limit of events in a batch, which is one transaction of the target."""
 
 TEST_TARGETS = "sqlite:///./targets.db"
 
 
 def ledger_of(stage: StageNode, name: str) -> FileSink | Sink | None:
-    """What keeps the last marker of a stage, if that is not the log."""
+    """What stores the last marker of a stage, if the log does not; otherwise None."""
     if stage.kind != "sink":
         return None
     if is_target(stage.to):
@@ -50,32 +50,35 @@ def ledger_of(stage: StageNode, name: str) -> FileSink | Sink | None:
 
 
 def partitioned(to: str, columns: str | Sequence[str], *, where: str) -> str:
-    """The target with the columns by whose values its files are put into folders; `InvalidApp` where it has no such."""
+    """The target with the columns that partition its files; `InvalidApp` for a target that has no files."""
     names = [columns] if isinstance(columns, str) else list(columns)
     if not names:
         return to
     if not is_folder(to) and not to.startswith("delta://"):
         raise InvalidApp(
-            f"{where}: {to.partition('?')[0]} has no folders to put values of {names[0]!r} into.",
-            advice="partition_by= is for files in a folder, and for delta:///.",
+            f"{where}: {to.partition('?')[0]} cannot be partitioned by {names[0]!r}, because it is not a folder.",
+            advice="Use partition_by= only with files in a folder and with delta:///.",
         )
     wrong = [name for name in names if not name or "," in name]
     if wrong:
-        raise InvalidApp(f"{where}: partition_by cannot name {wrong[0]!r}.", advice="Rename the column.")
+        raise InvalidApp(
+            f"{where}: {wrong[0]!r} in partition_by is not a column that files can be partitioned by.",
+            advice="Rename the column.",
+        )
     return f"{to}{'&' if '?' in to else '?'}partition_by={quote(','.join(names), safe=',')}"
 
 
 def check_partitioned(stage: StageNode, columns: Sequence[str], partition_by: Sequence[str]) -> None:
-    """Refuses partitions by columns that are not there, or by all that are."""
+    """Refuses columns that do not exist, and all columns together."""
     missing = [name for name in partition_by if name not in columns]
     if missing:
         raise InvalidApp(
-            f"{stage.place}: there is no column {missing[0]!r} to partition by.",
-            advice=f"The columns are {', '.join(columns)}.",
+            f"{stage.place}: column {missing[0]!r} of partition_by does not exist.",
+            advice=f"The columns are: {', '.join(columns)}.",
         )
     if partition_by and not set(columns) - set(partition_by):
         raise InvalidApp(
-            f"{stage.place}: all columns would be names of folders, and none is left for the files.",
+            f"{stage.place}: partition_by names all columns, so no column is left for the files.",
             advice="Partition by fewer columns.",
         )
 
@@ -105,19 +108,19 @@ def shape_of(stage: StageNode, schema: pa.Schema, *, key: str | None, view: Stag
     if not chosen or missing:
         said = f"has no column {missing[0]!r}" if missing else "has no key"
         raise InvalidApp(
-            f"{stage.place}: {topic!r} {said}, and a target has one row for each key.",
-            advice=f"Name it with key=…; the columns are {', '.join(columns.names)}.",
+            f"{stage.place}: {topic!r} {said}, but a target has one row for each key.",
+            advice=f"Pass the key with key=…. The columns are: {', '.join(columns.names)}.",
         )
     nested = [name for name in chosen if pa.types.is_nested(columns.field(name).type)]
     if nested:
         raise InvalidApp(
-            f"{stage.place}: the key {nested[0]!r} has columns of its own.", advice="Choose a plain column."
+            f"{stage.place}: the key {nested[0]!r} is a nested column.", advice="Use a column that is not nested."
         )
     return Shape(view.name if view is not None else topic, columns, tuple(chosen))
 
 
 class TargetWriter:
-    """Writes the batches of a stage to its target; `begin` makes what writes those of one run of its query."""
+    """Writes the batches of a stage to its target; `begin` gives the writer for one run of the query."""
 
     def __init__(
         self, log: Log, stage: StageNode, shape: Shape, *, name: str, checkpoint: str, folder: Path, of_view: bool
@@ -128,13 +131,11 @@ class TargetWriter:
         self._name = name
         self._checkpoint = checkpoint
         self._folder = folder
-        self._sink = open_sink(
-            stage.to, stage=name
-        )  # here, so that an address that cannot be is told before anything starts
+        self._sink = open_sink(stage.to, stage=name)  # here, so that a wrong address is an error before anything starts
         self._of_view = of_view
 
     def begin(self) -> Callable[[DataFrame, int], int]:
-        """Opens the sink anew, and returns what `foreachBatch` calls; it returns how many rows were set aside."""
+        """Opens the sink again. Returns the function for `foreachBatch`, which returns how many rows the target refused."""
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.sink.batch_tables import BatchTables
 
@@ -163,7 +164,7 @@ class TargetWriter:
 
 
 def picker(key: tuple[str, ...], *, of_view: bool) -> Callable[[pa.Table], pa.Table]:
-    """What is done to the rows that Spark gives, in tasks or in the driver."""
+    """The function that picks each key's newest row of a batch, in tasks or in the driver."""
     return partial(_picked_of_view if of_view else newest, key=key)
 
 

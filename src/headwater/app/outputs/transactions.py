@@ -4,13 +4,13 @@ One query reads the topics of all tables to ends at which transactions are whole
 batch is one transaction of the target, over all its tables and the ledger. Several transactions of the source may be applied as one,
 never a part of one.
 
-Each key's newest row is read from compacted topics. Compaction removes a row for the sake of a later one, which may lie behind the ends
-of a batch; so a batch is applied as long as its ends are new. One that was planned by a run that died is planned anew, and one
-that compaction overtook while it was read, too. Nothing of it was written: the ledger knows.
+Each key's newest row is read from compacted topics. Compaction removes a row when there is a later one, which may be after the ends
+of a batch. So a batch is applied only while its ends are new. A batch that a killed run planned is planned again, and so is one
+that compaction overtook while it was read. Neither wrote anything, as the ledger shows.
 
-A column that a table gets while the application runs is made in the target by the first batch that may have values of it.
+If a table gets a column while the application runs, the first batch that may have values of it adds the column to the target.
 
-A row that the target refuses stops the stage: without it the rest would be no state that the source ever had.
+A row that the target refuses stops the stage. Without the row the target would have a state that the source never had.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ if TYPE_CHECKING:
     from headwater.processing.sink.batch_tables import BatchTables
 
 SOURCES = ("sqlite", "postgresql", "mariadb", "mysql")
-"""Captures that tell of every transaction all that it changed, and in commit order."""
+"""Captures that report all changes of each transaction, in commit order."""
 
 
 def transactional(graph: Graph, stage: StageNode, *, log: str, events_max: int | None) -> StageNode:
-    """A sink that was declared with `transactions`, as a stage that applies them whole; `InvalidApp` where that cannot be."""
+    """A sink that was declared with `transactions`, as a stage that applies them whole; `InvalidApp` where that is impossible."""
     _check_target(stage)
     if "://" in log and not log.startswith("file://"):
         raise InvalidApp(
-            f"{stage.place}: on {log.partition('://')[0]}:// a transaction becomes visible partition by partition, so no sink can apply it "
-            "whole.",
-            advice="Capture into a log in a folder, or leave transactions=True out.",
+            f"{stage.place}: on {log.partition('://')[0]}:// a transaction becomes visible partition by partition. A sink cannot "
+            "apply it as a whole.",
+            advice="Capture into a log in a folder, or leave out transactions=True.",
         )
     if events_max is not None:
         raise InvalidApp(
-            f"{stage.place}: events_max={events_max} would cut transactions.",
-            advice="Leave it out: a batch has all transactions that wait.",
+            f"{stage.place}: events_max={events_max} would split transactions.",
+            advice="Leave out events_max. A batch has all transactions that are available.",
         )
     if stage.key:
         raise InvalidApp(
-            f"{stage.place}: key={stage.key[0]!r} cannot be for all its tables.",
-            advice="Leave it out: each table has the key of its source.",
+            f"{stage.place}: key={stage.key[0]!r} cannot apply to all tables of the sink.",
+            advice="Leave out key. Each table has the key of its source.",
         )
     sources = [_source_of(graph, stage, topic) for topic in stage.inputs]
     other = next((number for number, source in enumerate(sources) if source != sources[0]), None)
     if other is not None:
         raise InvalidApp(
-            f"{stage.place}: {stage.inputs[0]!r} and {stage.inputs[other]!r} come from different databases, which have no transactions "
-            "together.",
-            advice="Declare a sink for the tables of each database.",
+            f"{stage.place}: {stage.inputs[0]!r} and {stage.inputs[other]!r} come from different databases, which do not share "
+            "transactions.",
+            advice="Declare one sink for the tables of each database.",
         )
     return msgspec.structs.replace(stage, capture=STAGE + sources[0].database, settings={}) if sources else stage
 
 
 class TransactionWriter:
-    """Writes the batches of a stage to the tables of its target; `begin` makes what writes those of one run of its query."""
+    """Writes the batches of a stage to the tables of its target; `begin` gives the writer for one run of the query."""
 
     def __init__(self, log: Log, stage: StageNode, *, name: str, checkpoint: str, folder: Path) -> None:
         self._log = log
@@ -83,11 +83,11 @@ class TransactionWriter:
         self._name = name
         self._checkpoint = checkpoint
         self._folder = folder
-        # Here, so that an address that cannot be is told before anything starts.
+        # Here, so that a wrong address is an error before anything starts.
         self._sink: Sink = open_sink(stage.to, stage=name)
 
     def begin(self) -> Callable[[DataFrame, int], None]:
-        """Opens the sink anew, and returns what `foreachBatch` calls."""
+        """Opens the sink again, and returns the function for `foreachBatch`."""
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.sink.batch_tables import BatchTables
         from headwater.processing.source.capture_transactions import check_not_overtaken, forget_old_plan
@@ -127,7 +127,7 @@ class TransactionWriter:
 
     @contextmanager
     def _rows(self, shape: Shape, leaving: BatchTables, result: DataFrame, epoch: int) -> Iterator[list[pa.Table]]:
-        """What a batch has of a table: little is read here, more by Spark's tasks, which pick each key's newest row."""
+        """The rows of a table in a batch. Few are read here; many by Spark's tasks, which pick each key's newest row."""
         from headwater.processing.sink.frame_writer import FETCH_EVENTS_MAX
         from headwater.processing.source.capture_transactions import span_of
 
@@ -149,13 +149,13 @@ def _check_target(stage: StageNode) -> None:
     shown = without_password(stage.to).partition("?")[0]
     if scheme not in TARGETS:
         raise InvalidApp(
-            f"{stage.place}: {shown} takes no transactions over several tables.",
-            advice=f"transactions=True is for {', '.join(f'{known}://' for known in TARGETS[:3])}.",
+            f"{stage.place}: {shown} does not support transactions over several tables.",
+            advice=f"Use transactions=True only with {', '.join(f'{known}://' for known in TARGETS[:3])}.",
         )
     if "table=" in rest.partition("?")[2]:
         raise InvalidApp(
-            f"{stage.place}: the target names one table, and transactions go to all tables of the source.",
-            advice="Leave ?table= out: each table is called as its topic is.",
+            f"{stage.place}: the target names one table, but transactions change all tables of the source.",
+            advice="Leave out ?table=. Each table gets the name of its topic.",
         )
 
 
@@ -164,14 +164,14 @@ def _source_of(graph: Graph, stage: StageNode, topic: str) -> SourceUrl:
     node = graph.topics.get(topic)
     if node is None or node.source is None:
         raise InvalidApp(
-            f"{stage.place}: {topic!r} is no captured table, and only databases have transactions to be applied.",
-            advice=f"Declare it with its source: app.table({topic!r}, source=…); or leave transactions=True out.",
+            f"{stage.place}: {topic!r} is not a captured table. Only captured tables have transactions.",
+            advice=f"Declare it with app.table({topic!r}, source=…), or leave out transactions=True.",
         )
     source = msgspec.structs.replace(parse_source_url(node.source), tables=())
     if source.scheme not in SOURCES:
         raise InvalidApp(
-            f"{stage.place}: {topic!r} is captured by {source.scheme}://, which does not tell of every transaction all that it changed.",
-            advice=f"transactions=True is for captures of {', '.join(f'{known}://' for known in SOURCES)}.",
+            f"{stage.place}: {topic!r} is captured by {source.scheme}://, which does not report all changes of a transaction.",
+            advice=f"Use transactions=True only with captures of {', '.join(f'{known}://' for known in SOURCES)}.",
         )
     return source
 

@@ -1,8 +1,8 @@
-"""The views of an application that runs: each maintained by its query, and swapped once a new generation has caught up.
+"""The views of an application that runs: each is maintained by its query, and swapped after a new generation has caught up.
 
-Batches come from the thread of their query, the swap from the one that looks after the stages; a maintainer is for one thread at a time,
-so both hold the lock of their view. Of generations that are neither seen nor built the checkpoint, the state and the place to begin are
-removed: after the swap, and at the next start where somebody was killed on the way.
+The thread of a query applies its batches, and the thread that supervises the stages swaps. A maintainer works for one thread at a time,
+so both hold the lock of their view. After the swap the checkpoint, the state and the start of older generations are removed. The next
+start removes what a killed process left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from headwater.processing.graph.graph import Graph, StageNode
 from headwater.views.catalog import ViewCatalog, ViewPlan, plan_view
 from headwater.views.definition import define_view
 from headwater.views.maintainer import ViewMaintainer
-from headwater.views.store import ViewStore, open_view_store
+from headwater.views.store import ViewStore
+from headwater.views.store_url import open_view_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from headwater.processing.stages.supervisor import Supervisor
 
 Attempt = Callable[[str, Callable[[], object]], None]
-"""Does something now or later; the text says what it means when it fails."""
+"""Does something now or later; the text says what has failed, if it fails."""
 
 
 class ViewStages:
@@ -50,7 +51,7 @@ class ViewStages:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._building: dict[str, ViewMaintainer] = {}
         self.notes: list[str] = []
-        """Why views are built anew."""
+        """Why views are rebuilt."""
 
     def plan(self, stage: StageNode, analysed: StageAnalysis) -> ViewPlan:
         """Which generation of its view a stage maintains."""
@@ -68,9 +69,9 @@ class ViewStages:
     def writer(
         self, stage: StageNode, plan: ViewPlan, checkpoint: str, *, check: Callable[[], None]
     ) -> Callable[[], WriteBatch]:
-        """What maintains the view, made anew for each run of its query; the first one here, so that what it refuses is told early.
+        """The writer of a view's batches. Each run of the query gets a new one; the first is made here, so its errors come early.
 
-        Where `check` refuses the checkpoint none is made: whoever maintains the view goes on, and the stage is told when it is started.
+        If `check` refuses the checkpoint, none is made. Another process may go on maintaining the view, and the stage fails when it starts.
         """
         from headwater.processing.checkpoint.marker import marker_of
         from headwater.processing.spark.driver_rows import rows_of
@@ -95,16 +96,14 @@ class ViewStages:
         return maintaining
 
     def look(self, supervisor: Supervisor, attempt: Attempt) -> None:
-        """To be called while stages run: a view that was built anew replaces the old one once it has caught up."""
+        """Called often while stages run: a rebuilt view replaces the old one after it has caught up."""
         for stage in supervisor.stages:
             name = stage.plan.stage.name
             if name in self._building and stage.is_caught_up:
-                attempt(
-                    f"View {name!r}, which was built anew, could not replace the old one", partial(self._swap, name)
-                )
+                attempt(f"View {name!r} was rebuilt, but could not replace the old one", partial(self._swap, name))
 
     def sweep(self) -> None:
-        """Removes what is left of generations that are neither seen nor built."""
+        """Removes what is left of generations that are neither current nor being built."""
         for stage in self._graph.stages.values():
             if stage.kind == "view":
                 self._remove_old(stage.name)
@@ -119,18 +118,18 @@ class ViewStages:
             self._store = open_view_store(self._store_url)
         maintainer = ViewMaintainer(self._log, self._store, plan.definition, app=self._graph.name)
         if plan.rebuild:
-            note = f"{plan.why} The old one is read until the new one has caught up."
+            note = f"{plan.why} Queries read the old view until the new one has caught up."
             if maintainer.apart:
                 note += (
-                    f" Topic {stage.name}.changes stays with the old one, because it cannot hold the new rows: {maintainer.apart} "
-                    f"The changes of the new one are in {plan.definition.changes}."
+                    f" Topic {stage.name}.changes cannot hold the new rows, so it stays with the old view: {maintainer.apart} "
+                    f"The changes of the new view are in {plan.definition.changes}."
                 )
             self.notes += [note] if note not in self.notes else []
             self._building[stage.name] = maintainer
         return maintainer
 
     def _swap(self, name: str) -> None:
-        """Not while a batch is applied; the next look comes soon."""
+        """Swaps, unless a batch is being applied; then the next call of `look` does."""
         lock = self._locks[name]
         if not lock.acquire(blocking=False):
             return

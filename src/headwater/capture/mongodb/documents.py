@@ -78,7 +78,7 @@ class MongoDocuments:
 
     def table(self) -> SourceTable:
         if len(self._url.tables) != 1:
-            raise InvalidInput(f"{self.url} has no collection.", advice="Add ?table=NAME to the URL.")
+            raise InvalidInput(f"The URL {self.url} does not name a collection.", advice="Add ?table=NAME to the URL.")
         (name,) = self._url.tables
         found = self.collections()
         if name not in found:

@@ -77,7 +77,7 @@ def list_(json: Json = False, log: LogOption = None) -> None:
 def show(name: Name, store: StoreOption = None, json: Json = False, log: LogOption = None) -> None:
     """Show the columns, settings and topic of a view, and the lag of its store."""
     from headwater.views.catalog import ViewCatalog
-    from headwater.views.store import open_view_store
+    from headwater.views.store_url import open_view_store
 
     with open_existing(log) as opened:
         summary = _summary(opened, ViewCatalog(opened).get(name))
@@ -146,7 +146,8 @@ def sql(
 ) -> None:
     """Query views with SQL. Queries are read-only."""
     if as_of is None:
-        from headwater.views.store import Limits, open_view_store
+        from headwater.views.store import Limits
+        from headwater.views.store_url import open_view_store
 
         kept = open_view_store(_store_url(store, log), read_only=True)
         try:

@@ -55,7 +55,7 @@ class Application:
     def check(self) -> None:
         """Raises when it has died by itself."""
         if not self.is_killed and not self._child.is_running:
-            raise self._child.failed("ended by itself")
+            raise self._child.failed("stopped unexpectedly")
 
     def close(self) -> None:
         """Lets each stage finish its batch, and ends it."""

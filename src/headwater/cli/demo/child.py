@@ -66,7 +66,7 @@ class Child:
             self._process.stdin.write(f"{line}\n".encode("ascii"))
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self.failed("ended by itself") from None
+            raise self.failed("stopped unexpectedly") from None
 
     def kill(self) -> None:
         """Ends it as a crash would, with no chance to say anything; returns when what it had started is gone too."""

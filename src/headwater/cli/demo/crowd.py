@@ -65,7 +65,7 @@ class Region:
     def check(self) -> None:
         """Raises when it has died by itself."""
         if self.state not in ("killed", "gone") and not self._child.is_running:
-            raise self._child.failed("ended by itself")
+            raise self._child.failed("stopped unexpectedly")
 
     def close(self) -> None:
         """Tells it to end, and waits until every click is acknowledged."""

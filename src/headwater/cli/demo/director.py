@@ -14,9 +14,9 @@ from headwater.app.app import App
 from headwater.cli.demo.application import Application
 from headwater.cli.demo.clicks import TOPIC
 from headwater.cli.demo.crowd import Crowd, Region
-from headwater.cli.demo.ending import Ending
 from headwater.cli.demo.proof import QUESTIONS, Agreement, compare, stored
 from headwater.cli.demo.screen import DemoScreen, Scene
+from headwater.cli.demo.termination import Termination
 from headwater.log.log import Log
 from headwater.model.errors import HeadwaterError, NotFound, TimedOut
 
@@ -42,7 +42,7 @@ class Director:
         crowd: Crowd,
         scene: Scene,
         screen: DemoScreen,
-        ending: Ending,
+        termination: Termination,
     ) -> None:
         self._log = log
         self._app = app
@@ -50,7 +50,7 @@ class Director:
         self._crowd = crowd
         self._scene = scene
         self._screen = screen
-        self._ending = ending
+        self._termination = termination
         self._totals: list[tuple[float, int]] = [(time.monotonic(), 0)]
         self._views_at = 0.0
         self._seen_before_kill = 0
@@ -64,9 +64,9 @@ class Director:
         """Runs to the end; returns whether the views agree with DuckDB."""
         self._tell("three producers send clicks, each acknowledged when it is on disk; Spark is starting")
         try:
-            with self._ending.at_ticks():
+            with self._termination.at_ticks():
                 while not self._is_over():
-                    self._ending.tick()
+                    self._termination.tick()
                     self._look()
                     self._act()
                     time.sleep(_TICK_S)

@@ -24,7 +24,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.demo.ending import Ending
+from headwater.cli.demo.termination import Termination
 from headwater.cli.output.table import Right, plain_table
 from headwater.model.errors import NotFound
 from headwater.model.extras import check_spark
@@ -60,14 +60,14 @@ def demo(
     console = Console()
     if seconds is None:
         seconds = SECONDS_ON_A_TERMINAL if console.is_terminal else SECONDS
-    ending = Ending()
+    termination = Termination()
     with (
-        ending.by_signals(),
+        termination.by_signals(),
         quiet_keys(),
         tempfile.TemporaryDirectory(prefix="headwater-demo-", ignore_cleanup_errors=True) as folder,
         _inside(folder),
     ):
-        scene, lines, agreements = _play(Path(folder), seconds, port, console, ending)
+        scene, lines, agreements = _play(Path(folder), seconds, port, console, termination)
         _print_result(console, scene, lines, agreements)
         if not _is_right(lines, agreements):
             raise typer.Exit(1)
@@ -90,7 +90,7 @@ def find_script(name: str = "clickstream/app.py") -> Path:
 
 
 def _play(
-    folder: Path, seconds: float, port: int, console: Console, ending: Ending
+    folder: Path, seconds: float, port: int, console: Console, termination: Termination
 ) -> tuple[Scene, list[RegionProof], list[Agreement]]:
     from headwater.app.app import load_app
     from headwater.cli.demo.application import Application
@@ -118,7 +118,7 @@ def _play(
                     else PlainScreen(console)
                 )
                 try:
-                    agreements = Director(log, app, application, crowd, scene, screen, ending).run()
+                    agreements = Director(log, app, application, crowd, scene, screen, termination).run()
                 finally:
                     screen.close()
             counts = {region.name: region.acknowledged for region in crowd.regions}

@@ -26,7 +26,7 @@ WIDER = [
 ]
 
 CONFLICTING = [
-    (OLD.replace(", n INT", ""), ["n INT", "gone"]),
+    (OLD.replace(", n INT", ""), ["n INT", "missing"]),
     (OLD.replace("n INT", "N INT"), ["n INT", "N"]),
     (OLD.replace("n INT", "n STRING"), ["n", "INT", "STRING"]),
     (OLD.replace("n INT", "n SMALLINT"), ["n", "INT", "SMALLINT"]),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from headwater.testing.contracts.append import AppendContract
 from headwater.testing.contracts.bounded_reads import ReadContract
-from headwater.testing.contracts.closing import ClosingContract
+from headwater.testing.contracts.closed_log import ClosedLogContract
 from headwater.testing.contracts.compaction import CompactionContract
 from headwater.testing.contracts.evolution import EvolutionContract
 from headwater.testing.contracts.groups.consumers import GroupReadingContract
@@ -49,7 +49,7 @@ class LogContract(
     ReadContract,
     TableContract,
     ReaderContract,
-    ClosingContract,
+    ClosedLogContract,
     GroupsContract,
     GroupReadingContract,
     GroupTransactionsContract,

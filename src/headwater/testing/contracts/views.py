@@ -29,7 +29,8 @@ from headwater.views.catalog import plan_view
 from headwater.views.changes import Delta, changes_schema
 from headwater.views.definition import Mode, ViewDefinition, define_view
 from headwater.views.maintainer import Maintained, ViewMaintainer
-from headwater.views.store import Applied, Limits, ViewSelection, ViewStore, open_view_store
+from headwater.views.store import Applied, Limits, ViewSelection, ViewStore
+from headwater.views.store_url import open_view_store
 from headwater.views.subscription import Change, Subscription
 from headwater.views.view import View
 

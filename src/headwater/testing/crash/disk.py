@@ -6,7 +6,7 @@ half-done operations. What a power loss leaves is for `SimDisk`.
     disk = CrashingDisk("append: written", nth=3)     # SIGKILL where that point is reached for the third time
     disk = RandomCrashDisk(seed, probability=0.01)    # at any operation or point; a write dies with a part of it written
     disk = RecordingDisk()                            # disk.points: every point reached, how often
-    disk = SlowSyncDisk(delay_ms=5)                   # a slow disk on a fast one
+    disk = SlowSyncDisk(delay_s=0.005)                 # a slow disk on a fast one
 
 Everything else is `RealDisk`'s own; nothing is done per byte. Thread-safety: as `RealDisk`; with several threads a random
 crash does not come at the same moment again.
@@ -109,10 +109,10 @@ def of_boot(disk: RealDisk, boot: int) -> RealDisk:
 
 
 class SlowSyncDisk(RealDisk):
-    """Makes every sync, of files, mappings and folders, take so much longer."""
+    """Makes every sync of a file, mapping or folder take `delay_s` longer."""
 
-    def __init__(self, delay_ms: float) -> None:
-        self._delay_s = delay_ms / 1000
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
 
     def open(self, path: str, mode: Mode = "read") -> File:
         return _SlowSyncFile(super().open(path, mode), self._delay_s)

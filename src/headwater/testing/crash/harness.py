@@ -216,7 +216,7 @@ class Round:
         for pid, code in self._nursery.ended().items():
             name = self._alive.pop(pid)
             if code != -signal.SIGKILL:
-                raise Violation(f"Worker {name} ended by itself ({code}): {self._last_words(name)}")
+                raise Violation(f"Worker {name} stopped unexpectedly ({code}): {self._last_words(name)}")
             if pid not in self._killed:
                 self._mourn(name)
             self._start(name)

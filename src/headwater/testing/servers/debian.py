@@ -39,7 +39,9 @@ class PackagedServer(Server):
         """Starts the server in a new folder and waits until it takes connections."""
         program = shutil.which(self.program, path=os.pathsep.join([os.environ.get("PATH", ""), *self.also_in]))
         if program is None:
-            raise ServerError("program_missing", f"there is no {self.program}: apt-get install {self.package}")
+            raise ServerError(
+                "program_missing", f"The program {self.program} is not installed. Run: apt-get install {self.package}."
+            )
         self.port = free_port()
         try:
             self._run(self.command(program, self._new_folder(), self.port))

@@ -140,16 +140,17 @@ def find_java() -> str:
     """The program that runs services, new enough for all of them."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    advice = f"install Java {JAVA_VERSION_MIN} or newer: apt-get install openjdk-17-jre-headless"
+    advice = f"Install Java {JAVA_VERSION_MIN} or newer: apt-get install openjdk-17-jre-headless."
     if java is None:
         raise ServerError(
-            "java_missing", f"a server needs Java and there is none in {'JAVA_HOME' if home else 'PATH'}; {advice}"
+            "java_missing", f"A server needs Java, but {'JAVA_HOME' if home else 'PATH'} has none. {advice}"
         )
     text = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
     found = re.search(r'version "(\d+)', text)
     if found is None or int(found[1]) < JAVA_VERSION_MIN:
         raise ServerError(
-            "java_missing", f"a server needs Java {JAVA_VERSION_MIN}+ and found {text.splitlines()[:1]}; {advice}"
+            "java_missing",
+            f"A server needs Java {JAVA_VERSION_MIN} or newer, but found {text.splitlines()[:1]}. {advice}",
         )
     return java
 
@@ -161,8 +162,8 @@ def _ports(port: int | None) -> tuple[int, int]:
         try:
             client.bind(("127.0.0.1", port or 0))
         except OSError as error:
-            what = f"port {port} of 127.0.0.1 is not free ({error.strerror})"
-            raise ServerError("port_in_use", f"{what}; ask for another one, or for none to get a free one") from error
+            what = f"Port {port} of 127.0.0.1 is not free ({error.strerror})."
+            raise ServerError("port_in_use", f"{what} Pass another port, or none to get a free one.") from error
         controller.bind(("127.0.0.1", 0))
         return client.getsockname()[1], controller.getsockname()[1]
 
@@ -187,5 +188,5 @@ def _format(java: str, class_path: str, properties: Path, cluster_id: str) -> No
         **owner(str(properties.parent)),
     )
     if done.returncode:
-        what = "Kafka's folder could not be formatted; the tool's last lines"
+        what = "Kafka's folder could not be formatted. The tool's last lines"
         raise ServerError("format_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")

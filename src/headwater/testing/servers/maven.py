@@ -58,7 +58,7 @@ def _download(name: str, home: Path, libs: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise ServerError(
-            "maven_missing", f"The jars of {name} are fetched by Maven, and there is no mvn: apt-get install maven"
+            "maven_missing", f"Maven fetches the jars of {name}, but mvn is not installed. Run: apt-get install maven."
         )
     partial = home / "partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -67,6 +67,6 @@ def _download(name: str, home: Path, libs: Path) -> None:
         [maven, "-B", "-ntp", *goal], cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode or not any(partial.glob("*.jar")):
-        what = f"Maven could not fetch {name}; is the network reachable? Its last lines"
+        what = f"Maven could not fetch {name}. Is the network reachable? Its last lines"
         raise ServerError("download_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")
     partial.rename(libs)  # a download that broke off is never taken for a whole one

@@ -80,7 +80,7 @@ def _compiled(java: str, libs: Path) -> Path:
             )
             if done.returncode:
                 raise ServerError(
-                    "format_failed", f"ReplicaSet.java was not compiled:\n{tail(done.stdout + done.stderr)}"
+                    "format_failed", f"ReplicaSet.java could not be compiled:\n{tail(done.stdout + done.stderr)}"
                 )
             stamp.write_text(text, encoding="utf-8")
         return classes

@@ -32,14 +32,16 @@ def find_node() -> str:
     """The program that runs them."""
     node = shutil.which("node") or shutil.which("nodejs")
     if node is None:
-        raise ServerError("node_missing", "there is no node: apt-get install nodejs")
+        raise ServerError("node_missing", "Node.js is not installed. Run: apt-get install nodejs.")
     return node
 
 
 def _download(wanted: str, home: Path, modules: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        raise ServerError("node_missing", f"{wanted} is fetched by npm, and there is none: apt-get install npm")
+        raise ServerError(
+            "node_missing", f"The program npm, which fetches {wanted}, is not installed. Run: apt-get install npm."
+        )
     partial = home / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -48,6 +50,6 @@ def _download(wanted: str, home: Path, modules: Path) -> None:
         [npm, "install", *options, wanted], cwd=partial, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode or not (partial / "node_modules").is_dir():
-        what = f"npm could not fetch {wanted}; is the network reachable? Its last lines"
+        what = f"The program npm could not fetch {wanted}. Is the network reachable? Its last lines"
         raise ServerError("download_failed", f"{what}:\n{tail(done.stdout + done.stderr)}")
     (partial / "node_modules").rename(modules)  # a download that broke off is never taken for a whole one

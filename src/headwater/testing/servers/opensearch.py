@@ -123,5 +123,5 @@ def _compile(java: str, libs: Path, folder: Path) -> None:
     )
     if not (folder / "OneNode.class").exists():
         raise ServerError(
-            "compile_failed", f"ECJ could not compile a node; its last lines:\n{tail(done.stdout + done.stderr)}"
+            "compile_failed", f"ECJ could not compile a node. Its last lines:\n{tail(done.stdout + done.stderr)}"
         )

@@ -35,7 +35,10 @@ class S3Server(Server):
         """Starts the server and makes the bucket."""
         for module in MODULES:
             if importlib.util.find_spec(module) is None:
-                raise ServerError("program_missing", f"there is no {module}: pip install 'moto[s3]' flask flask-cors")
+                raise ServerError(
+                    "program_missing",
+                    f"Module {module} is not installed. Run: pip install 'moto[s3]' flask flask-cors.",
+                )
         self.port = free_port()
         self._new_folder()
         try:

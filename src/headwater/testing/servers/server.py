@@ -135,11 +135,11 @@ class Server(Serving):
         while not self.is_ready():
             if self._guard.poll() is not None:
                 code = "port_in_use" if "Address already in use" in self._log() else "died"
-                what = f"{self.name} ended before it was ready (status {self._guard.returncode})"
-                raise ServerError(code, f"{what}; its last log lines:\n{self.log_tail()}")
+                what = f"{self.name} ended before it was ready (status {self._guard.returncode})."
+                raise ServerError(code, f"{what} Its last log lines:\n{self.log_tail()}")
             if time.monotonic() > deadline:
-                what = f"{self.name} was not ready after {self._start_timeout_s:g} s"
-                raise ServerError("not_ready", f"{what}; its last log lines:\n{self.log_tail()}")
+                what = f"{self.name} was not ready after {self._start_timeout_s:g} s."
+                raise ServerError("not_ready", f"{what} Its last log lines:\n{self.log_tail()}")
             time.sleep(_LOOK_AGAIN_S)
 
     def _log(self) -> str:

@@ -174,7 +174,7 @@ def spark_home() -> Path:
     """The folder of the installed pyspark, which is a whole Spark; found without importing it."""
     found = importlib.util.find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
-        raise ServerError("program_missing", "there is no Spark: pip install pyspark")
+        raise ServerError("program_missing", "Spark is not installed. Run: pip install pyspark.")
     return Path(found.submodule_search_locations[0])
 
 

@@ -1,4 +1,4 @@
-"""Waiting for what comes when it comes, and not for ever."""
+"""A wait for a condition, with a deadline."""
 
 from __future__ import annotations
 

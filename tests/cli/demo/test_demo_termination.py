@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from headwater.cli.demo.ending import Ending
+from headwater.cli.demo.termination import Termination
 
 
 class Thing:
@@ -18,7 +18,7 @@ class Thing:
 def test_a_signal_ends_the_block_at_once() -> None:
     """Where nothing else is said; and the handlers of before are back."""
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as ended, Ending().by_signals():
+    with pytest.raises(SystemExit) as ended, Termination().by_signals():
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
@@ -27,17 +27,17 @@ def test_a_signal_ends_the_block_at_once() -> None:
 @pytest.mark.parametrize("ticks", [True, False])
 def test_a_signal_inside_a_callback_is_not_lost(*, ticks: bool) -> None:
     """What is raised there, Python ignores: it is raised at the next tick, or where the block ends."""
-    ending, seen = Ending(), list[str]()
+    termination, seen = Termination(), list[str]()
     thing: Thing | None = Thing()
     gone = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
 
     def play() -> None:
         nonlocal thing
-        with ending.by_signals(), ending.at_ticks():
+        with termination.by_signals(), termination.at_ticks():
             thing = None
             seen.append("went on")
             if ticks:
-                ending.tick()
+                termination.tick()
                 seen.append("too far")
 
     with pytest.raises(SystemExit) as ended:

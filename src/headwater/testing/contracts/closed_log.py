@@ -1,4 +1,4 @@
-"""The contract of closing: what was freed says so, and what was stored is there for the next."""
+"""The contract of a closed log: its handles refuse to work, and what was stored is still there."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ USES: dict[str, Callable[[Log], Any]] = {
 }
 
 
-class ClosingContract(LogCase):
+class ClosedLogContract(LogCase):
     """What holds for closed handles, and for errors in general."""
 
     @pytest.mark.parametrize("use", USES.values(), ids=USES)
     def test_a_closed_log_is_refused(self, log: Log, use: Callable[[Log], Any]) -> None:
-        """Whatever is asked of it; closing twice is no error."""
+        """For each method. A second close is not an error."""
         log.create_topic("orders", ORDERS, key="id")
         log.append("orders", orders(3))
         log.close()
@@ -44,7 +44,7 @@ class ClosingContract(LogCase):
             use(log)
 
     def test_what_a_log_gave_out_is_closed_with_it(self, log: Log) -> None:
-        """A reader, a transaction and a producer say so; a receipt that was not asked for in time says so too."""
+        """A reader, a transaction and a producer say so; so does a receipt whose batch was not written."""
         log.create_topic("orders", ORDERS, key="id")
         reader, transaction, producer = log.reader("orders"), log.transaction(), log.producer(linger_ms=60_000)
         transaction.append("orders", orders(1))

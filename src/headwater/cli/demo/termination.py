@@ -1,4 +1,4 @@
-"""The end by a signal: SIGTERM and SIGHUP end the demonstration as Ctrl-C does, so that it can clean up.
+"""The termination by a signal: SIGTERM and SIGHUP end the demonstration as Ctrl-C does, so that it can clean up.
 
 An exception from a signal handler may surface inside a callback of the interpreter, such as an import, which discards it.
 So while the demonstration runs in ticks, the handler only records the signal, and the next tick ends the process.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Ending:
+class Termination:
     """Whether a signal has come, and what becomes of it; one for a process."""
 
     def __init__(self) -> None:
