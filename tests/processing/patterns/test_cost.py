@@ -84,4 +84,27 @@ def test_a_match_has_at_most_so_many_rows() -> None:
     rows = SearchRows(holds, np.arange(count), np.array([0, count]), np.array([0]), np.ones(1, bool), MAX_TIME, True)
     found = find_matches(automaton, Rule(rows_max=10), rows)
     assert found.start.tolist() == [40] and found.end.tolist() == [50]
-    assert len(found.given_up) == 40 and found.given_up.tolist() == list(range(9, 49))
+    assert found.given_up.tolist() == list(range(40)) and found.given_up_at.tolist() == list(range(9, 49))
+
+
+def test_starts_that_are_given_up_are_counted(tmp_path: Path) -> None:
+    """`headwater state list` shows the table; each start counts once, however batches are cut and whether it was tried or not."""
+    for number, condition in enumerate(("x = 0", "x = FIRST(x)")):
+        text = f"PARTITION BY k ORDER BY at PATTERN (a+ b) DEFINE a AS {condition}, b AS x = 1"
+        operator, before = Pattern(text, SCHEMA, rows_max=10).operator, NO_TIME
+        for epoch in range(5):
+            at = pa.array(np.arange(epoch * 6, epoch * 6 + 6), pa.int64()).cast(UTC_US)
+            rows = pa.table({"k": np.ones(6, np.int64), "x": np.zeros(6, np.int64), "at": at}).cast(SCHEMA)
+            for name, each in zip((H1, H2), hashes_of_values(rows.column("k")), strict=True):
+                rows = rows.append_column(name, pa.array(each))
+            store = StateStore(
+                str(tmp_path / str(number)), uid="op", query="q", fingerprint="f", partition=0, partitions=1,
+                specs=operator.tables,
+            )  # fmt: skip
+            state = store.load(epoch - 1)
+            operator.process(state, [rows], Time(before, epoch * 6 + 5))
+            store.save(state, epoch)
+            before = epoch * 6 + 5
+        [found] = state["given_up"].rows().to_pylist()
+        assert (found["count"], found["last"]) == (21, 29)
+        assert len(state["open"].rows().to_pylist()[0]["l0"]) == 9

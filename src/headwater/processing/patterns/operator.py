@@ -7,6 +7,7 @@ State:
 - `waiting`: rows that the watermark has not passed.
 - `open`: for each key the rows from the first at which a match may still begin, as lists; and the rows before it that PREV needs.
 - `timers`: when WITHIN ends for the first of those rows, so that a key without new rows is looked at.
+- `given_up`: the keys of which starts were given up, with how many and when the last one.
 - `partitions`: only for MATCH_NUMBER and ^: how many matches each key had.
 """
 
@@ -37,7 +38,7 @@ MATCHED_AT = "matched_at"
 """The event time of a result."""
 TIMED_OUT = "timed_out"
 """With `timeouts=True`: whether a result was not complete when its time was over."""
-_WAITING, _OPEN, _TIMERS, _PARTITIONS = "waiting", "open", "timers", "partitions"
+_WAITING, _OPEN, _TIMERS, _PARTITIONS, _GIVEN_UP = "waiting", "open", "timers", "partitions", "given_up"
 _TIMER, _CONTEXT, _COVERED, _COUNT = "timer", "context", "covered", "count"
 
 Array = Any
@@ -93,6 +94,7 @@ class Detect:
             _WAITING: TableSpec("timed", own),
             _OPEN: TableSpec("keyed", [*numbers, *lists]),
             _TIMERS: TableSpec("timed", []),
+            _GIVEN_UP: TableSpec("keyed", [pa.field(_COUNT, pa.int64()), pa.field("last", pa.int64())]),
         }
         if plan.has_partitions:
             self.tables[_PARTITIONS] = TableSpec("keyed", [pa.field(_COUNT, pa.int64())])
@@ -111,6 +113,7 @@ class Detect:
         work = self._work(state, keys, due, time)
         matches = self._matches(work)
         result = self._result(state, keys, work, matches, time)
+        self._count_given_up(state, keys, work, matches, time)
         self._keep(state, keys, work, matches, time)
         return result
 
@@ -220,6 +223,19 @@ class Detect:
             found = [np.r_[found[0], np.full(len(alone), -1)], np.r_[found[1], alone], np.r_[found[2], alone * 0]]
         order = np.lexsort((found[1], np.where(found[0] < 0, found[1], np.r_[matches.start, 0][found[0]])))
         return found[0][order], found[1][order], found[2][order]
+
+    def _count_given_up(self, state: State, keys: Keys, work: _Work, matches: Matches, time: Time) -> None:
+        is_new = (matches.given_up_at > time.before) & (matches.given_up_at <= time.until)
+        if not bool(is_new.any()):
+            return
+        key, last = work.key[matches.given_up[is_new]], np.full(len(keys), NO_TIME)
+        counts = np.bincount(key, minlength=len(keys))
+        np.maximum.at(last, key, matches.given_up_at[is_new])
+        found, number = state[_GIVEN_UP].find(keys)
+        counts[number] += column(found, _COUNT) * (counts[number] > 0)
+        one = np.flatnonzero(counts)
+        rows = {H1: keys.h1[one], H2: keys.h2[one], _COUNT: counts[one], "last": last[one]}
+        state[_GIVEN_UP].put(pa.table({name: pa.array(each, pa.int64()) for name, each in rows.items()}))
 
     def _keep(self, state: State, keys: Keys, work: _Work, matches: Matches, time: Time) -> None:
         """Keeps the rows of each key that a later batch needs, and forgets the others."""

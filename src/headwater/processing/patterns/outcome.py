@@ -75,7 +75,8 @@ class Matches(NamedTuple):
     """Rows at which no match begins; by `failed_at` it is certain."""
     failed_at: Array
     given_up: Array
-    """Starts whose match grew beyond `rows_max`, as times at which that was certain."""
+    """Starts whose match grew beyond `rows_max`, or took too many steps."""
+    given_up_at: Array
     open: Array
     """For each key the first row that is still needed as a start, or the end of the key."""
     is_timeout: Array
@@ -150,7 +151,8 @@ class SearchOutcome:
         number, start, end, reach, timeout = (each[order] for each in (number, start, end, reach, timeout))
         decided, failed = self._decided(reach, start), np.flatnonzero(self._is_failed)
         failed_at = self._failed_at[failed]
-        given_up = failed_at[self._is_given_up[failed]]
+        is_given_up = self._is_given_up[failed]
+        given_up, given_up_at = failed[is_given_up], failed_at[is_given_up]
         if self._rule.is_ordered or self._rule.skip != "next":
             is_sure = start < self._open[self.key[start]]
             number, start, end, decided, timeout = (each[is_sure] for each in (number, start, end, decided, timeout))
@@ -166,8 +168,8 @@ class SearchOutcome:
         order = order[np.searchsorted(step[order], 0) :]
         offset = np.r_[0, np.cumsum(end - start)]
         return Matches(
-            start, end, decided, path[order], position[order], offset, failed, failed_at, given_up, self._open,
-            timeout > 0, self._looks,
+            start, end, decided, path[order], position[order], offset, failed, failed_at, given_up, given_up_at,
+            self._open, timeout > 0, self._looks,
         )  # fmt: skip
 
     def _horizons(self) -> tuple[Array, Array]:
