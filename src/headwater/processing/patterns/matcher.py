@@ -27,6 +27,12 @@ Array = Any
 CELLS_MAX = 8_000_000
 """The number of pairs of a row and a position that are computed at once."""
 
+FEW = 4
+"""So few segments or searches are computed one after the other, in plain Python: NumPy's calls would take longer than their work."""
+FEW_POSITIONS_MAX = 100
+ROWS_AT_ONCE = 10_000
+"""The number of rows that are Python objects at once."""
+
 
 class Tables(NamedTuple):
     """An automaton as arrays. After the positions there are `accept`, `at_end`, `at_horizon` and `dead`."""
@@ -125,6 +131,7 @@ class _Search:
         self._tables, self._rule, self._rows = tables, rule, rows
         self._outcome = SearchOutcome(rule, rows)
         self._starts = np.zeros(0, np.int64)
+        self._follow = [[to for to in each if to != tables.positions + 3] for each in tables.lists.tolist()]
 
     def matches(self) -> Matches:
         """Everything."""
@@ -156,6 +163,10 @@ class _Search:
         self._put_bounds(ends, reach, line + lengths, end)
         many = len(lengths) - np.searchsorted(lengths[::-1], np.arange(int(lengths.max(initial=0))), "right")
         for step, active in enumerate(many.tolist()):
+            if active <= FEW and count <= FEW_POSITIONS_MAX:
+                for number in range(active):
+                    self._backward_one(ends, reach, int(line[number]), int(first[number]), int(lengths[number]) - step)
+                break
             self._outcome.note_looks(active)
             row = end[:active] - 1 - step
             at = line[:active] + (row - first[:active])
@@ -167,6 +178,28 @@ class _Search:
             ends[at, count:], reach[at, count:] = NEVER, row[:, None]
             ends[at, count], reach[at, count + 1] = row, row + 1
         return _Group(first, end, line, ends, reach)
+
+    def _backward_one(self, ends: Array, reach: Array, line: int, first: int, count: int) -> None:
+        """The same for the first rows of one segment, of which the later ones are done."""
+        tables, positions = self._tables, self._tables.positions
+        self._outcome.note_looks(count)
+        follow = self._follow
+        after, far_after = ends[line + count].tolist(), reach[line + count].tolist()
+        for start in reversed(range(0, count, ROWS_AT_ONCE)):
+            end = min(count, start + ROWS_AT_ONCE)
+            holds = self._rows.holds[first + start : first + end][:, tables.variable].tolist()
+            found, far = list[list[int]](), list[list[int]]()
+            for row, own in zip(range(first + end - 1, first + start - 1, -1), reversed(holds), strict=True):
+                ends_of, reach_of = [NEVER] * positions, [row + 1] * positions
+                for at, is_held in enumerate(own):
+                    if is_held and follow[at]:
+                        ends_of[at] = min([after[to] for to in follow[at]])
+                        reach_of[at] = max([far_after[to] for to in follow[at]])
+                after, far_after = [*ends_of, row, NEVER, NEVER, NEVER], [*reach_of, row, row + 1, row, row]
+                found.append(after)
+                far.append(far_after)
+            ends[line + start : line + end] = found[::-1]
+            reach[line + start : line + end] = far[::-1]
 
     def _put_bounds(self, ends: Array, reach: Array, line: Array, end: Array) -> None:
         """The lines of the bounds after segments: no row comes there, or one that no match has, or the known rows end."""
@@ -230,6 +263,9 @@ class _Search:
         """Goes on with searches until all are done."""
         count = self._tables.positions
         while len(walks.start):
+            if len(walks.start) <= FEW:
+                walks = self._walk_few(group, walks)
+                continue
             state, target, reach = self._choices(group, walks)
             walks = walks._replace(reach=reach)
             is_open, is_done = state == _OPEN, (state == _GOES_ON) & (target >= count)
@@ -245,6 +281,50 @@ class _Search:
             if len(done.start):
                 self._outcome.note_matches(done.number, done.start, done.bound, done.reach)
                 walks = self._with_following(group, walks, done)
+
+    def _walk_few(self, group: _Group, walks: _Walks) -> _Walks:
+        """Goes on with each of a few searches until it is done; gives those that follow."""
+        done = list[_Walks]()
+        for number in range(len(walks.start)):
+            walk = walks.only(slice(number, number + 1))
+            found = self._walk_one(group, walk)
+            if found is None:
+                self._outcome.note_open(walk.start)
+            else:
+                done.append(found)
+        if not done:
+            return walks.only(slice(0, 0))
+        ended = _Walks(*(np.concatenate(each) for each in zip(*done, strict=True)))
+        self._outcome.note_matches(ended.number, ended.start, ended.bound, ended.reach)
+        return self._with_following(group, walks.only(slice(0, 0)), ended)
+
+    def _walk_one(self, group: _Group, walk: _Walks) -> _Walks | None:
+        """A search at its end; None where it is open."""
+        count, start = self._tables.positions, int(walk.start[0])
+        horizon, is_closed = int(self._outcome.horizon[start]), bool(self._outcome.is_closed[start])
+        begun, source, reach = int(walk.bound[0]), int(walk.source[0]), int(walk.reach[0])
+        line, lists = int(group.line[walk.segment[0]] - group.first[walk.segment[0]]), self._follow
+        bound, path = begun, list[int]()
+        while True:
+            ends_of, reach_of = group.ends[line + bound].tolist(), group.reach[line + bound].tolist()
+            for target in lists[source]:
+                if ends_of[target] <= horizon:
+                    break
+                if reach_of[target] == NEVER and not is_closed:
+                    return None
+                reach = max(reach, reach_of[target])
+            if target >= count:
+                break
+            path.append(target)
+            source, bound = target, bound + 1
+        self._outcome.note_looks(len(path) + 1)
+        position, rows = np.array(path, np.int64), np.arange(begun, bound)
+        self._outcome.note_steps(np.full(len(path), walk.number[0]), rows, position)
+        named = rows[self._tables.is_skip[position]]
+        first, last = walk.first, walk.last
+        if len(named):
+            first, last = np.where(first < 0, named[:1], first), named[-1:]
+        return walk._replace(bound=np.array([bound]), reach=np.array([reach]), first=first, last=last)
 
     def _walk_to_horizon(self, group: _Group) -> None:
         """Finds what there was of matches whose time was over: the first targets from which one could reach beyond the horizon."""
