@@ -107,6 +107,11 @@ MEASURES: Sequence[tuple[str, Value]] = (
 )
 
 
+SKIPS = {
+    skip: f"AFTER MATCH SKIP TO {row}" for skip, row in (("next", "NEXT ROW"), ("first", "FIRST d"), ("last", "d"))
+}
+
+
 class Clauses(NamedTuple):
     """A search with everything around it."""
 
@@ -121,7 +126,9 @@ def random_clauses(
     random: Random, conditions: Sequence[tuple[str, Value]] = OF_ROWS, *, anchors: bool = True
 ) -> Clauses:
     """All clauses by random."""
-    part = random_part(random, anchors=anchors)
+    part, skip = random_part(random, anchors=anchors), random.choice(["past", "past", "next", "first", "last"])
+    if skip in SKIPS and skip != "next":
+        part = ("seq", [("var", "c"), part, ("var", "d")])
     names = _names(part)
     usable = [each for each in conditions if _is_of(each[0], names)]
     chosen = {name: random.choice(usable) for name in names if random.random() < 0.9}
@@ -130,13 +137,12 @@ def random_clauses(
     rows = random.choice(["", "", "SHOW EMPTY MATCHES", "OMIT EMPTY MATCHES", "WITH UNMATCHED ROWS"])
     if rows == "WITH UNMATCHED ROWS" and "{-" in text_of(part):
         rows = ""
-    skip = random.choice(["past", "past", "next"])
     subset = [name for name in ("a", "b") if name in names]
     lines = [
         "PARTITION BY k ORDER BY at, n",
         f"MEASURES {', '.join(f'{sql} AS m{number}' for number, (sql, _) in enumerate(measures))}" if measures else "",
         f"ALL ROWS PER MATCH {rows}" if rows else random.choice(["", "ONE ROW PER MATCH"]),
-        "AFTER MATCH SKIP TO NEXT ROW" if skip == "next" else "",
+        SKIPS.get(skip, ""),
         f"PATTERN ({text_of(part)})",
         f"WITHIN INTERVAL '{within}' SECOND" if within is not None else "",
         f"SUBSET u = ({', '.join(subset)})" if subset else "",
@@ -144,7 +150,7 @@ def random_clauses(
     ]
     define = {name: value for name, (_, value) in chosen.items()}
     span = None if within is None else within * 1_000_000
-    search = Search(part, define, span, (skip, ()))
+    search = Search(part, define, span, (skip, ("d",)))
     return Clauses("\n".join(line for line in lines if line), search, [value for _, value in measures], rows)
 
 
