@@ -22,9 +22,10 @@ _ROOT = Path(__file__).parent.parent
 NAMES = [
     "App", "AppStatus", "Capture", "Change", "Consumer", "DebeziumExport", "Durability", "Duration", "Event", "HeadwaterError", "Lease",
     "Log", "Marker", "Overload", "Position", "Producer", "Queue", "Reader", "Receipt", "Stage", "Subscription", "Table", "Topic",
-    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "detect", "errors",
-    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "plan_view",
-    "register", "remove_capture", "restore_log", "sliding", "step", "stop_session", "top_n", "totals", "true_time", "verify_copy", "windowed",
+    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "detect",
+    "errors", "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "plan_view",
+    "register", "remove_capture", "restore_log", "sliding", "step", "stop_session", "top_n", "totals", "true_time", "verify_copy",
+    "windowed",
 ]  # fmt: skip
 
 OPERATOR_NAMES = [
