@@ -99,7 +99,7 @@ class _Machine:
         takes = np.zeros(len(target), bool)
         takes[is_inside] = self._takes(tries.only(is_inside), target[is_inside])
         looked = np.where(is_row | (target == count + 1), np.where(is_last, NEVER, tries.row + 1), -1)
-        looked = np.where(is_over, NEVER, np.where(is_done | takes, -1, looked))
+        looked = np.where(is_over | (is_done & (target == count + 1)), NEVER, np.where(is_done | takes, -1, looked))
         tries = tries._replace(reach=np.maximum(tries.reach, looked))
         goes_back = target == count + 3
         is_tired = tries.steps > STEPS * self._rule.rows_max

@@ -267,7 +267,7 @@ class _Search:
                 walks = self._walk_few(group, walks)
                 continue
             state, target, reach = self._choices(group, walks)
-            walks = walks._replace(reach=reach)
+            walks = walks._replace(reach=np.where(target == count + 1, NEVER, reach))  # nobody knows an end before it
             is_open, is_done = state == _OPEN, (state == _GOES_ON) & (target >= count)
             self._outcome.note_open(walks.start[is_open])
             done, goes_on = walks.only(is_done), (state == _GOES_ON) & ~is_done
@@ -314,6 +314,7 @@ class _Search:
                     return None
                 reach = max(reach, reach_of[target])
             if target >= count:
+                reach = NEVER if target == count + 1 else reach  # nobody knows an end before it
                 break
             path.append(target)
             source, bound = target, bound + 1
