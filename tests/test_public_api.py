@@ -22,10 +22,10 @@ _ROOT = Path(__file__).parent.parent
 NAMES = [
     "App", "AppStatus", "Capture", "Change", "Consumer", "DebeziumExport", "Durability", "Duration", "Event", "HeadwaterError", "Lease",
     "Log", "Marker", "Overload", "Position", "Producer", "Queue", "Reader", "Receipt", "Stage", "Subscription", "Table", "Topic",
-    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "errors",
-    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "percolate",
-    "plan_view", "register", "remove_capture", "restore_log", "sliding", "stop_session", "top_n", "totals", "true_time", "verify_copy",
-    "why", "windowed",
+    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "detect",
+    "errors", "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "percolate",
+    "plan_view", "register", "remove_capture", "restore_log", "sliding", "step", "stop_session", "top_n", "totals", "true_time",
+    "verify_copy", "why", "windowed",
 ]  # fmt: skip
 
 OPERATOR_NAMES = [
@@ -55,6 +55,8 @@ FUNCTIONS: dict[str, str] = {
     "register": "(spark)",
     "remove_capture": "(log, name, *, url=None, topics=False, forget=False)",
     "restore_log": "(backup, to, *, disk=None, clock=system_clock, on_progress=None)",
+    "detect": "(events, pattern=None, *, key=(), at=None, within=None, steps=(), timeouts=False, rows_max=100000, uid=None, **measures)",
+    "step": "(name, condition=None, *, times=1, absent=False)",
     "sliding": "(df, by, *, over, at=None, uid=None, **wanted)",
     "stop_session": "(spark)",
     "top_n": "(df, n, *, by=None, order, key=None, over=None, every=None, ties=False, at=None, uid=None)",

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from headwater.processing.operators.top_n import top_n as top_n
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
+    from headwater.processing.patterns.detect import detect as detect
+    from headwater.processing.patterns.detect import step as step
     from headwater.processing.search.percolate import percolate as percolate
     from headwater.processing.search.why import why as why
     from headwater.processing.source.spark_source import make_session as make_session
@@ -102,6 +104,7 @@ _HOMES = {
     "captures": "headwater.capture.progress",
     "dedupe": "headwater.processing.operators.dedupe",
     "define_view": "headwater.views.definition",
+    "detect": "headwater.processing.patterns.detect",
     "errors": "headwater.errors",
     "load_app": "headwater.app.app",
     "lookup": "headwater.processing.operators.lookup",
@@ -117,6 +120,7 @@ _HOMES = {
     "remove_capture": "headwater.capture.capture",
     "restore_log": "headwater.log.copies.restore",
     "sliding": "headwater.processing.operators.sliding",
+    "step": "headwater.processing.patterns.detect",
     "stop_session": "headwater.processing.spark.session",
     "top_n": "headwater.processing.operators.top_n",
     "totals": "headwater.processing.operators.totals",
@@ -158,6 +162,7 @@ __all__ = [
     "captures",
     "dedupe",
     "define_view",
+    "detect",
     "errors",
     "load_app",
     "lookup",
@@ -173,6 +178,7 @@ __all__ = [
     "remove_capture",
     "restore_log",
     "sliding",
+    "step",
     "stop_session",
     "top_n",
     "totals",

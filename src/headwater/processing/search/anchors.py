@@ -26,8 +26,8 @@ from headwater.processing.search.compiler import (
     TRUE,
     WHERE,
     WORD,
+    ClauseTree,
     CompiledSearches,
-    Formulas,
 )
 from headwater.processing.state.sorted_runs import positions
 
@@ -161,7 +161,7 @@ class _Costs:
         self.best[numbers] = np.where(has, chosen, -1)
 
 
-def _depths(formulas: Formulas) -> _Array:
+def _depths(formulas: ClauseTree) -> _Array:
     """How many formulas lie in a formula, one in the other."""
     count = len(formulas.clauses) - 1
     literal = np.flatnonzero(formulas.kind == FORMULA)
@@ -182,7 +182,7 @@ def _sums(values: _Array, starts: _Array) -> _Array:
     return np.where(starts[1:] > starts[:-1], found, np.inf)
 
 
-def _literals(formulas: Formulas, best: _Array, search: _Array, clause: _Array) -> tuple[_Array, _Array]:
+def _literals(formulas: ClauseTree, best: _Array, search: _Array, clause: _Array) -> tuple[_Array, _Array]:
     """The literals under which searches stand, through formulas in formulas."""
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     while len(clause):
@@ -194,7 +194,7 @@ def _literals(formulas: Formulas, best: _Array, search: _Array, clause: _Array) 
     return np.concatenate([search for search, _ in found]), np.concatenate([literal for _, literal in found])
 
 
-def _checks(formulas: Formulas, roots: _Array, best: _Array, costs: _Costs) -> tuple[_Array, _Array]:
+def _checks(formulas: ClauseTree, roots: _Array, best: _Array, costs: _Costs) -> tuple[_Array, _Array]:
     """The clauses of searches, the rarest first, without those whose holding an anchor shows."""
     clause, search = positions(formulas.clauses[roots], formulas.clauses[roots + 1])
     is_shown = np.ones(len(formulas.literals) - 1, bool)

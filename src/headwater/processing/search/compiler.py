@@ -43,7 +43,7 @@ _Array = Any
 _Literal = tuple[int, int, bool]
 
 
-class Formulas(NamedTuple):
+class ClauseTree(NamedTuple):
     """Formulas as ranges of clauses, clauses as ranges of literals."""
 
     clauses: _Array
@@ -67,7 +67,7 @@ class CompiledSearches(NamedTuple):
 
     roots: _Array
     """The formula of each search."""
-    formulas: Formulas
+    formulas: ClauseTree
     terms: list[str]
     words: _Array
     """Of each its scope and its term."""
@@ -119,7 +119,7 @@ class Compiler:
         """All of them."""
         clauses = [clause for formula in self._formulas for clause in formula]
         literals = np.array([literal for clause in clauses for literal in clause], np.int64).reshape(-1, 3)
-        formulas = Formulas(
+        formulas = ClauseTree(
             _starts([len(formula) for formula in self._formulas]), _starts([len(clause) for clause in clauses]),
             literals[:, 0].astype(np.int8), literals[:, 1], literals[:, 2].astype(bool),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from headwater.processing.search.compiler import compile_searches
 from headwater.processing.search.documents import Documents
 from headwater.processing.search.fields import SearchFields
 from headwater.processing.search.joint import joined
-from headwater.processing.search.matcher import Matcher, Matches
+from headwater.processing.search.matcher import FoundPairs, Matcher
 from headwater.processing.search.query import decoded
 from headwater.processing.state.sorted_runs import AT, H1, H2, column, tidied
 
@@ -145,7 +145,7 @@ class SearchIndex:
             parts += [part] if bool(kept.all()) else self._kept([part], [kept])
         self._parts = [part._replace(number=place[part.number]) for part in parts]
 
-    def matches(self, documents: Documents, times: _Array, *, is_equal: bool) -> Matches:
+    def matches(self, documents: Documents, times: _Array, *, is_equal: bool) -> FoundPairs:
         """Pairs of a document and a version, by the document's time; with `is_equal` a version holds at its own time."""
         since = self._columns.since + (0 if is_equal else 1)
         until = np.where(self._until == NEVER, NEVER, self._until + (0 if is_equal else 1))
@@ -156,7 +156,7 @@ class SearchIndex:
         row = np.concatenate([np.zeros(0, np.int64), *(row for row, _ in found)])
         number = np.concatenate([np.zeros(0, np.int64), *(number for _, number in found)])
         order = np.lexsort((self._columns.order[number], row))
-        return Matches(row[order], number[order])
+        return FoundPairs(row[order], number[order])
 
     def rows(self, number: _Array) -> pa.Table:
         """Versions."""

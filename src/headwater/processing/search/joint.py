@@ -19,9 +19,9 @@ from headwater.processing.search.compiler import (
     STRETCH,
     WHERE,
     WORD,
+    ClauseTree,
     CompiledPhrase,
     CompiledSearches,
-    Formulas,
 )
 from headwater.processing.state.sorted_runs import positions
 
@@ -79,7 +79,7 @@ def _pruned(part: CompiledSearches, searches: _Array) -> CompiledSearches:
     )  # fmt: skip
 
 
-def _reached(formulas: Formulas, roots: _Array) -> tuple[_Array, Formulas]:
+def _reached(formulas: ClauseTree, roots: _Array) -> tuple[_Array, ClauseTree]:
     """The formulas that are roots or lie in one, and the new numbers of the roots."""
     is_used, reached = np.zeros(len(formulas.clauses) - 1, bool), roots
     while len(reached):
@@ -92,20 +92,20 @@ def _reached(formulas: Formulas, roots: _Array) -> tuple[_Array, Formulas]:
     literal = _literals(formulas, used)
     kind, ref = formulas.kind[literal], formulas.ref[literal].copy()
     ref[kind == FORMULA] = number[ref[kind == FORMULA]]
-    return number[roots], Formulas(
+    return number[roots], ClauseTree(
         _starts(np.diff(formulas.clauses)[used]), _starts(np.diff(formulas.literals)[clause]), kind, ref,
         formulas.negated[literal],
     )  # fmt: skip
 
 
-def _literals(formulas: Formulas, numbers: _Array) -> _Array:
+def _literals(formulas: ClauseTree, numbers: _Array) -> _Array:
     """The literals of formulas, one after the other."""
     clause, _ = positions(formulas.clauses[numbers], formulas.clauses[numbers + 1])
     literal, _ = positions(formulas.literals[clause], formulas.literals[clause + 1])
     return literal
 
 
-def _chained(parts: Sequence[CompiledSearches], numbers: dict[int, list[_Array]]) -> tuple[_Array, Formulas]:
+def _chained(parts: Sequence[CompiledSearches], numbers: dict[int, list[_Array]]) -> tuple[_Array, ClauseTree]:
     """The formulas of parts one after the other, with the new numbers of what their literals refer to."""
     roots, refs, first = [], [], 0
     for at, part in enumerate(parts):
@@ -117,7 +117,7 @@ def _chained(parts: Sequence[CompiledSearches], numbers: dict[int, list[_Array]]
         refs.append(ref)
         first += len(part.formulas.clauses) - 1
     every = [part.formulas for part in parts]
-    return np.concatenate(roots), Formulas(
+    return np.concatenate(roots), ClauseTree(
         _starts(np.concatenate([np.diff(each.clauses) for each in every])),
         _starts(np.concatenate([np.diff(each.literals) for each in every])),
         np.concatenate([each.kind for each in every]), np.concatenate(refs), np.concatenate([each.negated for each in every]),

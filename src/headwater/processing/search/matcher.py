@@ -33,7 +33,7 @@ _Array = Any
 """A NumPy array."""
 
 
-class Matches(NamedTuple):
+class FoundPairs(NamedTuple):
     """Pairs of a document and a search, by their numbers."""
 
     row: _Array
@@ -54,10 +54,10 @@ class Matcher:
         """How many searches are checked with every document."""
         return 0 if self._anchors is None else len(self._anchors.always)
 
-    def matches(self, documents: Documents, since: _Array, until: _Array, times: _Array) -> Matches:
+    def matches(self, documents: Documents, since: _Array, until: _Array, times: _Array) -> FoundPairs:
         """The pairs that match; of a search only documents with `since` <= time < `until`."""
         if not len(self.searches) or not len(documents):
-            return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return FoundPairs(np.zeros(0, np.int64), np.zeros(0, np.int64))
         lookup = _Lookup(self.searches, self._tables, documents)
         self._anchor(lookup)
         assert self._anchors is not None
@@ -74,7 +74,7 @@ class Matcher:
             block.clear()
             found.append(_distinct(np.concatenate(pairs)))
         every = np.concatenate(found)
-        return Matches(every // count, every % count)
+        return FoundPairs(every // count, every % count)
 
     @cached_property
     def _tables(self) -> _Tables:
