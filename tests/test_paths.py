@@ -20,7 +20,7 @@ import pytest
 from tests.rigs.architecture_page import BATCH_WALK, places
 from tests.rigs.trace.entries import entered, listed
 
-APPEND_FILES_MAX = 18
+APPEND_FILES_MAX = 17
 BATCH_FILES_MAX = 29
 BATCH_FILES_WITH_LOG_MAX = 64
 
