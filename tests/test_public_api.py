@@ -22,9 +22,10 @@ _ROOT = Path(__file__).parent.parent
 NAMES = [
     "App", "AppStatus", "Capture", "Change", "Consumer", "DebeziumExport", "Durability", "Duration", "Event", "HeadwaterError", "Lease",
     "Log", "Marker", "Overload", "Position", "Producer", "Queue", "Reader", "Receipt", "Stage", "Subscription", "Table", "Topic",
-    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "errors",
-    "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "plan_view",
-    "register", "remove_capture", "restore_log", "sliding", "stop_session", "top_n", "totals", "true_time", "verify_copy", "windowed",
+    "TopicNode", "TopicSettings", "Transaction", "VerifyReport", "View", "ViewMaintainer", "captures", "dedupe", "define_view", "detect",
+    "errors", "load_app", "lookup", "make_session", "open_log", "open_view", "open_view_store", "operators", "our_error_in", "percolate",
+    "plan_view", "register", "remove_capture", "restore_log", "sliding", "step", "stop_session", "top_n", "totals", "true_time",
+    "verify_copy", "why", "windowed",
 ]  # fmt: skip
 
 OPERATOR_NAMES = [
@@ -48,16 +49,21 @@ FUNCTIONS: dict[str, str] = {
     "open_view": "(url, name, *, log=None)",
     "open_view_store": "(url, *, read_only=False)",
     "our_error_in": "(error)",
+    "percolate": "(documents, searches, text, *, at=None, searches_at=None, ties='table', language=None, places=None, "
+    "highlights=False, uid=None)",
     "plan_view": "(log, definition)",
     "register": "(spark)",
     "remove_capture": "(log, name, *, url=None, topics=False, forget=False)",
     "restore_log": "(backup, to, *, disk=None, clock=system_clock, on_progress=None)",
+    "detect": "(events, pattern=None, *, key=(), at=None, within=None, steps=(), timeouts=False, rows_max=100000, uid=None, **measures)",
+    "step": "(name, condition=None, *, times=1, absent=False)",
     "sliding": "(df, by, *, over, at=None, uid=None, **wanted)",
     "stop_session": "(spark)",
     "top_n": "(df, n, *, by=None, order, key=None, over=None, every=None, ties=False, at=None, uid=None)",
     "totals": "(df, by, *, key=None, at=None, uid=None, **wanted)",
     "true_time": "(occurred, sent, received)",
     "verify_copy": "(source, target, *, key=(), columns=(), stage=None, settle_s=10.0, repair=False)",
+    "why": "(query, document, *, text=None, language=None, places=None)",
     "windowed": "(df, by=None, *, over=None, every=None, gap=None, at=None, uid=None, **wanted)",
 }
 

@@ -16,6 +16,30 @@ def counted(clicks: Any) -> Any:
     return clicks.groupBy("page").count()
 
 
+def test_a_log_and_its_clients_show_what_they_work_on(tmp_path: Path) -> None:
+    """A topic shows its columns, a reader its places; what was closed says so."""
+    with hw.open_log(tmp_path / "log") as log:
+        assert repr(log) == f"Log(url={log.url!r}, durability='fsync')"
+        topic = log.create_topic("clicks", "page STRING, n BIGINT", key="page", partitions=1)
+        assert repr(topic) == (
+            "Topic(name='clicks', schema='page STRING, n BIGINT', key='page', time=None, partitions=1)"
+        )
+        producer = log.producer(id="importer")
+        producer.send("clicks", {"page": "/", "n": 1})
+        assert repr(producer) == "Producer(id='importer', open)"
+        producer.close()
+        assert repr(producer) == "Producer(id='importer', closed)"
+        reader = log.reader("clicks")
+        assert len(reader.poll()) == 1
+        assert repr(reader) == "Reader(topics=['clicks'], next={'clicks/0': 1})"
+        reader.close()
+        assert repr(reader) == "Reader(topics=['clicks'], closed)"
+        consumer = log.consumer("clicks", group="billing")
+        assert repr(consumer) == "Consumer(group='billing', topics=['clicks'], partitions=1)"
+        consumer.close()
+        assert repr(consumer) == "Consumer(group='billing', topics=['clicks'], closed)"
+
+
 def test_an_application_shows_its_log_and_what_it_consists_of() -> None:
     """The log's password is left out; declaring something opens nothing."""
     app = hw.App("clickstream", log="kafka://ada:secret@localhost:9092", state="./state", views="sqlite:///./views.db")

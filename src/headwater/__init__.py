@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from headwater.processing.operators.top_n import top_n as top_n
     from headwater.processing.operators.totals import totals as totals
     from headwater.processing.operators.windowed import windowed as windowed
+    from headwater.processing.patterns.detect import detect as detect
+    from headwater.processing.patterns.detect import step as step
+    from headwater.processing.search.percolate import percolate as percolate
+    from headwater.processing.search.why import why as why
     from headwater.processing.source.spark_source import make_session as make_session
     from headwater.processing.source.spark_source import register as register
     from headwater.processing.spark.errors import our_error_in as our_error_in
@@ -100,6 +104,7 @@ _HOMES = {
     "captures": "headwater.capture.progress",
     "dedupe": "headwater.processing.operators.dedupe",
     "define_view": "headwater.views.definition",
+    "detect": "headwater.processing.patterns.detect",
     "errors": "headwater.errors",
     "load_app": "headwater.app.app",
     "lookup": "headwater.processing.operators.lookup",
@@ -109,16 +114,19 @@ _HOMES = {
     "open_view_store": "headwater.views.store_url",
     "operators": "headwater.operators",
     "our_error_in": "headwater.processing.spark.errors",
+    "percolate": "headwater.processing.search.percolate",
     "plan_view": "headwater.views.catalog",
     "register": "headwater.processing.source.spark_source",
     "remove_capture": "headwater.capture.capture",
     "restore_log": "headwater.log.copies.restore",
     "sliding": "headwater.processing.operators.sliding",
+    "step": "headwater.processing.patterns.detect",
     "stop_session": "headwater.processing.spark.session",
     "top_n": "headwater.processing.operators.top_n",
     "totals": "headwater.processing.operators.totals",
     "true_time": "headwater.processing.time.true_time",
     "verify_copy": "headwater.verify.verification",
+    "why": "headwater.processing.search.why",
     "windowed": "headwater.processing.operators.windowed",
 }
 __all__ = [
@@ -154,6 +162,7 @@ __all__ = [
     "captures",
     "dedupe",
     "define_view",
+    "detect",
     "errors",
     "load_app",
     "lookup",
@@ -163,16 +172,19 @@ __all__ = [
     "open_view_store",
     "operators",
     "our_error_in",
+    "percolate",
     "plan_view",
     "register",
     "remove_capture",
     "restore_log",
     "sliding",
+    "step",
     "stop_session",
     "top_n",
     "totals",
     "true_time",
     "verify_copy",
+    "why",
     "windowed",
 ]
 

@@ -66,8 +66,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param("sink: committing", marks=pytest.mark.slow),
-        pytest.param("sink: task begun", marks=pytest.mark.bench),
+        pytest.param("stream: committing", marks=pytest.mark.slow),
+        pytest.param("stream: task begun", marks=pytest.mark.bench),
     ],
 )
 def test_a_task_or_a_commit_that_slept_can_do_nothing(place: Place, spark: SparkSession, step: str) -> None:
@@ -95,7 +95,7 @@ def test_a_task_or_a_commit_that_slept_can_do_nothing(place: Place, spark: Spark
         assert time.monotonic() < deadline, "who was woken does not end"
         time.sleep(0.05)
     assert check_point(place.folder) == recovered_at
-    if step == "sink: committing":
+    if step == "stream: committing":
         assert (place.folder / "woken").read_text().startswith("Fenced: Stage 'storm.cleaned'")
     place.add(50)
     finish(place.folder, spark)

@@ -109,7 +109,7 @@ def test_columns_of_the_log_that_are_none_are_refused(tmp_path: Path, spark: Spa
     def copies(orders: DataFrame) -> DataFrame:
         return orders
 
-    with pytest.raises(InvalidApp, match="no column of the log"):
+    with pytest.raises(InvalidApp, match="not a column of the log"):
         app.plan()
 
 

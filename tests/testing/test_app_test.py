@@ -80,7 +80,9 @@ def test_an_application_is_killed_behind_a_batch_and_goes_on() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.covers("Kafka Streams", "concept: expiry in a stream–stream join", "concept: time-dependence of joins")
-@pytest.mark.parametrize(("example", "tests"), [("clickstream", 2), ("click_through", 1), ("tax_rates", 1)])
+@pytest.mark.parametrize(
+    ("example", "tests"), [("clickstream", 2), ("click_through", 1), ("tax_rates", 1), ("property_alerts", 1)]
+)
 def test_the_examples_tests_pass(example: str, tests: int) -> None:
     """As its users run it: beside the script, with a configuration that is not ours."""
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", f"test_{example}.py"]

@@ -60,6 +60,7 @@ from headwater.model.errors import (
 from headwater.model.event import Event
 from headwater.model.position import Position
 from headwater.model.schema import SchemaLike, to_arrow_schema
+from headwater.model.url import without_password
 
 if TYPE_CHECKING:
     from headwater.log.copies.backup import BackedUp
@@ -674,6 +675,9 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"Log(url={without_password(self.url)!r}, durability={self._durability!r})"
 
     def _created(self, topic: Topic, *, exist_ok: bool) -> Topic:
         try:

@@ -87,7 +87,7 @@ def test_a_script_is_planned_run_and_asked(orders: Command) -> None:
         ("x = 1", ["declares no application"]),
         ("import headwater as hw\na = hw.App('a')\nb = hw.App('b')", ["2 applications"]),
         ("import headwater as hw\napp = hw.App('a')", ["has no stages"]),
-        ("import headwater as hw\napp = hw.App('a')\napp.stream('x', to='y')(print)", ["no function of Python"]),
+        ("import headwater as hw\napp = hw.App('a')\napp.stream('x', to='y')(print)", ["not a Python function"]),
         ("x = 1\ndef f(:", ["SyntaxError", "line 2"]),
         ("import sys\nsys.exit('enough')", ["app.py:2", "SystemExit", "enough"]),
         ("import headwater as hw\napp = hw.App('../up')", ["'../up'"]),

@@ -64,11 +64,11 @@ def test_a_state_is_shown(command: Command, operators: Path) -> None:
 
 
 def test_what_is_not_there_is_told(command: Command, operators: Path, tmp_path: Path) -> None:
-    refused(command("state", "list", tmp_path / "nowhere"), "not_found", "no state of operators")
+    refused(command("state", "list", tmp_path / "nowhere"), "not_found", "No state of operators")
     refused(command("state", "show", CHECKPOINT, "other"), "not_found", "Operator 'other' does not exist")
     refused(command("state", "show", CHECKPOINT, "--table", "other"), "not_found", "no table 'other'")
     (tmp_path / "app.py").write_text("import headwater as hw\napp = hw.App('other', log='./data')\n")
-    refused(command("state", "list", "app.py"), "not_found", "no state of operators")
+    refused(command("state", "list", "app.py"), "not_found", "No state of operators")
 
 
 def test_a_script_leads_to_its_state(command: Command, operators: Path, tmp_path: Path) -> None:

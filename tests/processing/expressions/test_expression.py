@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from sqlglot import expressions as sql
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.expressions.expression import Expression, compile_condition, compile_expression
 from headwater.processing.expressions.row_parts import own_row_parts
+from tests.rigs.processing.expression_texts import SCHEMA as ROWS_SCHEMA
+from tests.rigs.processing.expression_texts import each_template, random_rows
 
 SCHEMA = pa.schema(
     {
@@ -142,3 +145,19 @@ def test_parts_of_one_row_are_as_large_as_they_can_be() -> None:
     assert [part.sql("spark") for part in own_row_parts(tree, is_foreign)] == ["a > 1", "a + b", "UPPER(t) LIKE 'x'"]
     whole = sqlglot.parse_one("a > 1 AND b < 2", dialect="databricks")
     assert own_row_parts(whole, is_foreign) == [whole]
+
+
+def test_a_part_of_the_rows_gives_what_they_give_among_all() -> None:
+    """Slices of columns, single rows and none at all; every function, on rows of every type."""
+    random = Random(5)
+    rows = random_rows(random, 12)
+    for text in each_template(random):
+        expression = compile_expression(text, ROWS_SCHEMA)
+        try:
+            whole = expression.evaluate({name: rows[name] for name in expression.columns}, 12)
+        except InvalidInput:
+            continue
+        for start, end in ((0, 0), (5, 6), (3, 11)):
+            part = rows.slice(start, end - start)
+            found = expression.evaluate({name: part[name] for name in expression.columns}, end - start)
+            assert repr(found.to_pylist()) == repr(whole.slice(start, end - start).to_pylist()), text

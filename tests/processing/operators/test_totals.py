@@ -317,12 +317,15 @@ def test_a_table_of_the_log_goes_by_its_own_order() -> None:
         ({"by": "seller"}, "No aggregate"),
         ({"by": "seller", "n": "sum"}, "sum of which column"),
         ({"by": "seller", "n": ("sum", "bidder")}, "has no sum, it is STRING"),
-        ({"by": "seller", "n": ("percentile", "price")}, "no aggregate 'percentile' here"),
+        ({"by": "seller", "n": ("percentile", "price")}, "aggregate 'percentile' is not available"),
         ({"by": "seller", "seller": "count"}, "a column 'seller' already"),
-        ({"by": "nobody", "n": "count"}, "no column 'nobody'"),
-        ({"by": "seller", "n": "count", "at": "price"}, "at= says"),
+        ({"by": "nobody", "n": "count"}, "key column 'nobody'"),
+        ({"by": "seller", "n": "count", "at": "price"}, "at= orders"),
         ({"by": "seller", "key": "auction", "n": ("max", "price")}, "takes its max with it"),
-        ({"by": "seller", "key": "auction", "at": "price", "n": "count"}, "no column 'price' with times"),
+        (
+            {"by": "seller", "key": "auction", "at": "price", "n": "count"},
+            "'price' with times .TIMESTAMP. does not exist",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked: dict[str, Any], says: str) -> None:

@@ -77,12 +77,12 @@ def test_without_a_key_all_rows_belong_together(bids: DataFrame) -> None:
         ({"gap": "0 seconds", "n": "count"}, "is none"),
         ({"gap": "5 seconds", "every": "1 second", "n": "count"}, "every= does not apply"),
         ({"over": "5 seconds"}, "No aggregate"),
-        ({"over": "5 seconds", "n": ("distinct", "who")}, "no aggregate 'distinct' here"),
+        ({"over": "5 seconds", "n": ("distinct", "who")}, "aggregate 'distinct' is not available"),
         ({"over": "5 seconds", "n": ("sum", "cost")}, "sum of which column"),
         ({"over": "5 seconds", "n": ("sum", "who")}, "has no sum"),
         ({"over": "5 seconds", "window_end": "count"}, "already"),
-        ({"over": "5 seconds", "by": "whom", "n": "count"}, "no column 'whom'"),
-        ({"over": "5 seconds", "at": "price", "n": "count"}, "no column 'price' with times"),
+        ({"over": "5 seconds", "by": "whom", "n": "count"}, "'whom' to group by does not exist"),
+        ({"over": "5 seconds", "at": "price", "n": "count"}, "'price' with times .TIMESTAMP. does not exist"),
     ],
 )
 def test_what_makes_no_sense_is_refused(bids: DataFrame, settings: dict[str, Any], said: str) -> None:
@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused(bids: DataFrame, settings: dict[str, Any
         ({"by": "who", "ties": True}, "for windows"),
         ({"by": "who", "every": "5 seconds"}, "for windows"),
         ({}, "by= is missing"),
-        ({"over": "5 seconds", "by": "whom"}, "no column 'whom'"),
+        ({"over": "5 seconds", "by": "whom"}, "key column 'whom' does not exist"),
     ],
 )
 def test_the_best_of_no_window_are_refused(bids: DataFrame, settings: dict[str, Any], said: str) -> None:

@@ -437,7 +437,7 @@ def test_python_processes_die_again_and_again(spark: SparkSession, tmp_path: Pat
 def test_a_driver_dies_with_everything(tmp_path: Path) -> None:
     """`kill -9` of driver, JVM and workers right after the commit, before Spark has written its own."""
     make_input(tmp_path, files=4)
-    order(tmp_path / "orders", "sink: committed", nth=2)
+    order(tmp_path / "orders", "stream: committed", nth=2)
     assert start_driver(tmp_path).wait(DRIVER_S_MAX) == -signal.SIGKILL
     assert start_driver(tmp_path).wait(DRIVER_S_MAX) == 0, (tmp_path / "driver.err").read_text()[-2000:]
     check(tmp_path)

@@ -39,6 +39,7 @@ def picked(text: str) -> list[bool]:
     [
         ("amount > 10", [False, True, False, True]),
         ("amount % 10 = 2 AND page IS NULL", [False, True, False, False]),
+        ("amount > 11.5", [False, True, False, True]),
         ("price > 1e300", [False, True, False, False]),
         ("page LIKE '/shop/%'", [True, False, False, True]),
         ("at >= '1970-01-01T00:00:01Z'", [False, True, True, False]),

@@ -186,7 +186,7 @@ def test_what_is_refused_is_told_in_our_sentence(spark: SparkSession, tmp_path: 
     log.create_topic("t", "n BIGINT", partitions=1, segment_bytes=4096, retention_bytes=8192)
     for option, kind, words in [
         ({"topic": "nope"}, TopicNotFound, "Topic 'nope' does not exist"),
-        ({"topic": "t", "filter": "n >"}, InvalidInput, "Option filter='n >' is no condition"),
+        ({"topic": "t", "filter": "n >"}, InvalidInput, "Option filter='n >' is not a condition"),
         ({"topic": "t", "startingOffsets": "first"}, InvalidInput, "Option startingOffsets='first' is not understood"),
     ]:
         with pytest.raises(PySparkException) as caught:

@@ -38,7 +38,7 @@ from tests.rigs.processing.operator_runs import hashed, seeds
 SECOND = 1_000_000
 NOON, FUTURE = 1_769_860_800 * SECOND, 4_070_908_800 * SECOND
 KEYS = [f"k{number}" for number in range(12)]
-KINDS = ["pace", "once", "best_in_time", "hops", "visits", "peaks"]
+KINDS = ["pace", "once", "best_in_time", "hops", "visits", "peaks", "rises"]
 KILLS = 3
 
 Row = dict[str, Any]
@@ -219,10 +219,24 @@ def check(run: FusedRun, log: hw.Log, folder: Path, kind: str) -> None:
         assert in_order(everything) == in_order(brute_hops(in_time, watermark))
     elif kind == "visits":
         assert in_order(everything) == in_order(brute_visits(in_time, watermark))
+    elif kind == "rises":
+        found = [(row["who"], row["matched_at"], row["_t0_0"], row["_t1_0"]) for row in everything]
+        assert sorted(found) == sorted(brute_rises(in_time, watermark))
     elif kind == "peaks":
         assert in_order(everything) == in_order(brute_peaks(in_time, watermark))
     else:
         assert {(row["who"], row["rank"]): row["price"] for row in everything} == brute_best(in_time)
+
+
+def brute_rises(events: list[Row], watermark: int) -> list[tuple[Any, ...]]:
+    """Of each who, in the order of time, pairs of which the second has the higher price."""
+    found, last = list[tuple[Any, ...]](), dict[str, Row]()
+    for event in sorted((each for each in events if each["at"] <= watermark), key=lambda each: each["at"]):
+        before = last.get(event["who"], {"price": None})["price"]
+        if before is not None and event["price"] is not None and event["price"] > before:
+            found.append((event["who"], event["at"], before, event["price"]))
+        last[event["who"]] = event
+    return found
 
 
 def in_order(rows: list[Row]) -> list[str]:

@@ -245,7 +245,7 @@ def test_a_way_that_is_none_is_refused(settings: dict[str, Any], said: str) -> N
     ("function", "settings", "said"),
     [
         (windows, {"late": "correct", "corrections": "1 minute"}, "cannot correct what it gave"),
-        (per_user, {"late": "topic", "mode": "update"}, "nothing comes too late for it"),
+        (per_user, {"late": "topic", "mode": "update"}, "no event can be too late for it"),
     ],
 )
 def test_a_way_that_a_stage_cannot_go_is_refused(

@@ -39,6 +39,7 @@ from headwater.processing.source.spark_source import HeadwaterSource
 from headwater.processing.source.stream import StreamReader
 from headwater.processing.time.event_time import FIELDS, LATE
 from headwater.processing.time.late_rows import LateRows
+from tests.rigs.processing.pattern_runs import Pattern
 
 ROOT = Path(__file__).parents[3]
 TOPIC = "bids"
@@ -125,7 +126,14 @@ def peaks() -> Work:
     return Work(operator, TIMED, TIMED.names, ["who"], TIMED.field("at"))
 
 
-WORKS = {made.__name__: made for made in (totals, best, best_in_time, pace, once, hops, visits, peaks)}
+def rises() -> Work:
+    """Bids of a who that are higher than the one before."""
+    text = """PARTITION BY who ORDER BY at MEASURES a.price AS low, b.price AS high
+        AFTER MATCH SKIP TO NEXT ROW PATTERN (a b) DEFINE b AS price > PREV(price)"""
+    return Work(Pattern(text, TIMED).operator, TIMED, TIMED.names, ["who"], TIMED.field("at"))
+
+
+WORKS = {made.__name__: made for made in (totals, best, best_in_time, pace, once, hops, visits, peaks, rises)}
 
 
 def _windowed() -> list[Aggregate]:

@@ -67,16 +67,18 @@ def in_time(
 
 
 def run_batches(
-    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
-) -> list[dict[str, Any]]:
+    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int],
+    *, copied: Sequence[int] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
     """What all batches gave."""
-    return [row for given in run_each(operator, random, folder, batches, watermarks) for row in given]
+    return [row for given in run_each(operator, random, folder, batches, watermarks, copied=copied) for row in given]
 
 
 def run_each(
-    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int]
-) -> Iterator[list[dict[str, Any]]]:
-    """What each batch gave; the last one is followed by one in which all time has passed."""
+    operator: Operator, random: Random, folder: Path, batches: Sequence[Sequence[pa.Table]], watermarks: Sequence[int],
+    *, copied: Sequence[int] = (),
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """What each batch gave; the last one is followed by one in which all time has passed. Inputs that are copied go to every partition."""
     partitions, before = random.randint(1, 2), NO_TIME
     nothing = [rows.slice(0, 0) for rows in batches[0]]
     for epoch, (inputs, until) in enumerate([*zip(batches, watermarks, strict=True), (nothing, MAX_TIME)]):
@@ -91,8 +93,10 @@ def run_each(
                 )  # fmt: skip
                 state = store.load(epoch - 1)
                 mine = [
-                    rows.filter(pa.array(partition_of(rows.column(H1).to_numpy(), partitions) == partition))
-                    for rows in inputs
+                    rows
+                    if number in copied
+                    else rows.filter(pa.array(partition_of(rows.column(H1).to_numpy(), partitions) == partition))
+                    for number, rows in enumerate(inputs)
                 ]
                 found = operator.process(state, mine, Time(before, until))
                 result += found.select(operator.schema.names).cast(operator.schema).to_pylist()

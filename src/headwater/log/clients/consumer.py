@@ -201,6 +201,11 @@ class Consumer:
     ) -> None:
         self.close(commit=kind is None)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"partitions={len(self._shares.by_place)}"
+        topics = self._names if self._pattern is None else self._pattern.pattern
+        return f"Consumer(group={self.group!r}, topics={topics!r}, {state})"
+
     async def __aenter__(self) -> Self:
         return self
 

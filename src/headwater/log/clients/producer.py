@@ -181,6 +181,9 @@ class Producer:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"Producer(id={self._id!r}, {'closed' if self._closed or self._foreign else 'open'})"
+
     async def __aenter__(self) -> Self:
         return self
 

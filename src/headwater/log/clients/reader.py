@@ -125,6 +125,10 @@ class Reader:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        places = {f"{name}/{number}": cursor.offset for (name, number), cursor in self._cursors.items()}
+        return f"Reader(topics={self._names!r}, {'closed' if self._closed else f'next={places}'})"
+
     def _events(self, chunks: list[Chunk]) -> list[Event]:
         events: list[Event] = []
         for chunk in chunks:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model.clock import Duration
-from headwater.model.ddl import schema_from_json, schema_to_json
+from headwater.model.ddl import schema_from_json, schema_to_json, type_to_ddl
 from headwater.model.errors import FormatTooNew, InvalidInput, InvalidName, TopicNotFound, Unsupported
 
 Durability = Literal["fsync", "os"]
@@ -94,6 +94,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     splits: tuple[Split, ...] = ()
     retain: Retain = "all"
     buffer_bytes: int = BUFFER_BYTES
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name} {type_to_ddl(field.type)}" for field in self.schema)
+        roles = f"key={self.key!r}, time={self.time!r}, partitions={self.partitions}"
+        return f"Topic(name={self.name!r}, schema={columns!r}, {roles})"
 
     @cached_property
     def generation(self) -> int:

@@ -116,7 +116,7 @@ def remainder(left: Term, right: Term, *, positive: bool = False, tries: bool = 
         above, below = numbers(one), numbers(other)
         zero = below == 0
         with np.errstate(all="ignore"):
-            safe = np.where(zero, np.ones(1, below.dtype), below) if left.type not in _FRACTIONS else below
+            safe = np.where(zero, np.ones(1, below.dtype), below) if not is_fraction(left.type) else below
             found = np.fmod(above, safe)
             if positive:
                 found = np.where(found < 0, np.fmod(found + safe, safe), found).astype(found.dtype)
@@ -124,9 +124,6 @@ def remainder(left: Term, right: Term, *, positive: bool = False, tries: bool = 
         return result, anywhere(_spread(zero, result), one, other)
 
     return _dividing(left.type, left, right, run, ZERO, tries=tries)
-
-
-_FRACTIONS = (pa.float32(), pa.float64())
 
 
 def _spread(mask: np.ndarray, result: pa.Array) -> np.ndarray:
@@ -225,10 +222,21 @@ def _decimal_result(name: str, left: Values, right: Values, type_: pa.DataType) 
         if name == "pmod":
             found = np.where(found < 0, _truncated_remainder(found + other, other), found)
         result, failed = from_digits(rescaled(found, common, type_.scale), type_, left, right)
+        zero = zero | _is_beyond_java(one, other)
     else:
         result, failed = _quotient(name, one, other, type_, left, right)
     zeros = anywhere(_spread(zero, result), left, right)
     return result, zeros if failed is None else failed if zeros is None else failed | zeros
+
+
+def _is_beyond_java(one: Any, other: Any) -> np.ndarray:
+    """The rows whose whole quotient needs more than 34 digits, for which Java finds no remainder. They are rare."""
+    if np.asarray(one).dtype != object and np.asarray(other).dtype != object:
+        return np.zeros(1, bool)
+    quotient = np.asarray(abs(one) // abs(other), object)
+    large = np.asarray(quotient >= 10**JAVA_DIGITS, bool)
+    large[large] = [len(str(each).rstrip("0")) > JAVA_DIGITS for each in quotient[large]]
+    return large
 
 
 def _truncated_remainder(one: Any, other: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.model.ddl import type_to_ddl
 from headwater.processing.expressions.decimals import digits_of, from_digits, rescaled
 from headwater.processing.expressions.term import (
     Term,
@@ -39,6 +40,7 @@ from headwater.processing.expressions.type_rules import (
     STRING,
     TIMESTAMP,
     TIMESTAMP_NTZ,
+    as_decimal,
     is_decimal,
     is_fraction,
 )
@@ -59,17 +61,18 @@ def cast(term: Term, type_: pa.DataType, *, tries: bool = False) -> Term | None:
     kernel = _kernel(term.type, type_)
     if kernel is None:
         return None
-    if kernel in _SAFE:
+    if kernel in _SAFE or _has_room(term.type, type_):
         return mapped(type_, [term], lambda values: kernel(values, type_)[0])
-    what = f"a value does not fit into {pa_name(type_)}"
+    what = f"a value does not fit into {type_to_ddl(type_)}"
     return fallible(type_, [term], lambda values: kernel(values, type_), what, tries=tries)
 
 
-def pa_name(type_: pa.DataType) -> str:
-    """A type's name in SQL."""
-    from headwater.model.ddl import type_to_ddl
-
-    return type_to_ddl(type_)
+def _has_room(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every number of a type fits into a decimal."""
+    if not is_decimal(target) or not (is_decimal(source) or source in INTEGERS):
+        return False
+    exact = as_decimal(source)
+    return target.precision - target.scale >= exact.precision - exact.scale + (target.scale < exact.scale)
 
 
 def _kernel(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa.DataType], tuple[Values, Any]] | None:
@@ -251,10 +254,14 @@ def _to_text(source: pa.DataType) -> Callable[[Values, pa.DataType], tuple[Value
     if source in INTEGERS or source == BOOLEAN:
         return _unchecked
     if is_decimal(source):
-        return lambda values, type_: (plain_text(arrayed(values, 1)), None)
+        return _decimal_to_text
     if source == DATE:
         return _day_to_text
     return _moment_to_text if source in (TIMESTAMP, TIMESTAMP_NTZ) else None
+
+
+def _decimal_to_text(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
+    return plain_text(arrayed(values, 1)), None
 
 
 def _day_to_text(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
@@ -276,10 +283,10 @@ def _beyond(found: np.ndarray, values: Values, unit: int) -> Any:
 _SAFE = {
     _unchecked,
     _decimal_to_fraction,
-    _truth_to_number,
+    _decimal_to_text,
     _number_to_truth,
     _moment_to_day,
     _same_moment,
     _seconds_to_moment,
 }
-_SAFE -= {_truth_to_number}
+"""The casts that cannot fail."""

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.processing.expressions.decimals import from_digits
 from headwater.processing.expressions.term import Values, anywhere, array_of, arrayed, truths
 from headwater.processing.expressions.type_rules import (
     BOOLEAN,
@@ -87,8 +88,6 @@ def _truth(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
 
 
 def _decimal(values: Values, type_: pa.DataType) -> tuple[Values, Any]:
-    from headwater.processing.expressions.decimals import from_digits
-
     texts = _without_exponents(_trimmed(values))
     good = truths(pc.match_substring_regex(texts, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"))
     whole = pc.replace_substring_regex(texts, r"^[+-]?0*([0-9]*).*$", r"\1")

@@ -186,7 +186,7 @@ _FIELDS |= {
     "doy": "dayofyear",
     "dow": "dayofweek",
 }
-_FIELDS |= {"qtr": "quarter", "dayofweek_iso": "", "h": "hour", "m": "minute"}
+_FIELDS |= {"qtr": "quarter", "h": "hour", "m": "minute"}
 
 
 def _of_day(name: str) -> Function:

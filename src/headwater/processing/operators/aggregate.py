@@ -46,7 +46,9 @@ def _aggregate(name: str, want: Wanted, schema: pa.Schema, taken: Sequence[str],
     parts: tuple[Any, ...] = (want,) if isinstance(want, str) else want
     kind, *rest = parts
     if kind not in kinds:
-        raise InvalidInput(f"{name}: the aggregate {kind!r} here.", advice=f"Use one of {', '.join(kinds)}.")
+        raise InvalidInput(
+            f"{name}: the aggregate {kind!r} is not available here.", advice=f"Use one of {', '.join(kinds)}."
+        )
     if name in taken:
         raise InvalidInput(f"There is a column {name!r} already.", advice="Give the aggregate another name.")
     if kind == "count" and not rest:

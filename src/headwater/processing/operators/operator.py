@@ -55,6 +55,9 @@ _SIDE, _TOLD = "_side", "_told"
 """Which input a row is of, and which task gave it: the task's number times `_SIDES`, and the input's; below 0 that of a beat, by its
 partition. And what a beat tells: the watermarks, as two numbers in a text."""
 
+PARTITIONS = 4
+"""So many has the state of an operator over rows that are no stream."""
+
 _SIDES = 16
 """More inputs than an operator has."""
 
@@ -185,6 +188,12 @@ def left_out_by(operator: Operator, inputs: Sequence[pa.Table], time: Time) -> i
     return int(np.count_nonzero(times <= time.before))
 
 
+def state_partitions() -> int:
+    """How many partitions the state of an operator has that is being made."""
+    stage = _building.get()
+    return stage.partitions if stage is not None else PARTITIONS
+
+
 def note_time() -> None:
     """An operator that is being made works by event time."""
     stage = _building.get()
@@ -217,7 +226,7 @@ def operate(operator: Operator, inputs: Sequence[Input], *, uid: str | None = No
     is_stream = any(each.frame.isStreaming for each in inputs)
     stage = _building.get()
     if not is_stream:
-        return _spread(operator, inputs, stage.partitions if stage is not None else 4)
+        return _spread(operator, inputs, state_partitions())
     if stage is None:
         raise InvalidInput(
             f"hw.{operator.name} keeps a state on a stream, and has no folder for it.",
@@ -337,7 +346,9 @@ def hashed_parts(frame: DataFrame, names: Sequence[str], called: Mapping[str, st
     parts: list[Column] = []
     for name in names:
         if name not in frame.columns:
-            raise InvalidInput(f"Column {name!r} to be a key.", advice=f"Columns are {', '.join(frame.columns)}.")
+            raise InvalidInput(
+                f"The key column {name!r} does not exist.", advice=f"Columns are {', '.join(frame.columns)}."
+            )
         kind = frame.schema[name].dataType
         if not isinstance(kind, AtomicType):  # Spark's hash leaves out nulls inside of them, so different ones are one
             raise InvalidInput(

@@ -16,7 +16,7 @@ Thread-safety: none; a state belongs to one task. Only what `begin_save` gives m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -49,10 +49,14 @@ Fold = Callable[[pa.Table], pa.Table]
 
 
 class TableSpec(msgspec.Struct, frozen=True, dict=True):
-    """A table of an operator's state: what its rows mean (see `sorted_runs`), and their columns beside the key's hashes."""
+    """A table of an operator's state: what its rows mean (see `sorted_runs`), and their columns beside the key's hashes.
+
+    With `is_copied` every partition has all rows, whatever their key.
+    """
 
     kind: Kind
     fields: Sequence[pa.Field]
+    is_copied: bool = False
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -263,7 +267,7 @@ class StateStore:
         versions = [self._checked(folder.version(before), folder) for folder in folders]
         write_whole(
             self._folder, msgspec.structs.replace(self._blank, epoch=before), list(zip(folders, versions, strict=True)),
-            keeps=self._mine,
+            keeps=self._mine, copied={name for name, spec in self._specs.items() if spec.is_copied},
         )  # fmt: skip
 
     def _mine(self, rows: pa.Table) -> Any:
@@ -284,14 +288,18 @@ def held_runs(folder: StateFolder, version: Version, name: str) -> list[SortedRu
 
 
 def write_whole(
-    folder: StateFolder, version: Version, parts: Sequence[tuple[StateFolder, Version]], *, keeps: Keep | None = None
-) -> None:
-    """Writes a version that needs no other, of the rows that some partitions have together; each key is in one of them."""
+    folder: StateFolder, version: Version, parts: Sequence[tuple[StateFolder, Version]], *, keeps: Keep | None = None,
+    copied: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Writes a version that needs no other, of the rows that some partitions have together; each key is in one of them.
+
+    Tables that are `copied` are the same in all of them.
+    """
     first = parts[0][1]
     tables = {}
     for name, kind in first.kinds.items():
-        held = [run for there, each in parts for run in held_runs(there, each, name)]
-        tables[name] = sorted_runs.merged(held, kind, is_oldest=True, keeps=keeps)
+        held = [run for there, each in (parts[:1] if name in copied else parts) for run in held_runs(there, each, name)]
+        tables[name] = sorted_runs.merged(held, kind, is_oldest=True, keeps=None if name in copied else keeps)
     floors = {name: min(each.floors.get(name, MIN_TIME) for _, each in parts) for name in first.floors}
     known = [each.watermark for _, each in parts if each.watermark is not None]
     version = msgspec.structs.replace(

@@ -1,0 +1,1 @@
+"""Row patterns: SQL's MATCH_RECOGNIZE over streams."""
