@@ -20,9 +20,9 @@ import pytest
 from tests.rigs.architecture_page import BATCH_WALK, places
 from tests.rigs.trace.entries import entered, listed
 
-APPEND_FILES_MAX = 18
-BATCH_FILES_MAX = 38
-BATCH_FILES_WITH_LOG_MAX = 75
+APPEND_FILES_MAX = 17
+BATCH_FILES_MAX = 29
+BATCH_FILES_WITH_LOG_MAX = 64
 
 
 def check(found: Mapping[str, list[str]], files_max: int) -> None:

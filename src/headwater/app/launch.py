@@ -335,12 +335,9 @@ class Launch:
             def appending() -> WriteBatch:
                 fetches = analysed.is_prompt or not analysed.stateful
                 order = analysed.order
-                writer = FrameWriter(log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches, order=order)
-
-                def commit(result: DataFrame, epoch: int) -> None:
-                    writer.commit(result, epoch)
-
-                return commit
+                return FrameWriter(
+                    log.url, stage=name, topic=stage.to, checkpoint=path, fetches=fetches, order=order
+                ).commit
 
             return appending
         return None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,23 @@ def test_the_end_does_not_wait_for_ever() -> None:
     writing = OpenBatches()
     with writing.batch():
         writing.end(0.01)
+
+
+def test_a_writer_says_what_its_batch_set_aside_and_what_it_raised() -> None:
+    """Dead letters are counted where there are any, and an error reaches Spark as well."""
+    writing, results, dead, errors = OpenBatches(), iter([None, 0, 3]), list[int](), list[Exception]()
+    write = writing.writer(lambda _, epoch: 0 // epoch or next(results), on_dead=dead.append, on_error=errors.append)
+    rows: Any = None
+    for epoch in (1, 2, 3):
+        write(rows, epoch)
+    assert (dead, errors) == ([3], [])
+    with pytest.raises(ZeroDivisionError):
+        write(rows, 0)
+    writing.end(10)
+    with pytest.raises(Closed):
+        write(rows, 4)
+    assert dead == [3]
+    assert list(map(type, errors)) == [ZeroDivisionError, Closed]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Thread-safety: may be used by many threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,6 +23,9 @@ from headwater.model.errors import Repartitioned, SchemaMismatch, TopicFull
 BLOCK_S = 30.0
 """How long an append waits for room in a topic that is full; a producer waits for its `retry_s`."""
 
+NAMES_KEPT_MAX = 1024
+"""The names of this many topics stay checked in a process."""
+
 _BLOCK_LOOK_S = 0.05
 
 
@@ -32,13 +36,13 @@ class Appender:
         self.store = store
         self._sticky = 0
 
-    def place(self, name: str, rows: Any) -> list[Write]:
+    def place(self, name: object, rows: Any) -> list[Write]:
         """The rows as one write for each partition that they go to, by the columns that the topic has now."""
-        topic = self.store.topic(check_name(name))
+        topic = self.store.topic(_checked_name(name) if isinstance(name, str) else check_name(name))
         try:
             batch = to_batch(rows, topic.schema)
         except SchemaMismatch:
-            topic, before = self.store.refresh(name), topic
+            topic, before = self.store.refresh(topic.name), topic
             if topic.schema_id == before.schema_id:
                 raise
             batch = to_batch(rows, topic.schema)
@@ -61,6 +65,12 @@ class Appender:
                 sleep(_BLOCK_LOOK_S)
             writes = [*full, *place_again(self.store, moved)]
         return [write for write, _ in done], [outcome for _, outcome in done]
+
+
+@lru_cache(maxsize=NAMES_KEPT_MAX)
+def _checked_name(name: str) -> str:
+    """The name of a topic that is appended to again and again, checked the first time."""
+    return check_name(name)
 
 
 def place_again(store: TopicLookup, writes: Sequence[Write], *, sticky: int | None = None) -> list[Write]:

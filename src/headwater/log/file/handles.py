@@ -12,10 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
+from headwater.log.disk.atomic_file import read_file
 from headwater.log.disk.disk import Disk, File
 from headwater.log.disk.fence import Fence, open_fence
-from headwater.log.disk.text import read_text
+from headwater.log.disk.text import decode_text
 from headwater.log.file.partition.head import Head
 from headwater.log.file.partition.partition import ALL, Partition
 from headwater.log.port.topic import Topic, topic_from_json
@@ -24,6 +26,9 @@ from headwater.model.errors import Damaged, HeadwaterError, LogNotFound, Storage
 
 GONE = "Somebody removed or renamed its folder; open it where it is now."
 """What to do about a log that is not where it was opened."""
+
+TOPICS_KEPT_MAX = 1024
+"""This many files of topics are not parsed again while they are as they were."""
 
 _FILES = ("head", "lock", "sync")
 
@@ -82,7 +87,8 @@ class Handles:
         first = self._partitions.get((name, 0))
         changes = -1 if first is None else first.changes()
         try:
-            topic = topic_from_json(read_text(self.disk, f"{self.folder}/topics/{name}/topic", "topic"))
+            path = f"{self.folder}/topics/{name}/topic"
+            topic = _topic_in(read_file(self.disk, path), path)
         except FileNotFoundError:
             self.forget(name)
             if self._lacks_its_file(f"{self.folder}/topics/{name}"):
@@ -246,7 +252,7 @@ class Handles:
     def _id(self, folder: str) -> str | None:
         """That of the topic in a folder; None where there is none."""
         try:
-            return topic_from_json(read_text(self.disk, f"{folder}/topic", "topic")).id
+            return _topic_in(read_file(self.disk, f"{folder}/topic"), f"{folder}/topic").id
         except FileNotFoundError:
             return None
 
@@ -263,6 +269,12 @@ class Handles:
             refresh=self.refresh,
             writable=self._writable,
         )
+
+
+@lru_cache(maxsize=TOPICS_KEPT_MAX)
+def _topic_in(raw: bytes, path: str) -> Topic:
+    """The topic that its file says. The file is read again and again, and changes rarely."""
+    return topic_from_json(decode_text(raw, path, "topic"))
 
 
 def _deleted(name: str) -> TopicNotFound:

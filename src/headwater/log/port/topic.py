@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
@@ -63,10 +64,11 @@ class Split(msgspec.Struct, frozen=True):
     fences: tuple[int, ...]
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True):
+class Topic(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A topic as it was created and altered. `schemas` holds every version; the last one is in force.
 
-    The settings with a default came later: a topic's file may lack them.
+    The settings with a default came later: a topic's file may lack them. What follows from the settings alone, and every append wants
+    to know, is found once.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         roles = f"key={self.key!r}, time={self.time!r}, partitions={self.partitions}"
         return f"Topic(name={self.name!r}, schema={columns!r}, {roles})"
 
-    @property
+    @cached_property
     def generation(self) -> int:
         """How often partitions were added: who places events by another generation's number is refused."""
         return len(self.splits)
@@ -120,24 +122,24 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
                 found.append((number, split.fences[number]))
         return tuple(found)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The columns of an event, as they are now."""
         return self.schemas[-1]
 
-    @property
+    @cached_property
     def is_kept_small(self) -> bool:
         """Whether it is to be looked after: something is to be removed from it, or room set aside for it."""
         limits = (self.retention_us, self.retention_bytes)
         is_asked_for = self.compact or self.retain == "until_acked" or self.overload == "buffer"
         return is_asked_for or limits != (None, None)
 
-    @property
+    @cached_property
     def is_limited(self) -> bool:
         """Whether an append looks at the room that is left. Elsewhere a full disk is the only limit, and refuses."""
         return self.bytes_max is not None or self.overload != "block"
 
-    @property
+    @cached_property
     def schema_id(self) -> int:
         """The number of the present schema."""
         return len(self.schemas) - 1

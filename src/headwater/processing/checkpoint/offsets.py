@@ -43,6 +43,9 @@ Places = Mapping[str, Mapping[int, "int | str"]]
 At = tuple[str, int]
 """A partition: its topic and its number."""
 
+Reached = Mapping[At, tuple[int, int]]
+"""For partitions an offset, and the greatest event time before it."""
+
 
 class TopicVersion(NamedTuple):
     """What the offsets of a topic belong to: its id, and the number of the schema it was read with."""
@@ -81,12 +84,29 @@ class Offsets(msgspec.Struct, frozen=True):
         more = {key: value for key, value in kept.items() if key.startswith(".") and key not in known}
         return cls(places, topics, kept.get(".incarnation", 0), more)
 
+    @property
+    def reached(self) -> Reached:
+        """How far event time had come, where the log does not keep that (see `maxima`)."""
+        return {
+            (name, int(number)): (int(offset), int(time))
+            for name, partitions in self.more.get(REACHED, {}).items()
+            for number, (offset, time) in partitions.items()
+        }
+
 
 def to_json(places: Mapping[At, int]) -> dict[str, Any]:
     """Offsets as people and Spark's progress see them, in order."""
     shown: dict[str, Any] = {}
     for name, number in sorted(places):
         shown.setdefault(name, {})[str(number)] = places[name, number]
+    return shown
+
+
+def reached_to_json(reached: Reached) -> dict[str, Any]:
+    """How far event time had come, as Spark keeps it under `.reached`."""
+    shown: dict[str, Any] = {}
+    for name, number in sorted(reached):
+        shown.setdefault(name, {})[str(number)] = list(reached[name, number])
     return shown
 
 

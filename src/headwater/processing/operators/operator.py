@@ -439,9 +439,8 @@ def _in_partition(operator: Operator, inputs: Sequence[pa.Table], kept: _Kept, p
     )  # fmt: skip
     state = store.load(epoch - 1)
     result = operator.process(state, inputs, time)
-    if kept.late_rows is not None:
-        count = left_out_by(operator, inputs, time)
-        LateRows(kept.late_rows).tell((apart(kept.uid), partition), epoch, epoch + 1, count)
+    if kept.late_rows is not None and (left_out := left_out_by(operator, inputs, time)):
+        LateRows(kept.late_rows).tell((apart(kept.uid), partition), epoch, epoch + 1, left_out)
     store.save(state, epoch, watermark=time.until if time.until > NO_TIME else None)
     return result
 

@@ -6,7 +6,7 @@ It is pickled into tasks with nothing but what the user gave; what it opens and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -38,11 +38,13 @@ from headwater.processing.spark.log_cache import log_for_reading
 from headwater.processing.spark.session import check_reachable
 from headwater.processing.spark.types import to_arrow, to_spark
 from headwater.processing.time.event_time import BATCH_WATERMARK, FIELDS, REACHED, LatenessRule, watermark_row
-from headwater.processing.time.late_rows import LateRows
 from headwater.processing.time.maxima import Maxima
 
 TASK_EVENTS_MIN = 1_000
 """So many events, or fewer, of a micro-batch are read by one task."""
+
+OPTIONS_KEPT_MAX = 64
+"""The options of this many queries stay checked in a process."""
 
 
 class Load:
@@ -60,10 +62,7 @@ class Load:
     @cached_property
     def options(self) -> Options:
         """The options, checked."""
-        options = read_options(self._given)
-        options.check_use(self._use)
-        check_reachable(options.log, self._master)
-        return options
+        return _checked_options(tuple(self._given.items()), self._use, self._master)
 
     @property
     def log(self) -> Log:
@@ -212,6 +211,14 @@ class Load:
         options = self.options
         where = None if options.where is None else PushedFilter(options.where)
         condition = self.subscription.condition()
-        late_rows = None if options.late_rows is None else LateRows(options.late_rows)
         rule = LatenessRule(options.lateness_us, options.late_until, options.late_window)
-        return RowSelection(schema, condition, where, rule=rule, maxima=self.maxima, late_rows=late_rows)
+        return RowSelection(schema, condition, where, rule=rule, maxima=self.maxima, late_rows=options.late_rows)
+
+
+@lru_cache(maxsize=OPTIONS_KEPT_MAX)
+def _checked_options(given: tuple[tuple[str, str], ...], use: Use, master: str) -> Options:
+    """The options, read and checked. Each task of a query gets the same ones, so a process checks them once."""
+    options = read_options(dict(given))
+    options.check_use(use)
+    check_reachable(options.log, master)
+    return options

@@ -71,7 +71,7 @@ class OperatorInput(NamedTuple):
 
     def tell(self, wanted: OffsetRange, late: int) -> None:
         """So many rows of a range were late."""
-        if self.late_rows is not None:
+        if late and self.late_rows is not None:
             LateRows(self.late_rows).tell(wanted.at, wanted.start, wanted.end, late)
 
 

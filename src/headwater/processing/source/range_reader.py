@@ -120,10 +120,10 @@ class RowSelection:
         *,
         rule: LatenessRule | None = None,
         maxima: Maxima | None = None,
-        late_rows: LateRows | None = None,
+        late_rows: str | None = None,
     ) -> None:
         """`where` asks columns of `schema`. `rule` says what is late, where that is not the topic's lateness alone; at the end of a range
-        `maxima` are told, and `late_rows` how many rows of it are late."""
+        `maxima` are told, and in the folder `late_rows` how many rows of it are late."""
         self.schema = schema
         self.late_rows = late_rows
         self._where = where
@@ -182,8 +182,8 @@ def _selected(wanted: OffsetRange, log: Log, selection: RowSelection) -> Iterato
         if late_rows is not None:
             late += late_among(batch, None if DELETED.name in batch.schema.names else chunk.topic.time)
         yield batch
-    if late_rows is not None:
-        late_rows.tell(wanted.at, wanted.start, wanted.end, late)
+    if late and late_rows is not None:
+        LateRows(late_rows).tell(wanted.at, wanted.start, wanted.end, late)
 
 
 def read_in_time_order(ranges: Iterable[OffsetRange], log: Log, selection: RowSelection) -> Iterator[pa.RecordBatch]:

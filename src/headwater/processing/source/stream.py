@@ -42,6 +42,7 @@ from headwater.processing.checkpoint.offsets import (
     WATERMARK,
     At,
     Offsets,
+    reached_to_json,
     share,
     to_json,
 )
@@ -55,8 +56,6 @@ from headwater.processing.source.topic_subscription import TopicSubscription, ta
 from headwater.processing.spark.errors import crossing
 from headwater.processing.spark.planned_rows import PlannedRowsReader
 from headwater.processing.time.event_time import BATCH_WATERMARK
-from headwater.processing.time.maxima import from_json
-from headwater.processing.time.maxima import to_json as reached_json
 
 _Batch = tuple[Sequence[InputPartition], list[pa.RecordBatch] | None]
 
@@ -182,7 +181,7 @@ class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
         before, after = Offsets.from_json(start), Offsets.from_json(end)
         topics = {topic.name: topic for topic in self._subscription.checked(after)}
         bounds = self._subscription.bounds(topics.values())
-        watermark, reached = after.more.get(WATERMARK, NO_TIME), from_json(after.more.get(REACHED, {}))
+        watermark, reached = after.more.get(WATERMARK, NO_TIME), after.reached
         ranges: list[OffsetRange] = []
         for at in sorted(after.places.keys() & bounds.keys() & before.places.keys()):
             if after.places[at] > bounds[at].end:
@@ -247,8 +246,8 @@ class StreamReader(PlannedRowsReader, SupportsTriggerAvailableNow):
         if self._query.log.store.capabilities.tells_lateness:
             reached = self._subscription.reached(topics, offsets.places)
         elif maxima is not None:
-            known = maxima.reached(begin.places, from_json(begin.more.get(REACHED, {})), self._read_again)
-            told, reached = {REACHED: reached_json(known)}, {at: time for at, (_, time) in known.items()}
+            known = maxima.reached(begin.places, begin.reached, self._read_again)
+            told, reached = {REACHED: reached_to_json(known)}, {at: time for at, (_, time) in known.items()}
         passed = self._passed(topics, reached)
         more = {**offsets.more, **told, WATERMARK: max(before, passed, self._stopped(offsets.places))}
         paced = self._numbered(begin, msgspec.structs.replace(offsets, more=more)).to_json()

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pyspark.sql import DataFrame
+
 from headwater.model.errors import Closed
+from headwater.processing.stages.stage_plan import Write
 
 END_S = 30.0
 """So long the end of a program waits for batches that are written."""
@@ -42,6 +45,27 @@ class OpenBatches:
             with self._changed:
                 self._batches -= 1
                 self._changed.notify_all()
+
+    def writer(
+        self, write: Write, *, on_dead: Callable[[int], None], on_error: Callable[[Exception], None]
+    ) -> Callable[[DataFrame, int], None]:
+        """What `foreachBatch` calls instead of `write`, so that nothing ends in the middle of it.
+
+        `on_dead` is called with the number of dead letters where there are any. `on_error` is called with what `write` raises: Spark
+        makes a text of that, in which every error looks like one of Python's.
+        """
+
+        def write_batch(result: DataFrame, epoch: int) -> None:
+            try:
+                with self.batch():
+                    dead = write(result, epoch)
+                    if isinstance(dead, int) and dead:
+                        on_dead(dead)
+            except Exception as error:
+                on_error(error)
+                raise
+
+        return write_batch
 
     def end(self, timeout_s: float = END_S) -> None:
         """Lets no batch begin any more, and waits for those that have."""

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 from pyspark.sql import DataFrame
 
+from headwater.log.port.stage import StageCommit
 from headwater.processing.graph.graph import StageNode
 from headwater.processing.stages.analysis import StageAnalysis, TopicFacts
 
-Write = Callable[[DataFrame, int], "int | None"]
-"""What `foreachBatch` calls: the result of one batch and its number. It may return how many rows it has set aside as dead letters."""
+Write = Callable[[DataFrame, int], "int | StageCommit | None"]
+"""Writes the result of one batch, which has this number. A number that it returns is that of the rows set aside as dead letters."""
 
 
 class StagePlan(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ from headwater.processing.stages.inputs import Inputs
 from headwater.processing.stages.open_batches import OpenBatches
 from headwater.processing.stages.poison import PoisonHunt
 from headwater.processing.stages.skips import Skips
-from headwater.processing.stages.stage_plan import StagePlan, Write
+from headwater.processing.stages.stage_plan import StagePlan
 from headwater.processing.stages.status import Rate, StageStatus, ends_in, reached_in
 from headwater.processing.state.state_info import rows_kept
 
@@ -76,7 +76,8 @@ _ASKING = "Getting offsets"
 """What a query does while it has nothing to do: its sources wait for something to come."""
 
 
-WriteNoted = Callable[[DataFrame, int], None]
+WriteWatched = Callable[[DataFrame, int], None]
+"""What `foreachBatch` calls (see `open_batches`)."""
 
 
 class Supervisor:
@@ -192,7 +193,7 @@ class Supervisor:
             for stage in self.stages:
                 stage.lose(f"{ended} Start the application again: it goes on where it was.")
 
-    def writer(self, plan: StagePlan, result: DataFrame, write: WriteNoted | None) -> DataStreamWriter:
+    def writer(self, plan: StagePlan, result: DataFrame, write: WriteWatched | None) -> DataStreamWriter:
         """How the result of a stage leaves it: by a function in the driver, or by the data source."""
         stage = plan.stage
         writer = (
@@ -280,8 +281,7 @@ class _SupervisedStage:
                 self.plan.check()
             note_beginning(self._supervisor.log, self.plan.checkpoint, self.inputs, self.plan.start)
             result = self._supervisor.inputs.result(self.plan, self._skips)
-            write = None if self.plan.write is None else self._noting(self.plan.write())
-            writer = self._supervisor.writer(self.plan, result, write)
+            writer = self._supervisor.writer(self.plan, result, self._write())
             trigger = (
                 {"availableNow": True} if available_now else {"processingTime": _interval(self.plan.stage.trigger)}
             )
@@ -294,18 +294,15 @@ class _SupervisedStage:
             self._query = None
             self._fail(error)
 
-    def _noting(self, write: Write) -> WriteNoted:
-        """Keeps what a writer raises as it was: Spark makes a text of it in which every error looks like one of Python's."""
+    def _write(self) -> WriteWatched | None:
+        """The function that writes the batches of this attempt in the driver, if one does."""
+        if self.plan.write is None:
+            return None
+        return self._supervisor.writing.writer(self.plan.write(), on_dead=self.status.bury, on_error=self._keep)
 
-        def noted(result: DataFrame, epoch: int) -> None:
-            try:
-                with self._supervisor.writing.batch():
-                    self.status.bury(write(result, epoch) or 0)
-            except Exception as error:
-                self._raised = error
-                raise
-
-        return noted
+    def _keep(self, error: Exception) -> None:
+        """Keeps what the writer of a batch has raised."""
+        self._raised = error
 
     @property
     def is_caught_up(self) -> bool:

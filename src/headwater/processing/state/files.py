@@ -94,9 +94,14 @@ class StateFolder:
     """The folder of one partition of one operator's state."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.shown = url, without_password(url)
+        self.url = url
         self._system, self._path = _file_system(url)
         self._is_local = isinstance(self._system, arrow_fs.LocalFileSystem)
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may be shown."""
+        return without_password(self.url)
 
     @property
     def name(self) -> str:
@@ -110,7 +115,7 @@ class StateFolder:
 
     def names(self, *, folders_only: bool = False) -> list[str]:
         """All files and folders in it."""
-        with _told(self.shown):
+        with _told(self.url):
             if self._is_local:  # by the operating system, which also knows names that are not UTF-8
                 if not os.path.exists(self._path):
                     return []
@@ -149,7 +154,7 @@ class StateFolder:
 
     def draft(self, version: Version, runs: Mapping[str, Iterable[pa.Table]]) -> Callable[[], None]:
         """The same up to where the disk is to be waited for; what it gives does the rest, in any thread."""
-        with _told(self.shown):
+        with _told(self.url):
             self._system.create_dir(self._path, recursive=True)
             path = f"{self._path}/{_name_of(version.epoch)}"
             draft = f"{path}.{os.getpid()}-{uuid.uuid4().hex[:8]}{DRAFT}"
@@ -176,14 +181,14 @@ class StateFolder:
 
     def remove_all(self) -> None:
         """Removes the folder and everything in it."""
-        with _told(self.shown):
+        with _told(self.url):
             try:
                 self._system.delete_dir(self._path)
             except FileNotFoundError:
                 pass
 
     def _delete(self, name: str) -> None:
-        with _told(self.shown):
+        with _told(self.url):
             try:
                 self._system.delete_file(f"{self._path}/{name}")
             except FileNotFoundError:
@@ -191,7 +196,7 @@ class StateFolder:
 
     def _keep(self, draft: str, path: str) -> None:
         """Gives a draft the name of its version when it is on disk; returns when the name is, too."""
-        with _told(self.shown):
+        with _told(self.url):
             if not self._is_local:
                 self._system.move(draft, path)
                 return
@@ -208,7 +213,7 @@ class StateFolder:
 
     def _file(self, epoch: int) -> _File:
         path = f"{self._path}/{_name_of(epoch)}"
-        with _told(self.shown):
+        with _told(self.url):
             found = self._look_at(path)
             if found is None:
                 raise Damaged(f"Version {epoch} of the state in {self.shown} is missing.", advice=REBUILD)
@@ -350,10 +355,11 @@ def _damaged(path: str, what: str) -> Damaged:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def _told(url: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
+        where = without_password(url)
         if _PASSING.search(str(error)):
             raise Unreachable(
                 f"The state in {where} cannot be reached: {error}.",

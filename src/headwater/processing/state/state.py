@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -34,6 +34,9 @@ OWNER = "_owner"
 """In a table whose key is finer than the operator's: the first hash of the operator's key, by which a row belongs to a partition."""
 
 KEY_FIELDS = [pa.field(H1, pa.int64()), pa.field(H2, pa.int64())]
+
+FOLDERS_KEPT_MAX = 1024
+"""The URLs of the folders of this many partitions are kept in a process."""
 
 By = Literal["hash", "topic"]
 """Which keys a state partition has: by their first hash, or those of a partition of the topic that is read (see `source_operator`)."""
@@ -184,8 +187,9 @@ class StateStore:
         self, url: str, *, uid: str, query: str, fingerprint: str, partition: int, partitions: int,
         specs: Mapping[str, TableSpec], by: By = "hash",
     ) -> None:  # fmt: skip
-        self._root, self._layout = inside(url, uid), StateLayout(partitions, by)
-        self._folder = StateFolder(inside(self._root, self._layout.folder(partition)))
+        self._layout = StateLayout(partitions, by)
+        self._root, folder = _folders(url, uid, self._layout, partition)
+        self._folder = StateFolder(folder)
         kinds = {name: spec.kind for name, spec in specs.items()}
         self._blank = Version(uid, fingerprint, query, partition, partitions, -1, {}, kinds)
         self._specs = specs
@@ -320,6 +324,13 @@ class StateLayout(NamedTuple):
 
 
 _BY_TOPIC = ".topic"
+
+
+@lru_cache(maxsize=FOLDERS_KEPT_MAX)
+def _folders(url: str, uid: str, layout: StateLayout, partition: int) -> tuple[str, str]:
+    """The folder of an operator's state, and in it that of one partition: the same ones in every batch."""
+    root = inside(url, uid)
+    return root, inside(root, layout.folder(partition))
 
 
 def layouts(root: str, *, but: StateLayout | None = None) -> dict[StateLayout, list[StateFolder]]:

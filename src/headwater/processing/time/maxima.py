@@ -12,17 +12,13 @@ the same. What is missing in the folder is found by reading the events again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from headwater.log.disk.disk import Disk, RealDisk
 from headwater.model.clock import NO_TIME
-from headwater.processing.checkpoint.offsets import At
+from headwater.processing.checkpoint.offsets import At, Reached
 from headwater.processing.time.number_file import names_in, read_number, write_number
 
 _BEAT = ".beat"
-
-Reached = Mapping[At, tuple[int, int]]
-"""For partitions an offset, and the greatest event time before it."""
 
 
 class Maxima:
@@ -72,20 +68,3 @@ class Maxima:
 def maxima_of(checkpoint: str, number: int) -> str:
     """The folder of an input of the query with this checkpoint."""
     return f"{checkpoint}/maxima/{number}"
-
-
-def to_json(reached: Reached) -> dict[str, Any]:
-    """As it stands in offsets."""
-    shown: dict[str, Any] = {}
-    for name, number in sorted(reached):
-        shown.setdefault(name, {})[str(number)] = list(reached[name, number])
-    return shown
-
-
-def from_json(shown: Mapping[str, Any]) -> dict[At, tuple[int, int]]:
-    """What `to_json` gave."""
-    return {
-        (name, int(number)): (int(offset), int(time))
-        for name, partitions in shown.items()
-        for number, (offset, time) in partitions.items()
-    }
