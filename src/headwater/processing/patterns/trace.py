@@ -27,11 +27,16 @@ Members = frozenset[int] | None
 
 
 class MatchCondition:
-    """A condition that depends on the match. `values` are the columns that hold the values of its terms."""
+    """A condition that depends on the match. `values` are the columns that hold the values of its terms.
+
+    With `tries` a row for which it fails does not satisfy it.
+    """
 
     def __init__(
-        self, formula: SplitFormula, values: Mapping[str, str], members: Mapping[str, Sequence[int]], schema: pa.Schema
-    ) -> None:
+        self, formula: SplitFormula, values: Mapping[str, str], members: Mapping[str, Sequence[int]], schema: pa.Schema,
+        *, tries: bool = False,
+    ) -> None:  # fmt: skip
+        self._tries = tries
         self.terms = {
             name: (term, values.get(getattr(term, "value", None) or ""), self._members(term, members))
             for name, term in formula.terms.items()
@@ -51,7 +56,8 @@ class MatchCondition:
             for name, term in self.terms.items()
             if name in self._expression.columns
         }
-        return self._expression.mask(columns, len(row))
+        mask = self._expression.try_mask if self._tries else self._expression.mask
+        return mask(columns, len(row))
 
 
 def _type(term: Any, column: str | None, schema: pa.Schema) -> pa.DataType:
