@@ -91,7 +91,7 @@ class RuleVersions:
         low = low + (0 if source.is_rule_first else 1)
         is_gone = np.zeros(count, bool)
         if source.deletes:
-            is_gone = column(changes.set_column(0, "gone", changes.column(DELETED.name).fill_null(False)), "gone")
+            is_gone = changes.column(DELETED.name).fill_null(False).to_numpy(zero_copy_only=False)
         h1, h2 = hashes_of([_whole(changes.column(RULE))])
         texts, reasons = [], []
         for text, gone in zip(changes.column(PATTERN).to_pylist(), is_gone.tolist(), strict=True):
