@@ -38,7 +38,7 @@ from headwater.processing.patterns.operator import (
     flattened,
     note_given_up,
 )
-from headwater.processing.patterns.outcome import Matches, SearchRows
+from headwater.processing.patterns.outcome import Matches, SearchRows, last_within
 from headwater.processing.patterns.rule_plan import RuleForm
 from headwater.processing.patterns.rule_versions import RULE, RuleSource, RuleVersion, RuleVersions
 from headwater.processing.patterns.trace import Trace
@@ -208,6 +208,7 @@ class _RuleWork:
         order = np.argsort(places[0], kind="stable")
         self._version, self._owner, self._start = (each[order] for each in places)
         self._values, self._masks = dict[str, pa.Array](), dict[Any, Array]()
+        self._within = dict[int, Array]()
 
     def starts(self, version: int) -> Array:
         """For each key the row at which the search of a version goes on."""
@@ -223,6 +224,12 @@ class _RuleWork:
         early, late = (np.r_[0, np.cumsum(mask)] for mask in (self.times < low, self.times > last))
         begin = self.first[:-1] + np.diff(early[self.first])
         return begin, self.first[1:] - np.diff(late[self.first]), False
+
+    def within(self, within_us: int) -> Array:
+        """For each row the bound after the last row of its key that is at most so much later; computed once."""
+        if within_us not in self._within:
+            self._within[within_us] = last_within(self.times, self.key, self.first, within_us)
+        return self._within[within_us]
 
     def table_of(self, plan: DetectPlan) -> pa.Table:
         """The rows with the columns that a plan computes; equal values are computed once."""
@@ -274,7 +281,7 @@ class _RuleSearch:
         self._key = taken[work.first]
         rows = SearchRows(
             holds, work.times[place], self._key, taken[self.start], np.zeros(len(self.start), bool), self._time.until,
-            self.is_over,
+            self.is_over, self._within(place, taken),
         )  # fmt: skip
         if not plan.of_match and not plan.automaton.waits:
             return find_matches(plan.automaton, plan.rule, rows)
@@ -283,6 +290,12 @@ class _RuleSearch:
         low, high = self._key[:-1][key], self._key[1:][key]
         trace = Trace(plan.automaton, list(plan.of_match.values()), table, plan.names, low, high)
         return find_by_trying(plan.automaton, plan.rule, rows, trace, plan.of_match)
+
+    def _within(self, place: Array, taken: Array) -> Array | None:
+        within_us = self.version.plan.detect.rule.within_us
+        if within_us is None:
+            return None
+        return taken[np.minimum(self.work.within(within_us), self.end[self.work.key])[place]]
 
     def _holds(self, place: Array) -> Array:
         plan = self.version.plan.detect
