@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -276,3 +277,63 @@ def test_equal_conditions_are_computed_once(monkeypatch: pytest.MonkeyPatch, tmp
 def test_the_text_of_a_rule_is_planned_once_per_process() -> None:
     assert isinstance(rule_plan("PATTERN (a)", FORM), RulePlan)
     assert rule_plan("PATTERN (a)", FORM) is rule_plan("PATTERN (a)", RuleForm(*FORM))
+
+
+COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
+    "x": (pa.int64(), 2**62), "d": (pa.decimal128(10, 2), Decimal(10)), "big": (pa.decimal128(38, 0), Decimal(10**38 - 1)),
+    "f": (pa.float64(), 1.5), "b": (pa.bool_(), True), "l": (pa.list_(pa.int64()), [1]), "s": (pa.struct([("a", pa.int64())]), {"a": 1}),
+    "y": (pa.binary(), b"y"), "z": (pa.date32(), 0), "m": (pa.map_(pa.string(), pa.int64()), [("a", 1)]), "t": (pa.string(), "t"),
+}  # fmt: skip
+
+
+def texts_over(column: str) -> list[str]:
+    """Every aggregate and navigation over a column, as a measure and as a condition."""
+    found = []
+    for name in ("SUM", "AVG", "MIN", "MAX", "COUNT", "COLLECT_LIST", "FIRST", "LAST", "PREV"):
+        found += [
+            f"MEASURES {name}({column}) AS m0, {name}(a.{column}) AS m1 PATTERN (a{{3}})",
+            f"MEASURES {name}(a.{column}) AS m1 PATTERN (a{{3}})",
+            f"PATTERN (a{{3}}) DEFINE a AS {name}({column}) IS NOT NULL",
+            f"PATTERN (a b+) DEFINE b AS {name}(a.{column}) = {name}(b.{column})",
+        ]
+        if name not in ("FIRST", "LAST", "PREV"):
+            found.append(f"MEASURES {name}(DISTINCT a.{column}) AS m0 PATTERN (a{{3}})")
+            found.append(f"PATTERN (a b+) DEFINE b AS {name}(DISTINCT a.{column}) IS NOT NULL")
+    return found
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_no_rule_can_stop_the_others(tmp_path: Path, column: str) -> None:
+    """Aggregates over every type and over the largest values are parked, or give null."""
+    schema = pa.schema([("k", pa.string()), *((name, type_) for name, (type_, _) in COLUMNS.items()), ("at", UTC_US)])
+    measures = pa.schema([("m0", pa.string()), ("m1", pa.float64())])
+    form = RuleForm(schema, ("k",), "at", measures, 100_000)
+    rows = [{"k": "p", **{name: value for name, (_, value) in COLUMNS.items()}, "at": n * SECOND} for n in range(1, 4)]
+    texts = [*texts_over(column), "PATTERN (good)"]
+    changes = [change(f"r{number}", 0, text) for number, text in enumerate(texts)]
+    batch = [table_of(rows, schema, "at", ["k"]), table_of(changes, RULES, "changed", ["rule"])]
+    given = run_batches(operator(form=form), Steady(), tmp_path, [batch], [9 * SECOND], copied=[1])
+    assert sum(row["rule"] == f"r{len(texts) - 1}" for row in given) == 3
+    assert {row["rule"] for row in given} >= {
+        f"r{number}" for number, text in enumerate(texts) if "COUNT(a." in text and "=" not in text
+    }
+
+
+def test_sums_and_averages_are_exact_or_null(tmp_path: Path) -> None:
+    """An average of decimals has their type's digits, and a sum that its type cannot hold is null."""
+    schema = pa.schema([("k", pa.string()), ("x", pa.int64()), ("d", pa.decimal128(10, 2)), ("at", UTC_US)])
+    form = RuleForm(schema, ("k",), "at", pa.schema([("s", pa.int64()), ("d", pa.decimal128(14, 6))]), 100_000)
+    values = [(1, "1.00"), (2, "1.00"), (2**62, "2.00"), (2**62, "0.00")]
+    rows = [
+        {"k": "p", "x": x, "d": Decimal(d), "at": at * SECOND} for at, (x, d) in enumerate(values, 1)
+    ]  # fmt: skip
+    texts = [
+        "MEASURES SUM(a.x) AS s, AVG(a.d) AS d PATTERN (a{1,3}) DEFINE a AS AVG(d) <= 1.333333",
+        "MEASURES SUM(a.x) AS s PATTERN (a{4})",
+    ]
+    changes = [change(f"r{number}", 0, text) for number, text in enumerate(texts)]
+    batch = [table_of(rows, schema, "at", ["k"]), table_of(changes, RULES, "changed", ["rule"])]
+    given = run_batches(operator(form=form), Steady(), tmp_path, [batch], [9 * SECOND], copied=[1])
+    found = sorted((row["rule"], row["s"], row["d"] and float(row["d"])) for row in given if row["rule"] == "r0")
+    assert found == [("r0", 2**62, 0.0), ("r0", 3 + 2**62, 1.333333)]
+    assert [row["s"] for row in given if row["rule"] == "r1"] == [None]

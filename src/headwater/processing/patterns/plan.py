@@ -16,7 +16,7 @@ from headwater.processing.expressions.expression import Expression, compile_expr
 from headwater.processing.patterns import tree
 from headwater.processing.patterns.automaton import ABSENT, Automaton, automaton_of
 from headwater.processing.patterns.conditions import RowCondition
-from headwater.processing.patterns.formula import MatchNumber, Navigation, SplitFormula, Term, split_formula
+from headwater.processing.patterns.formula import Fold, MatchNumber, Navigation, SplitFormula, Term, split_formula
 from headwater.processing.patterns.grammar import RowPattern, failure
 from headwater.processing.patterns.measures import Measures
 from headwater.processing.patterns.operator import MATCHED_AT, TIMED_OUT, DetectPlan
@@ -91,6 +91,7 @@ def plan_of(
             values[value] = f"_computed_{len(computed)}"
             computed[values[value]] = compile_expression(value, schema)
     known = pa.schema([*schema, *(pa.field(name, each.type) for name, each in computed.items())])
+    _check_folds(pattern, formulas, values, known)
     members = {
         name: [number for number, each in enumerate(automaton.variables) if each in pattern.members(name)]
         for name in (*automaton.variables, *pattern.subsets)
@@ -191,6 +192,22 @@ def check(pattern: RowPattern, automaton: Automaton) -> None:
         raise failure(pattern.text, place, "ABSENT at the end of a pattern needs WITHIN", "Add WITHIN.")
     _check_output(pattern)
     _check_skip(pattern, automaton, starts)
+
+
+def _check_folds(pattern: RowPattern, formulas: Formulas, values: Mapping[str, str], known: pa.Schema) -> None:
+    """Refuses sums of what is no number, and different values of what has no order."""
+    texts = [*pattern.define.values(), *pattern.measures.values()]
+    for formula, text in zip([*formulas.conditions.values(), *formulas.measures.values()], texts, strict=True):
+        for term in formula.terms.values():
+            if not isinstance(term, Fold) or term.value is None:
+                continue
+            kind = known.field(values[term.value]).type
+            is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+            if term.kind in ("sum", "avg") and not is_number:
+                what = f"{term.kind.upper()} needs numbers, and {term.value} is {kind}"
+                raise failure(pattern.text, text.place, what, "Cast it.")
+            if term.is_distinct and pa.types.is_nested(kind):
+                raise failure(pattern.text, text.place, f"DISTINCT cannot compare {kind}", "Use a part of it.")
 
 
 def _check_timeouts(pattern: RowPattern, automaton: Automaton, *, is_free: bool) -> None:

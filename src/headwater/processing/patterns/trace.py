@@ -7,7 +7,6 @@ this row: the latest row of a variable, sums, counts. A search that goes back wr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from headwater.processing.expressions.expression import compile_condition
 from headwater.processing.patterns.automaton import ABSENT, Automaton
 from headwater.processing.patterns.formula import Fold, Navigation, SplitFormula
-from headwater.processing.patterns.measures import folded_type
+from headwater.processing.patterns.measures import fold_of, folded_type
 
 Array = Any
 """A NumPy array."""
@@ -148,21 +147,8 @@ class Trace:
         for first, last in zip(start.tolist(), row.tolist(), strict=True):
             rows = np.arange(first, last + 1)[self._is_in[members][self.position[first : last + 1]]]
             values = self._table.column(column).take(pa.array(rows)).drop_null().to_pylist()
-            found.append(_fold_of(term.kind, list(dict.fromkeys(values)) if term.is_distinct else values))
+            found.append(fold_of(term, values, kind))
         return pa.array(found, kind)
-
-
-def _fold_of(kind: str, values: list[Any]) -> Any:
-    if kind == "count":
-        return len(values)
-    if kind == "collect_list":
-        return values
-    if not values:
-        return None
-    if kind in ("min", "max"):
-        return min(values) if kind == "min" else max(values)
-    total = sum(values, Decimal(0)) if isinstance(values[0], Decimal) else sum(values)
-    return total if kind == "sum" else total / len(values)
 
 
 class _RunningFold:
