@@ -55,7 +55,8 @@ FUNCTIONS: dict[str, str] = {
     "register": "(spark)",
     "remove_capture": "(log, name, *, url=None, topics=False, forget=False)",
     "restore_log": "(backup, to, *, disk=None, clock=system_clock, on_progress=None)",
-    "detect": "(events, pattern=None, *, key=(), at=None, within=None, steps=(), timeouts=False, rows_max=100000, uid=None, **measures)",
+    "detect": "(events, pattern=None, *, key=(), at=None, within=None, steps=(), rules=None, rules_at=None, ties='table', timeouts=False, "
+    "rows_max=100000, uid=None, **measures)",
     "step": "(name, condition=None, *, times=1, absent=False)",
     "sliding": "(df, by, *, over, at=None, uid=None, **wanted)",
     "stop_session": "(spark)",

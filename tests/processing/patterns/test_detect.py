@@ -11,7 +11,7 @@ import pytest
 
 from headwater.model.errors import InvalidInput
 from tests.processing.patterns.random_searches import OF_MATCHES, Clauses, answer, random_clauses
-from tests.rigs.processing.operator_runs import UTC_US, cut, in_time, run_batches, shuffled
+from tests.rigs.processing.operator_runs import UTC_US, cut, in_time, run_batches, shuffled, table_of
 from tests.rigs.processing.pattern_runs import Pattern
 
 SECOND = 1_000_000
@@ -64,3 +64,13 @@ def check(tmp_path: Path, random: Random, clauses: Clauses) -> None:
     names = ["k", *(["n"] if clauses.all_rows else []), *(f"m{number}" for number in range(len(clauses.measures)))]
     found = [tuple(row[name] for name in names) for row in given]
     assert sorted(found, key=repr) == sorted(wanted, key=repr), clauses.text
+
+
+def test_the_row_before_another_variable_is_kept(tmp_path: Path) -> None:
+    """PREV of a variable that can be the first row of a match needs the row before the match, however rows are cut."""
+    text = "PARTITION BY k ORDER BY at, n MEASURES b.n AS m PATTERN (b d) DEFINE b AS x = 5, d AS PREV(LAST(b.x)) = 1"
+    pattern = Pattern(text, SCHEMA)
+    rows = [{"k": "p", "n": n, "x": x, "at": n * SECOND} for n, x in enumerate([1, 5, 2])]
+    batches = [[table_of([row], SCHEMA, "at", ["k"])] for row in rows]
+    given = run_batches(pattern.operator, Random(1), tmp_path, batches, [n * SECOND for n in range(3)])
+    assert [row["m"] for row in pattern.measured(given)] == [1]

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from headwater.model.clock import NO_TIME
+from headwater.processing.operators.copies import owning_keys
 from headwater.processing.operators.operator import Time
-from headwater.processing.search.percolate import Percolate, owning_keys, shelf
+from headwater.processing.search.percolate import Percolate, shelf
 from headwater.processing.spark.hashing import hashes_of
 from headwater.processing.state.sorted_runs import H1, H2
 from headwater.processing.state.state import State, StateStore, partition_of

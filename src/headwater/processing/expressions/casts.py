@@ -84,7 +84,11 @@ def _kernel(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa.Da
         return _of_truth(source, target)
     if source in (DATE, TIMESTAMP, TIMESTAMP_NTZ) or target in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
         return _of_time(source, target)
-    return _of_number(source, target)
+    return _of_number(source, target) if _is_number(source) and _is_number(target) else None
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return type_ in INTEGERS or is_decimal(type_) or pa.types.is_floating(type_)
 
 
 def _of_number(source: pa.DataType, target: pa.DataType) -> Callable[[Values, pa.DataType], tuple[Values, Any]] | None:

@@ -53,6 +53,22 @@ class Expression:
         """For each row whether a condition is true: null counts as false."""
         return truths(self.evaluate(columns, count))
 
+    def try_evaluate(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> pa.Array:
+        """The same with null for the rows that Spark would fail for."""
+        try:
+            return self.evaluate(columns, count)
+        except InvalidInput:
+            if count < 2:
+                return pa.nulls(count, self.type)
+        middle = count // 2
+        first = self.try_evaluate({name: column[:middle] for name, column in columns.items()}, middle)
+        rest = self.try_evaluate({name: column[middle:] for name, column in columns.items()}, count - middle)
+        return pa.concat_arrays([first, rest])
+
+    def try_mask(self, columns: Mapping[str, pa.Array | pa.ChunkedArray], count: int) -> np.ndarray:
+        """For each row whether a condition is true: null and failures count as false."""
+        return truths(self.try_evaluate(columns, count))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return self._rebuilt_by, (self.sql, self._schema)
 

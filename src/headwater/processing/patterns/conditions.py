@@ -21,20 +21,31 @@ Array = Any
 
 
 class RowCondition:
-    """One condition; `values` are the columns that hold the values of its terms."""
+    """One condition; `values` are the columns that hold the values of its terms.
 
-    def __init__(self, formula: SplitFormula, values: Mapping[str, str], schema: pa.Schema) -> None:
-        self._shifts = dict[str, tuple[str, int]]()
+    Conditions with equal `key` are equal over rows with the same columns. With `tries` a row for which a condition fails does not
+    satisfy it.
+    """
+
+    def __init__(
+        self, formula: SplitFormula, values: Mapping[str, str], schema: pa.Schema, *, tries: bool = False
+    ) -> None:
+        self._shifts, self._tries = dict[str, tuple[str, int]](), tries
+        moves = list[tuple[str, str, int]]()
         for name, term in formula.terms.items():
             assert isinstance(term, Navigation) and term.value is not None
             self._shifts[name] = values[term.value], term.shift
+            moves.append((name, term.value, term.shift))
+        self.key = formula.sql, tuple(moves)
+        self.is_of_neighbours = any(shift for _, _, shift in moves)
         fields = [pa.field(name, schema.field(column).type) for name, (column, _) in self._shifts.items()]
         self._expression: Expression = compile_condition(formula.sql, pa.schema(fields))
 
     def holds(self, rows: pa.Table, low: Array, high: Array) -> Array:
         """Which rows satisfy it; `low` and `high` are for each row the bounds of its partition."""
         columns = {name: _shifted(rows.column(column), by, low, high) for name, (column, by) in self._shifts.items()}
-        return self._expression.mask(columns, rows.num_rows)
+        mask = self._expression.try_mask if self._tries else self._expression.mask
+        return mask(columns, rows.num_rows)
 
 
 def rows_that_hold(

@@ -1,32 +1,38 @@
-"""`hw.detect`: row patterns in events, as SQL's MATCH_RECOGNIZE has them; `hw.step`: a step of such a pattern.
+"""`hw.detect`: row patterns in events, as SQL's MATCH_RECOGNIZE has them, or rules that are rows of a table; `hw.step`: a step.
 
 On a stream a match is given as soon as no row to come can change it. On a DataFrame that is no stream the whole answer is given at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import StringType, TimestampType
 
 from headwater.model.clock import Duration, duration_us
 from headwater.model.errors import InvalidInput, Unsupported
-from headwater.model.schema import DELETED
+from headwater.model.schema import DELETED, to_arrow_schema
 from headwater.processing.graph.table import Table
+from headwater.processing.operators.copies import copied
 from headwater.processing.operators.grouping import keyed
 from headwater.processing.operators.operator import Input, in_log_order, operate
 from headwater.processing.operators.row_order import time_column
 from headwater.processing.patterns.grammar import RowPattern, failure, parse_pattern
 from headwater.processing.patterns.operator import MATCHED_AT, TIMED_OUT, Detect
 from headwater.processing.patterns.plan import Formulas, formulas_of, has_anchor, plan_of, spark_parts
+from headwater.processing.patterns.rule_operator import DetectRules
+from headwater.processing.patterns.rule_plan import RuleForm
+from headwater.processing.patterns.rule_versions import PATTERN, RULE, RuleSource
 from headwater.processing.spark.types import to_arrow
 
 ROWS_MAX = 100_000
 
 Times = int | tuple[int, int | None]
+Ties = Literal["table", "event"]
 
 
 class Step(NamedTuple):
@@ -61,25 +67,41 @@ def detect(
     at: str | None = None,
     within: Duration | None = None,
     steps: Sequence[Step] = (),
+    rules: Table | DataFrame | None = None,
+    rules_at: str | None = None,
+    ties: Ties = "table",
     timeouts: bool = False,
     rows_max: int = ROWS_MAX,
     uid: str | None = None,
     **measures: str,
 ) -> DataFrame:
-    """The matches of a row pattern in events: a text in the form of MATCH_RECOGNIZE, or steps.
+    """The matches of a row pattern in events: a text in the form of MATCH_RECOGNIZE, steps, or rules of a table.
 
     hw.detect(bids, "PARTITION BY card ORDER BY at MEASURES … PATTERN (probe{3} strike) WITHIN '10 minutes' DEFINE …")
     hw.detect(bids, key="card", within="10 minutes", steps=[hw.step("probe", "amount < 2", times=3),
               hw.step("strike", "amount > 500")], amount="strike.amount")
+    hw.detect(bids, key="card", rules=rules, amount="BIGINT")
+
+    `rules` is a table of the application, or a DataFrame of its changes, with the columns `rule` (the key) and `pattern`, a text without
+    PARTITION BY and ORDER BY. A rule holds for matches whose rows lie after its time, and before that of its next version or removal. At
+    equal times the change of the rule comes first (`ties="table"`), or the event does (`ties="event"`). With rules the further arguments
+    are the measures that they have in common, with their SQL types.
 
     With `timeouts=True` the result also has what was not complete when WITHIN was over; its column `timed_out` says so.
     """
     if isinstance(events, Table) or DELETED.name in events.columns:
         raise Unsupported("hw.detect needs events, and this is a table that changes.", advice="Use the topic's events.")
-    if (pattern is None) == (not steps):
-        raise InvalidInput("hw.detect needs a pattern or steps.", advice="Give one of them.")
+    if (pattern is not None) + bool(steps) + (rules is not None) != 1:
+        raise InvalidInput("hw.detect needs a pattern or steps, or rules.", advice="Give one of them.")
     if rows_max < 1:
         raise InvalidInput(f"rows_max={rows_max} allows no match.", advice="Use a number above zero.")
+    if rules is not None:
+        if within or timeouts:
+            raise InvalidInput(
+                "within= and timeouts= do not apply to rules.", advice="Write WITHIN in the rules' texts."
+            )
+        names = [key] if isinstance(key, str) else list(key)
+        return _detected_by_rules(events, rules, names, at, rules_at, ties, rows_max, uid, measures)
     if pattern is None:
         names = [key] if isinstance(key, str) else list(key)
         pattern = _text(names, time_column(events, at), within, steps, measures)
@@ -110,6 +132,41 @@ def _detected(events: DataFrame, pattern: RowPattern, rows_max: int, uid: str | 
     results = (F.expr(each.sql).alias(name) for name, each in formulas.measures.items())
     more = [TIMED_OUT] if timeouts else []
     return found.select(*(F.col(_quoted(name)) for name in shown), *results, MATCHED_AT, *more)
+
+
+def _detected_by_rules(
+    events: DataFrame, rules: Table | DataFrame, key: Sequence[str], at: str | None, rules_at: str | None, ties: Ties,
+    rows_max: int, uid: str | None, measures: Mapping[str, str],
+) -> DataFrame:  # fmt: skip
+    if ties not in ("table", "event"):
+        raise InvalidInput(f"ties={ties!r} is not a rule for equal times.", advice='Use "table" or "event".')
+    changes = rules.versions if isinstance(rules, Table) else rules
+    for name in (RULE, PATTERN):
+        if name not in changes.columns or not isinstance(changes.schema[name].dataType, StringType):
+            raise InvalidInput(
+                f"The table of rules has no STRING column {name!r}.",
+                advice=f"It needs {RULE!r}, its key, and {PATTERN!r}, the text of a rule. Rename columns with select().",
+            )
+    missing = [name for name in key if name not in events.columns]
+    if missing:
+        raise InvalidInput(
+            f"The key column {missing[0]!r} does not exist.", advice=f"Columns are {', '.join(events.columns)}."
+        )
+    schema = to_arrow(events.schema)
+    form = RuleForm(schema, tuple(key), time_column(events, at), _declared(measures), rows_max)
+    changed = time_column(changes, rules_at)
+    own = tuple(field for field in to_arrow(changes.schema) if field.name not in (RULE, PATTERN, changed, DELETED.name))
+    source = RuleSource(own, changed, ties == "table", in_log_order(changes), DELETED.name in changes.columns)
+    operator = DetectRules(form, source, in_log_order=in_log_order(events))
+    rows, by = keyed(events, key)
+    return operate(operator, [Input(rows, by), copied(changes)], uid=uid)
+
+
+def _declared(measures: Mapping[str, str]) -> pa.Schema:
+    """The measures that rules have in common; a name that is no column, or a type that is none, is refused."""
+    if not measures:
+        return pa.schema([])
+    return to_arrow_schema(", ".join(f"{_quoted(name)} {type_}" for name, type_ in measures.items()))
 
 
 def _used(formulas: Formulas, columns: Sequence[str]) -> list[str]:

@@ -106,14 +106,14 @@ _CLAUSES: Sequence[tuple[str, Sequence[str]]] = (
 )  # fmt: skip
 
 
-def parse_pattern(text: str) -> RowPattern:
-    """The pattern that a text says."""
+def parse_pattern(text: str, *, key: Sequence[str] = (), at: str | None = None) -> RowPattern:
+    """The pattern that a text says. With a time `at` the text has no PARTITION BY and no ORDER BY: these are the key and the time."""
     if len(text) > TEXT_MAX:
         raise InvalidInput(
             f"The pattern has {len(text):,} characters; at most {TEXT_MAX:,} are allowed.",
             advice="Use several patterns.",
         )
-    return _Reader(text).pattern()
+    return _Reader(text, None if at is None else (tuple(key), at)).pattern()
 
 
 def failure(text: str, place: int, what: str, advice: str) -> InvalidInput:
@@ -137,25 +137,32 @@ def tokens_of(text: str) -> list[PatternToken]:
 
 
 class _Reader:
-    """Reads one text. `_clauses` holds the tokens of each clause."""
+    """Reads one text. `_clauses` holds the tokens of each clause; `given` are key and time where the text does not have them."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, given: tuple[tuple[str, ...], str] | None) -> None:
+        self._text, self._given = text, given
         self._clauses: dict[str, list[PatternToken]] = {}
         self._starts: dict[str, int] = {}
         self._cut(self._without_frame(tokens_of(text)))
 
     def pattern(self) -> RowPattern:
         """The whole."""
-        for name, keyword in (("order", "ORDER BY"), ("pattern", "PATTERN")):
+        needed = [("pattern", "PATTERN")] if self._given else [("order", "ORDER BY"), ("pattern", "PATTERN")]
+        for name in ("key", "order") if self._given else ():
+            if name in self._clauses:
+                what = "A rule has no PARTITION BY and no ORDER BY: they are the same for all rules"
+                raise self._failure(self._starts[name], what, "Remove the clause.")
+        for name, keyword in needed:
             if name not in self._clauses:
                 raise self._failure(len(self._text), f"The pattern has no {keyword}", f"Add the clause {keyword}.")
         if "one" in self._clauses and "all" in self._clauses:
             raise self._failure(self._starts["all"], "ONE ROW and ALL ROWS exclude each other", "Remove one of them.")
+        key = tuple(self._column(part) for part in self._parts("key"))
+        order = tuple(self._order(part) for part in self._parts("order"))
+        if self._given:
+            key, order = self._given[0], (Order(self._given[1]),)
         return RowPattern(
-            tuple(self._column(part) for part in self._parts("key")),
-            tuple(self._order(part) for part in self._parts("order")),
-            PartReader(self._text, self._clauses["pattern"], self._starts["pattern"]).whole(),
+            key, order, PartReader(self._text, self._clauses["pattern"], self._starts["pattern"]).whole(),
             self._formulas("define"), self._formulas("measures"), self._within(), self._subsets(),
             "all" if "all" in self._clauses else "one", self._empty(), self._skip(), self._text,
         )  # fmt: skip

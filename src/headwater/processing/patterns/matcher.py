@@ -135,13 +135,24 @@ class _Search:
 
     def matches(self) -> Matches:
         """Everything."""
-        first, end = segments_of(self._tables, self._rows, self._outcome)
+        first, end = self._with_starts(*segments_of(self._tables, self._rows, self._outcome))
         order = np.argsort(first - end, kind="stable")
         first, end = first[order], end[order]
         group = np.cumsum(end - first) * max(self._tables.positions, 1) // CELLS_MAX
         for number in np.unique(group).tolist():
             self._search(first[group == number], end[group == number])
         return self._outcome.matches()
+
+    def _with_starts(self, first: Array, end: Array) -> tuple[Array, Array]:
+        """The segments in which a match may begin: in the others every row fails as a start, as soon as it is known."""
+        count, rule = self._tables.positions, self._rule
+        targets = {*self._follow[count], *self._follow[count + 1]}
+        if rule.is_ordered or rule.ahead or any(target >= count for target in targets):
+            return first, end
+        begins = self._rows.holds[:, sorted({int(self._tables.variable[target]) for target in targets})].any(axis=1)
+        before = np.r_[0, np.cumsum(begins)]
+        is_there = before[end] > before[first]
+        return first[is_there], end[is_there]
 
     def _search(self, first: Array, end: Array) -> None:
         """The matches of segments, which are ordered by their lengths, the longest first."""

@@ -7,6 +7,7 @@ the rows so far for the rows of ALL ROWS PER MATCH.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from headwater.processing.patterns.formula import Fold, MatchNumber, Navigation,
 
 Array = Any
 """A NumPy array."""
+
+DIGITS = 100
+"""Decimals are added up with so many digits before they are rounded."""
 
 
 class MeasurePoints(NamedTuple):
@@ -90,6 +94,26 @@ class Measures:
 
     def _fold(self, term: Fold, rows: pa.Table, points: MeasurePoints, kind: pa.DataType) -> Any:
         """An aggregate: once for each match where all rows count, and else for each row with those before it."""
+        import duckdb  # for those who search for patterns
+
+        try:
+            return self._fold_by_sql(term, rows, points, kind)
+        except (pa.ArrowInvalid, duckdb.Error):
+            return self._fold_by_values(term, rows, points, kind)
+
+    def _fold_by_values(self, term: Fold, rows: pa.Table, points: MeasurePoints, kind: pa.DataType) -> pa.Array:
+        """The same match by match, where a result does not fit its type; such a one is null."""
+        counted, is_in = _counts(points, is_final=term.is_final), self._is_in(term, points)
+        found = list[Any]()
+        for match, count in zip(points.match.tolist(), counted.tolist(), strict=True):
+            start = int(points.offset[match])
+            path = points.path[start : start + count][is_in[start : start + count]]
+            column = rows.column(self._values[term.value]) if term.value is not None else None
+            values = path.tolist() if column is None else column.take(pa.array(path)).drop_null().to_pylist()
+            found.append(fold_of(term, values, kind) if match >= 0 and (count or term.kind == "count") else None)
+        return pa.array(found, kind)
+
+    def _fold_by_sql(self, term: Fold, rows: pa.Table, points: MeasurePoints, kind: pa.DataType) -> Any:
         counted = _counts(points, is_final=term.is_final)
         lengths = np.diff(points.offset)
         match = np.repeat(np.arange(len(lengths)), lengths)
@@ -137,6 +161,23 @@ def folded_type(kind: str, value: pa.DataType) -> pa.DataType:
         digits, scale = (10, 0) if kind == "sum" else (4, 4)
         return pa.decimal128(min(38, value.precision + digits), min(38, value.scale + scale))
     return pa.int64() if kind == "sum" and pa.types.is_integer(value) else pa.float64()
+
+
+def fold_of(term: Fold, values: list[Any], type_: pa.DataType) -> Any:
+    """An aggregate of some values; None where its type cannot hold it."""
+    if term.is_distinct:
+        values = list(dict.fromkeys(values))
+    if term.kind in ("count", "collect_list"):
+        return len(values) if term.kind == "count" else values
+    if not values or term.kind in ("min", "max"):
+        return None if not values else min(values) if term.kind == "min" else max(values)
+    if pa.types.is_decimal(type_):
+        with localcontext(prec=DIGITS):
+            total = sum(values, Decimal(0)) / (len(values) if term.kind == "avg" else 1)
+            total = total.quantize(Decimal(1).scaleb(-type_.scale), ROUND_HALF_UP)
+        return total if total.adjusted() < type_.precision - type_.scale else None
+    total = sum(values) if term.kind == "sum" else sum(values) / len(values)
+    return total if not pa.types.is_integer(type_) or -(2**63) <= total < 2**63 else None
 
 
 def _counts(points: MeasurePoints, *, is_final: bool) -> Array:

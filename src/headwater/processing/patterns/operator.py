@@ -32,14 +32,17 @@ from headwater.processing.patterns.measures import MeasurePoints, Measures
 from headwater.processing.patterns.outcome import Matches, Rule, SearchRows
 from headwater.processing.patterns.trace import MatchCondition, Trace
 from headwater.processing.state.sorted_runs import AT, H1, H2, MIN_TIME, Keys, column
-from headwater.processing.state.state import State, TableSpec
+from headwater.processing.state.state import State, StateTable, TableSpec
 
 MATCHED_AT = "matched_at"
 """The event time of a result."""
 TIMED_OUT = "timed_out"
 """With `timeouts=True`: whether a result was not complete when its time was over."""
-_WAITING, _OPEN, _TIMERS, _PARTITIONS, _GIVEN_UP = "waiting", "open", "timers", "partitions", "given_up"
+_WAITING, _OPEN, _TIMERS, _PARTITIONS = "waiting", "open", "timers", "partitions"
 _TIMER, _CONTEXT, _COVERED, _COUNT = "timer", "context", "covered", "count"
+GIVEN_UP = "given_up"
+GIVEN_UP_SPEC = TableSpec("keyed", [pa.field(_COUNT, pa.int64()), pa.field("last", pa.int64())])
+"""The table of keys of which starts were given up."""
 
 Array = Any
 """A NumPy array."""
@@ -94,7 +97,7 @@ class Detect:
             _WAITING: TableSpec("timed", own),
             _OPEN: TableSpec("keyed", [*numbers, *lists]),
             _TIMERS: TableSpec("timed", []),
-            _GIVEN_UP: TableSpec("keyed", [pa.field(_COUNT, pa.int64()), pa.field("last", pa.int64())]),
+            GIVEN_UP: GIVEN_UP_SPEC,
         }
         if plan.has_partitions:
             self.tables[_PARTITIONS] = TableSpec("keyed", [pa.field(_COUNT, pa.int64())])
@@ -113,7 +116,8 @@ class Detect:
         work = self._work(state, keys, due, time)
         matches = self._matches(work)
         result = self._result(state, keys, work, matches, time)
-        self._count_given_up(state, keys, work, matches, time)
+        is_new = (matches.given_up_at > time.before) & (matches.given_up_at <= time.until)
+        note_given_up(state[GIVEN_UP], keys, work.key[matches.given_up[is_new]], matches.given_up_at[is_new])
         self._keep(state, keys, work, matches, time)
         return result
 
@@ -143,7 +147,7 @@ class Detect:
         lists = [found.column(f"l{at}").combine_chunks() for at in range(len(self._own) + 1)]
         lengths = pc.list_value_length(lists[0]).to_numpy() if found.num_rows else np.zeros(0, np.int64)
         names = [AT, *(f"r{at}" for at in range(len(self._own)))]
-        held = pa.table({name: _flat(each) for name, each in zip(names, lists, strict=True)})
+        held = pa.table({name: flattened(each) for name, each in zip(names, lists, strict=True)})
         rows = pa.concat_tables([held.cast(due.select(names).schema), due.select(names)])
         key = np.r_[np.repeat(number, lengths), row].astype(np.int64)
         order = self._order(rows, key)
@@ -224,19 +228,6 @@ class Detect:
         order = np.lexsort((found[1], np.where(found[0] < 0, found[1], np.r_[matches.start, 0][found[0]])))
         return found[0][order], found[1][order], found[2][order]
 
-    def _count_given_up(self, state: State, keys: Keys, work: _Work, matches: Matches, time: Time) -> None:
-        is_new = (matches.given_up_at > time.before) & (matches.given_up_at <= time.until)
-        if not bool(is_new.any()):
-            return
-        key, last = work.key[matches.given_up[is_new]], np.full(len(keys), NO_TIME)
-        counts = np.bincount(key, minlength=len(keys))
-        np.maximum.at(last, key, matches.given_up_at[is_new])
-        found, number = state[_GIVEN_UP].find(keys)
-        counts[number] += column(found, _COUNT) * (counts[number] > 0)
-        one = np.flatnonzero(counts)
-        rows = {H1: keys.h1[one], H2: keys.h2[one], _COUNT: counts[one], "last": last[one]}
-        state[_GIVEN_UP].put(pa.table({name: pa.array(each, pa.int64()) for name, each in rows.items()}))
-
     def _keep(self, state: State, keys: Keys, work: _Work, matches: Matches, time: Time) -> None:
         """Keeps the rows of each key that a later batch needs, and forgets the others."""
         rows, plan = work.rows, self._plan
@@ -284,7 +275,20 @@ class _Work:
         self.decided_of_failed = np.full(len(key), NO_TIME)
 
 
-def _flat(lists: Any) -> pa.Array:
+def note_given_up(table: StateTable, keys: Keys, key: Array, at: Array) -> None:
+    """Counts starts that were given up at some times; `key` has the numbers of their keys."""
+    if not len(key):
+        return
+    counts, last = np.bincount(key, minlength=len(keys)), np.full(len(keys), NO_TIME)
+    np.maximum.at(last, key, at)
+    found, number = table.find(keys)
+    counts[number] += column(found, _COUNT) * (counts[number] > 0)
+    one = np.flatnonzero(counts)
+    rows = {H1: keys.h1[one], H2: keys.h2[one], _COUNT: counts[one], "last": last[one]}
+    table.put(pa.table({name: pa.array(each, pa.int64()) for name, each in rows.items()}))
+
+
+def flattened(lists: Any) -> pa.Array:
     """The elements of lists, one after the other."""
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)

@@ -39,6 +39,8 @@ class SearchRows(NamedTuple):
     """The watermark: all rows up to it are there."""
     is_over: bool = False
     """Whether no row will come any more."""
+    within: Array | None = None
+    """For each row the bound after the last row that WITHIN allows a match from there, where that is known already."""
 
 
 class Rule(NamedTuple):
@@ -175,7 +177,11 @@ class SearchOutcome:
     def _horizons(self) -> tuple[Array, Array]:
         """For each row as a start the bound that its match cannot pass, and whether that is by `rows_max`."""
         rows, rule = self._rows, self._rule
-        by_time = self._end if rule.within_us is None else _last_within(rows.times, self.key, rows.key, rule.within_us)
+        by_time = self._end
+        if rule.within_us is not None:
+            by_time = rows.within
+            if by_time is None:
+                by_time = last_within(rows.times, self.key, rows.key, rule.within_us)
         by_rows = np.arange(len(rows.times)) + rule.rows_max
         return np.minimum(by_time, by_rows), by_rows <= by_time
 
@@ -214,7 +220,7 @@ class SearchOutcome:
         return found
 
 
-def _last_within(times: Array, key: Array, first: Array, within_us: int) -> Array:
+def last_within(times: Array, key: Array, first: Array, within_us: int) -> Array:
     """For each row the bound after the last row of its key whose time is at most so much later."""
     different, place = np.unique(times, return_inverse=True)
     latest = np.searchsorted(different, np.minimum(times, MAX_TIME - within_us) + within_us, "right") - 1

@@ -14,9 +14,9 @@ import pyarrow as pa
 from headwater.model.errors import InvalidInput, Unsupported
 from headwater.processing.expressions.expression import Expression, compile_expression
 from headwater.processing.patterns import tree
-from headwater.processing.patterns.automaton import Automaton, automaton_of
+from headwater.processing.patterns.automaton import ABSENT, Automaton, automaton_of
 from headwater.processing.patterns.conditions import RowCondition
-from headwater.processing.patterns.formula import MatchNumber, Navigation, SplitFormula, Term, split_formula
+from headwater.processing.patterns.formula import Fold, MatchNumber, Navigation, SplitFormula, Term, split_formula
 from headwater.processing.patterns.grammar import RowPattern, failure
 from headwater.processing.patterns.measures import Measures
 from headwater.processing.patterns.operator import MATCHED_AT, TIMED_OUT, DetectPlan
@@ -71,9 +71,12 @@ def spark_parts(pattern: RowPattern, formulas: Formulas, schema: pa.Schema) -> d
 
 def plan_of(
     pattern: RowPattern, formulas: Formulas, schema: pa.Schema, parts: Mapping[str, str], *, rows_max: int = 100_000,
-    in_log_order: bool = True, timeouts: bool = False,
+    in_log_order: bool = True, timeouts: bool = False, tries: bool = False,
 ) -> DetectPlan:  # fmt: skip
-    """The plan for rows of a schema, of which some columns are `parts` that Spark has computed."""
+    """The plan for rows of a schema, of which some columns are `parts` that Spark has computed.
+
+    With `tries` a row for which a condition fails does not satisfy it.
+    """
     automaton = automaton_of(pattern.pattern)
     check(pattern, automaton)
     computed_by_spark = {sql: name for name, sql in parts.items()}
@@ -88,6 +91,7 @@ def plan_of(
             values[value] = f"_computed_{len(computed)}"
             computed[values[value]] = compile_expression(value, schema)
     known = pa.schema([*schema, *(pa.field(name, each.type) for name, each in computed.items())])
+    _check_folds(pattern, formulas, values, known)
     members = {
         name: [number for number, each in enumerate(automaton.variables) if each in pattern.members(name)]
         for name in (*automaton.variables, *pattern.subsets)
@@ -99,12 +103,14 @@ def plan_of(
         if whole is not None:
             formula = SplitFormula("_t0", {"_t0": Navigation(whole, None)})
         elif not formula.is_of_row(_variables_with(pattern, name)):
-            of_match[automaton.variables.index(name)] = _compiled(pattern, name, formula, values, members, known)
+            of_match[automaton.variables.index(name)] = _compiled(
+                pattern, name, formula, values, members, known, tries=tries
+            )
             continue
         key = repr(formula)
         if key not in compiled:
             columns = {**values, **({whole: whole} if whole else {})}
-            compiled[key] = _compiled(pattern, name, formula, columns, None, known)
+            compiled[key] = _compiled(pattern, name, formula, columns, None, known, tries=tries)
         conditions[name] = compiled[key]
     measures = Measures(formulas.terms, values, members, spellings(pattern, automaton))
     skip_to = frozenset(members[pattern.skip.variable] if pattern.skip.variable else ())
@@ -113,30 +119,24 @@ def plan_of(
         pattern.within_us, rows_max, pattern.skip.to, skip_to, _ahead(formulas),
         is_numbered or pattern.empty == "unmatched", timeouts,
     )  # fmt: skip
-    if timeouts and (
-        is_numbered or of_match or automaton.waits or pattern.empty == "unmatched" or not pattern.within_us
-    ):
-        raise Unsupported(
-            "timeouts=True needs WITHIN, and conditions that do not depend on the match; it excludes MATCH_NUMBER(), "
-            "WITH UNMATCHED ROWS and ABSENT at the end of the pattern.",
-            advice="Change the pattern, or remove timeouts=True.",
-        )
+    if timeouts:
+        _check_timeouts(pattern, automaton, is_free=not is_numbered and not of_match)
     return DetectPlan(
         pattern.text, pattern.key, pattern.order, automaton, rule, computed, conditions, measures,
-        pattern.rows == "all", pattern.empty, _behind(formulas, automaton), is_numbered or has_anchor(pattern, "begin"),
+        pattern.rows == "all", pattern.empty, _behind(pattern, formulas, automaton), is_numbered or has_anchor(pattern, "begin"),
         in_log_order, of_match, spellings(pattern, automaton),
     )  # fmt: skip
 
 
 def _compiled(
     pattern: RowPattern, name: str, formula: SplitFormula, values: Mapping[str, str],
-    members: Mapping[str, Sequence[int]] | None, schema: pa.Schema,
+    members: Mapping[str, Sequence[int]] | None, schema: pa.Schema, *, tries: bool,
 ) -> Any:  # fmt: skip
     """A condition; one of the match where `members` are given."""
     try:
         if members is not None:
-            return MatchCondition(formula, values, members, schema)
-        return RowCondition(formula, values, schema)
+            return MatchCondition(formula, values, members, schema, tries=tries)
+        return RowCondition(formula, values, schema, tries=tries)
     except InvalidInput as error:
         place = pattern.define[name].place
         what = f"The condition of {name} is not valid: {error.what}"
@@ -194,6 +194,31 @@ def check(pattern: RowPattern, automaton: Automaton) -> None:
     _check_skip(pattern, automaton, starts)
 
 
+def _check_folds(pattern: RowPattern, formulas: Formulas, values: Mapping[str, str], known: pa.Schema) -> None:
+    """Refuses sums of what is no number, and different values of what has no order."""
+    texts = [*pattern.define.values(), *pattern.measures.values()]
+    for formula, text in zip([*formulas.conditions.values(), *formulas.measures.values()], texts, strict=True):
+        for term in formula.terms.values():
+            if not isinstance(term, Fold) or term.value is None:
+                continue
+            kind = known.field(values[term.value]).type
+            is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+            if term.kind in ("sum", "avg") and not is_number:
+                what = f"{term.kind.upper()} needs numbers, and {term.value} is {kind}"
+                raise failure(pattern.text, text.place, what, "Cast it.")
+            if term.is_distinct and pa.types.is_nested(kind):
+                raise failure(pattern.text, text.place, f"DISTINCT cannot compare {kind}", "Use a part of it.")
+
+
+def _check_timeouts(pattern: RowPattern, automaton: Automaton, *, is_free: bool) -> None:
+    if not is_free or automaton.waits or pattern.empty == "unmatched" or not pattern.within_us:
+        raise Unsupported(
+            "timeouts=True needs WITHIN, and conditions that do not depend on the match; it excludes MATCH_NUMBER(), "
+            "WITH UNMATCHED ROWS and ABSENT at the end of the pattern.",
+            advice="Change the pattern, or remove timeouts=True.",
+        )
+
+
 def _check_output(pattern: RowPattern) -> None:
     taken = {name.lower() for name in pattern.key} if pattern.rows == "one" else set[str]()
     for name, formula in pattern.measures.items():
@@ -243,11 +268,21 @@ def _ahead(formulas: Formulas) -> int:
     return max((each.ahead for part in formulas for each in part.values()), default=0)
 
 
-def _behind(formulas: Formulas, automaton: Automaton) -> int:
-    """How many rows before its start a match refers to: a variable that has rows before it needs fewer."""
+def _behind(pattern: RowPattern, formulas: Formulas, automaton: Automaton) -> int:
+    """How many rows before its start a match refers to: a row that has rows of the match before it needs fewer."""
     depth = automaton.depth()
-    needed = [each.behind - depth.get(name, 0) for name, each in formulas.conditions.items()]
-    return max(0, *needed, *(each.behind for each in formulas.measures.values()), 0)
+
+    def needed(term: Term, own: str | None) -> int:
+        if not isinstance(term, Navigation) or term.shift >= 0:
+            return 0
+        named = term.variable if term.variable is not None else own if term.is_last and term.offset == 0 else None
+        variables = (
+            [sign + each for each in pattern.members(named) for sign in ("", ABSENT)] if named is not None else []
+        )
+        return -term.shift - min((depth[each] for each in variables if each in depth), default=0)
+
+    conditions = (needed(term, name) for name, each in formulas.conditions.items() for term in each.terms.values())
+    return max(0, *conditions, *(each.behind for each in formulas.measures.values()), 0)
 
 
 def _has(part: tree.Part, wanted: Callable[[tree.Part], bool]) -> bool:

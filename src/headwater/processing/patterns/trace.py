@@ -7,7 +7,6 @@ this row: the latest row of a variable, sums, counts. A search that goes back wr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from headwater.processing.expressions.expression import compile_condition
 from headwater.processing.patterns.automaton import ABSENT, Automaton
 from headwater.processing.patterns.formula import Fold, Navigation, SplitFormula
-from headwater.processing.patterns.measures import folded_type
+from headwater.processing.patterns.measures import fold_of, folded_type
 
 Array = Any
 """A NumPy array."""
@@ -27,11 +26,16 @@ Members = frozenset[int] | None
 
 
 class MatchCondition:
-    """A condition that depends on the match. `values` are the columns that hold the values of its terms."""
+    """A condition that depends on the match. `values` are the columns that hold the values of its terms.
+
+    With `tries` a row for which it fails does not satisfy it.
+    """
 
     def __init__(
-        self, formula: SplitFormula, values: Mapping[str, str], members: Mapping[str, Sequence[int]], schema: pa.Schema
-    ) -> None:
+        self, formula: SplitFormula, values: Mapping[str, str], members: Mapping[str, Sequence[int]], schema: pa.Schema,
+        *, tries: bool = False,
+    ) -> None:  # fmt: skip
+        self._tries = tries
         self.terms = {
             name: (term, values.get(getattr(term, "value", None) or ""), self._members(term, members))
             for name, term in formula.terms.items()
@@ -51,7 +55,8 @@ class MatchCondition:
             for name, term in self.terms.items()
             if name in self._expression.columns
         }
-        return self._expression.mask(columns, len(row))
+        mask = self._expression.try_mask if self._tries else self._expression.mask
+        return mask(columns, len(row))
 
 
 def _type(term: Any, column: str | None, schema: pa.Schema) -> pa.DataType:
@@ -142,21 +147,8 @@ class Trace:
         for first, last in zip(start.tolist(), row.tolist(), strict=True):
             rows = np.arange(first, last + 1)[self._is_in[members][self.position[first : last + 1]]]
             values = self._table.column(column).take(pa.array(rows)).drop_null().to_pylist()
-            found.append(_fold_of(term.kind, list(dict.fromkeys(values)) if term.is_distinct else values))
+            found.append(fold_of(term, values, kind))
         return pa.array(found, kind)
-
-
-def _fold_of(kind: str, values: list[Any]) -> Any:
-    if kind == "count":
-        return len(values)
-    if kind == "collect_list":
-        return values
-    if not values:
-        return None
-    if kind in ("min", "max"):
-        return min(values) if kind == "min" else max(values)
-    total = sum(values, Decimal(0)) if isinstance(values[0], Decimal) else sum(values)
-    return total if kind == "sum" else total / len(values)
 
 
 class _RunningFold:

@@ -30,7 +30,8 @@ from headwater.model.errors import InvalidInput
 from headwater.model.schema import DELETED
 from headwater.processing.expressions.expression import compile_condition
 from headwater.processing.graph.table import Table
-from headwater.processing.operators.operator import MAX_TIME, Input, Time, in_log_order, operate, state_partitions
+from headwater.processing.operators.copies import copied
+from headwater.processing.operators.operator import MAX_TIME, Input, Time, in_log_order, operate
 from headwater.processing.operators.row_order import in_fixed_order, time_column, times_of
 from headwater.processing.search.analysis import Analyzer
 from headwater.processing.search.documents import Documents
@@ -56,7 +57,7 @@ PIECE_BYTES_MAX = 32 << 20
 STAMPS_KEPT = 64
 READ_KEPT = 65_536
 _WAITING, _SEARCHES, _PARKED, _SUMMARY = "waiting", "searches", "parked", "summary"
-_SPREAD, _COPY = "_spread", "_copy"
+_SPREAD = "_spread"
 
 
 def percolate(
@@ -92,17 +93,7 @@ def percolate(
         searches_at=time_column(changes, searches_at) if is_timed else None,
         ties=ties, language=language, places=places, highlights=highlights, in_log_order=in_log_order(changes),
     )  # fmt: skip
-    partitions = state_partitions()
-    # Numbers in a literal are INT, which hashes otherwise than the BIGINT that `owning_keys` hashes.
-    copies = changes.withColumn(_COPY, F.explode(F.lit(owning_keys(partitions)).cast("array<bigint>")))
-    return operate(operator, [Input(_spread(documents), [_SPREAD]), Input(copies, [_COPY])], uid=uid)
-
-
-def owning_keys(partitions: int) -> list[int]:
-    """For each state partition a number whose hash belongs to it."""
-    numbers = np.arange(64 * partitions)
-    owner = np.mod(hashes_of([pa.array(numbers)])[0], partitions)
-    return [int(np.flatnonzero(owner == partition)[0]) for partition in range(partitions)]
+    return operate(operator, [Input(_spread(documents), [_SPREAD]), copied(changes)], uid=uid)
 
 
 def _spread(documents: DataFrame) -> DataFrame:
