@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ def modules() -> dict[str, str]:
     """The files of the tests that have a long tier, by the names of their modules."""
     listed = _pytest("--collect-only", "-q")
     files = {line.partition("::")[0] for line in listed.stdout.splitlines() if "::" in line}
+    twins = [stem for stem, count in Counter(Path(file).stem for file in files).items() if count > 1]
+    assert not twins, f"rename one of each, or the other is not run: {twins}"
     return {Path(file).stem: file for file in sorted(files, key=lambda file: Path(file).stem)}
 
 
