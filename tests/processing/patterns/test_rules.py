@@ -131,6 +131,19 @@ def test_rules_give_what_brute_force_gives(tmp_path: Path, seed: int) -> None:
     assert sorted(shown(given), key=repr) == sorted(wanted, key=repr), texts
 
 
+@pytest.mark.bench
+def test_a_thousand_changes_of_rules(tmp_path: Path) -> None:
+    """200 rules are added, changed, removed and parked while events flow."""
+    random = Random(1)
+    changes = sorted((random_change(random, n, 200, 300) for n in range(1000)), key=lambda each: each.row["changed"])
+    rows = random_rows(random, 400, 300)
+    batches, watermarks = batches_of(random, rows, [each.row for each in changes], 5 * SECOND)
+    given = run_batches(operator(), random, tmp_path, batches, watermarks, copied=[1])
+    wanted = by_hand(rows, changes, is_rule_first=True)
+    assert len(wanted) > 1000
+    assert sorted(shown(given), key=repr) == sorted(wanted, key=repr)
+
+
 class Steady(Random):
     """Batches are run once, over one partition."""
 
