@@ -286,6 +286,36 @@ def test_a_reader_that_is_overtaken_within_a_poll_is_told_of_all_it_missed(tmp_p
         assert (caught.value.first, caught.value.last + 1) == (second, log.offsets("t")[0].start)
 
 
+@pytest.mark.parametrize("look", range(1, 7))
+def test_events_that_go_between_two_looks_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """Retention may run between any two questions of a reader for the first offset: it reads on, or says what it missed."""
+    with open_log(str(tmp_path)) as log, open_log(str(tmp_path)) as other:
+        filled(other, 100, retention_bytes=8192)
+        reader = log.reader("t", start=0)
+        head = log.store.handles.partition("t", 0)._head
+        firsts, looks = head.firsts, 0
+
+        def moved() -> tuple[int, int]:
+            nonlocal looks
+            looks += 1
+            if looks == look:
+                other.tidy("t")
+            return firsts()
+
+        monkeypatch.setattr(head, "firsts", moved)
+        missed = None
+        try:
+            events = reader.poll(events_max=5, timeout_s=5)
+        except EventsMissed as error:
+            missed = (error.first, error.last + 1)
+        if missed is None:
+            assert [event.offset for event in events] == list(range(5))
+        else:
+            assert missed == (0, other.offsets("t")[0].start)
+
+
 @pytest.mark.slow
 def test_readers_and_writers_go_on_beside_it(tmp_path: Path) -> None:
     """A reader in another process sees every number in order but those it is told it missed."""
