@@ -250,7 +250,8 @@ class Round:
     def _check(self) -> dict[str, int]:
         order = WorkerOrder("judge", "plain", "", "", self._report.seed, 0, self._boot)
         accounts = [path for name in self._lives if (path := self._folder / f"{name}.jsonl").exists()]
-        with open_log(str(self._folder / "log"), disk=worker_disk(order), create=False) as log:
+        # Where every worker died while it made the log there is none. What was acknowledged in one that is gone would be missed.
+        with open_log(str(self._folder / "log"), disk=worker_disk(order)) as log:
             for name, options in TOPICS.items():
                 log.create_topic(name, COLUMNS, key="key", exist_ok=True, **options)
             return check_round(log, TOPICS, accounts)
