@@ -57,6 +57,24 @@ def visits(bids: DataFrame) -> DataFrame:
     return hw.windowed(bids, by="item", gap="5 seconds", n="count")
 
 
+def rises(bids: DataFrame) -> DataFrame:
+    return hw.detect(
+        bids,
+        key="item",
+        at="at",
+        steps=[hw.step("low"), hw.step("high", "id > 0")],
+        within="10 seconds",
+        first="low.id",
+    )
+
+
+def searched(bids: DataFrame, items: Table) -> DataFrame:
+    saved = items.versions.select(
+        F.col("item").alias("search"), F.lit("w1").alias("query"), F.col("since").alias("changed")
+    )
+    return hw.percolate(bids, saved, ["who"], at="at", searches_at="changed")
+
+
 def best(bids: DataFrame) -> DataFrame:
     return hw.top_n(bids, 2, by="item", order="id", over="10 seconds")
 
@@ -92,7 +110,7 @@ def all_items(bids: DataFrame) -> DataFrame:
 
 TIMED: dict[Callable[..., DataFrame], str] = {
     once: "at", once_inside: "at", paced: "at", named: "at", minutes: "window_end", visits: "window_end", best: "window_end",
-    windows: "at",
+    windows: "at", rises: "matched_at", searched: "at",
 }  # fmt: skip
 """What works by event time, and the time of its result."""
 
@@ -104,7 +122,7 @@ def application(url: str, spark: SparkSession) -> hw.App:
     bids = app.topic("bids", schema=BIDS, key="who", time="at", partitions=1)
     items = app.table("items", ITEMS, key="item", time="since", partitions=1)
     for function, time in {**TIMED, **UNTIMED}.items():
-        inputs = (bids, items) if function is named else (bids,)
+        inputs = (bids, items) if function in (named, searched) else (bids,)
         late: dict[str, Any] = {"late": "topic"} if function in (once, windows) else {}
         app.stream(*inputs, key="item", time=time, partitions=2, events_max=BATCH, **late)(function)
     app.stream(bids, key="item", time="at", mode="update", events_max=BATCH)(counts)
@@ -146,10 +164,12 @@ def test_batches_that_give_nothing_stop_no_stage(spark: SparkSession, tmp_path: 
             assert stage.is_whole, stage.name
             if stage.inputs[0] == "bids" and not stage.name.endswith(".late"):
                 assert stage.late == (BATCH if stage.name in timed else 0), stage.name
-                assert stage.events == len(rows) + (3 if stage.name == "named" else 0), stage.name
+                assert stage.events == len(rows) + (3 if stage.name in ("named", "searched") else 0), stage.name
         found = {name: log.read(name).num_rows for name in log.topics()}
         assert (found["never"], found["last"], found["once"], found["once_inside"]) == (0, 1, BATCH + 1, BATCH + 1)
         assert (found["paced"], found["named"]) == (2 * BATCH, 2 * BATCH), "all but the last, which time has not passed"
+        assert found["searched"] == 3 * BATCH // 5, "three searches for one word, which every fifth bid has"
+        assert found["rises"] == 39, "54, 13 and 13 rows of the items, two by two"
         assert sum(row["n"] for row in log.read("minutes").to_pylist()) == 2 * BATCH
         assert sum(row["n"] for row in log.read("visits").to_pylist()) == 2 * BATCH
         assert sum(row["count"] for row in log.read("windows").to_pylist()) == 2 * BATCH
